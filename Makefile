@@ -1,0 +1,48 @@
+# Every target makes its own environment: `make run` and `make test` are all a fresh machine needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
+
+.PHONY: help run test lint docs bench clean format
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# torch comes first and through the constraints, so that nothing else can pull another build of it.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+run: $(VENV)/.ready  ## the demo: fit a labelled linear model and print a table
+	@$(BIN)/python examples/labelled_fit.py
+
+test: $(VENV)/.ready  ## the whole test suite, warnings as errors, with coverage
+	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS)
+
+lint: $(VENV)/.ready  ## ruff, mypy --strict, and the order of the rooms
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.ready  ## build the site into site/; fails on an undocumented public name
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+format: $(VENV)/.ready  ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+
+clean:  ## remove everything that was built, the environment included
+	rm -rf $(VENV) site dist build .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
