@@ -1,0 +1,124 @@
+"""An immutable, ordered mapping: what `Module.export_all` returns."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar, overload
+
+import torch
+
+from moduli.labels import Tensor
+
+__all__ = ["FrozenDict"]
+
+K = TypeVar("K")
+V = TypeVar("V", covariant=True)
+
+
+class FrozenDict(Mapping[K, V]):
+    """A mapping that cannot change: ordered, comparable by value, hashable when its values are.
+
+    Two frozen dicts are equal when they have the same keys and equal values, in whatever order; any other mapping is
+    compared the same way. Tensors among the values, labelled or plain, are compared as wholes: same axes, dtype and
+    elements.
+
+    Args:
+        items: A mapping, or pairs of key and value.
+        **named: More items, by keyword.
+
+    Raises:
+        TypeError: If a key is not hashable, or on any attempt to change it.
+
+    Example:
+        >>> d = FrozenDict(b=1, a=2)
+        >>> d
+        FrozenDict({'b': 1, 'a': 2})
+        >>> d == {"a": 2, "b": 1}, d | {"c": 3}
+        (True, FrozenDict({'b': 1, 'a': 2, 'c': 3}))
+        >>> {d: "usable as a key"}[FrozenDict(a=2, b=1)]
+        'usable as a key'
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    _items: dict[K, V]
+    _hash: int | None
+
+    @overload
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /) -> None: ...
+    @overload
+    def __init__(self: "FrozenDict[str, V]", items: Mapping[str, V] = ..., /, **named: V) -> None: ...
+    def __init__(self, items: Any = (), /, **named: Any) -> None:
+        object.__setattr__(self, "_items", dict(items, **named))
+        object.__setattr__(self, "_hash", None)
+
+    def __getitem__(self, key: K) -> V:
+        return self._items[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._items!r})"
+
+    def __or__(self, other: Mapping[K, Any]) -> "FrozenDict[K, Any]":
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return FrozenDict({**self._items, **other})
+
+    def __ror__(self, other: Mapping[K, Any]) -> "FrozenDict[K, Any]":
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return FrozenDict({**other, **self._items})
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        if len(self) != len(other):
+            return False
+        return all(key in other and _same(value, other[key]) for key, value in self._items.items())
+
+    def __hash__(self) -> int:
+        known = self._hash
+        if known is None:
+            known = hash(frozenset((key, _hash_of(value)) for key, value in self._items.items()))
+            object.__setattr__(self, "_hash", known)
+        return known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._items,)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot change; make a new one with `frozen | {{...}}`")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot change; make a new one without that item")
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dims == b.dims and _same(a.data, b.data)
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        alike = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype
+        return alike and a.device == b.device and torch.equal(a, b)
+    return bool(a == b)
+
+
+def _hash_of(value: Any) -> int:
+    # Tensors hash by identity but are compared here by value, so they contribute only what equal tensors share.
+    if isinstance(value, Tensor):
+        return hash((value.dims, value.data.dtype))
+    if isinstance(value, torch.Tensor):
+        return hash((value.shape, value.dtype))
+    return hash(value)

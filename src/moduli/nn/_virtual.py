@@ -1,0 +1,165 @@
+"""The `virtual` decorator: an attribute that is derived, not stored."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Self, TypeVar, overload
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from moduli.labels import Tensor
+
+from ._cache import bump, evaluate, reuse
+
+__all__ = ["virtual"]
+
+T = TypeVar("T")
+
+
+class virtual(Generic[T]):  # noqa: N801
+    """A tensor attribute computed from other attributes: the decorated method is called, its result *is* the attribute.
+
+    It is computed from its sources as they are when it is read, so gradients reach them, it follows their dtype and
+    device, and nothing of it is stored in checkpoints. The sources may live in other modules. Under `torch.no_grad()`
+    and `torch.inference_mode()` the value is reused while nothing that it was computed from has changed; with
+    gradients it is reused only inside `cached`. The method should compute from tensors and attributes of modules; a
+    result that draws random numbers, reads gradients or changes a source is never reused. Changes that torch keeps no
+    trace of need `invalidate`.
+
+    With a `right_inverse` the attribute can be assigned: that method receives the value and sets the sources.
+
+    Args:
+        function: The method. It takes `self` and returns a tensor, plain or labelled.
+
+    Example:
+        >>> import torch
+        >>> from moduli.nn import Module, virtual
+        >>> class Positive(Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.raw = torch.nn.Parameter(torch.zeros(2))
+        ...     @virtual
+        ...     def scale(self):
+        ...         return self.raw.exp()
+        ...     @scale.right_inverse
+        ...     def scale(self, value):
+        ...         return {"raw": value.log()}
+        >>> m = Positive()
+        >>> m.scale
+        tensor([1., 1.], grad_fn=<ExpBackward0>)
+        >>> m.scale = torch.tensor([2.0, 3.0])
+        >>> m.raw.exp().tolist() == m.scale.tolist()
+        True
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        if not callable(function):
+            raise TypeError(f"virtual decorates a method, not {function!r}")
+        self._function = function
+        self._inverse: Callable[[Any, Any], Mapping[str, Any] | None] | None = None
+        self._name: str | None = None
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # The same object is named twice when its right_inverse was written under another name: the first one counts.
+        if self._name is None:
+            self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: nn.Module, owner: type | None = None) -> T: ...
+    def __get__(self, instance: nn.Module | None, owner: type | None = None) -> Self | T:
+        if instance is None:
+            return self
+        if is_compiling():
+            return self._function(instance)
+        name = self._name
+        if name is None or not isinstance(instance, nn.Module):
+            raise TypeError("a virtual tensor is declared in the body of a class derived from torch.nn.Module")
+        entry = reuse(instance, name)
+        if entry is not None:
+            return entry.value  # type: ignore[no-any-return]
+        function = self._function
+        return evaluate(instance, name, function, lambda: function(instance))  # type: ignore[no-any-return]
+
+    def __set__(self, instance: nn.Module, value: Any) -> None:
+        inverse = self._inverse
+        if inverse is None:
+            raise AttributeError(
+                f"{type(instance).__name__}.{self._name} is derived and cannot be assigned; assign its sources, or "
+                f"define how with @{self._name}.right_inverse"
+            )
+        with torch.no_grad():
+            sources = inverse(instance, value)
+            if sources is not None:
+                _write(instance, self._name, sources)
+        bump()
+
+    def __delete__(self, instance: nn.Module) -> None:
+        raise AttributeError(f"{type(instance).__name__}.{self._name} is derived: there is nothing to delete")
+
+    def right_inverse(self, function: Callable[[Any, Any], Mapping[str, Any] | None]) -> Self:
+        """Decorate the method that makes the attribute assignable.
+
+        Args:
+            function: Called `(self, value)` without recording gradients. It returns the new values of the sources by
+                attribute name, which are then written into them in place and all or none; or it sets them itself and
+                returns None.
+
+        Example:
+            >>> import torch
+            >>> from moduli.nn import Module, virtual
+            >>> class Halved(Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.a = torch.nn.Parameter(torch.ones(2))
+            ...     @virtual
+            ...     def weight(self):
+            ...         return self.a / 2
+            ...     @weight.right_inverse
+            ...     def weight(self, value):
+            ...         return {"a": 2 * value}
+            >>> m = Halved()
+            >>> m.weight = torch.tensor([1.0, 2.0])
+            >>> m.a.tolist()
+            [2.0, 4.0]
+        """
+        # Inside the class body this object is still ours alone; a subclass must not change what its base declared.
+        target = self if self._name is None else type(self)(self._function)
+        target._inverse = function
+        return target
+
+
+def _write(instance: nn.Module, name: str | None, sources: Mapping[str, Any]) -> None:
+    """Write new values into the sources of a virtual tensor: first check all of them, then copy."""
+    where = f"{type(instance).__name__}.{name}"
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            f"the right inverse of {where} returns a mapping from source names to values, or None after setting them "
+            f"itself; it returned a {type(sources).__name__}"
+        )
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for source, value in sources.items():
+        target = instance
+        *path, last = source.split(".")
+        for step in path:
+            target = getattr(target, step)
+        held = getattr(target, last)
+        if isinstance(held, Tensor):
+            value = value.align_to(held.dims).data if isinstance(value, Tensor) else value
+            held = held.data
+        elif isinstance(value, Tensor):
+            value = value.data
+        if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise TypeError(f"the right inverse of {where} can only set tensors; {source!r} is or receives another value")
+        if held.shape != value.shape:
+            raise ValueError(
+                f"the right inverse of {where} gives {source!r} the shape {tuple(value.shape)}, but it has "
+                f"the shape {tuple(held.shape)}"
+            )
+        pairs.append((held, value))
+    # Values may be views of the very sources that are about to change.
+    for held, value in [(held, value.clone()) for held, value in pairs]:
+        held.copy_(value)

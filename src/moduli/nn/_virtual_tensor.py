@@ -1,0 +1,376 @@
+"""VirtualTensor: a derived tensor made at run time, with a dtype and device of its own."""
+
+import copy
+import keyword
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from moduli.labels import Tensor
+
+from ._cache import evaluate, reuse
+
+__all__ = ["VirtualTensor", "VirtualTensorAttributes"]
+
+Materializer = str | Callable[[Any, torch.dtype, torch.device], Any]
+
+
+class VirtualTensorAttributes(NamedTuple):
+    """Names of the attributes that a `VirtualTensor` adds to its owner.
+
+    Attributes:
+        ref: The reference tensor, an empty buffer that carries dtype and device.
+
+    Example:
+        >>> VirtualTensorAttributes(ref="_w_ref").ref
+        '_w_ref'
+    """
+
+    ref: str
+
+
+class VirtualTensor:
+    """A tensor attribute derived from other attributes of a module, cast to a dtype and device that follow the module.
+
+    It adds one empty buffer, `_{name}_ref`, to its owner: `owner.to(...)`, `owner.half()` and the like convert it, and
+    with it the value. The value is computed when it is asked for and reused under the same rules as that of the
+    `virtual` decorator, which is the form for new code. In expressions a VirtualTensor stands for its value: it can
+    be added, multiplied, indexed and passed to torch functions, and gradients reach the sources.
+
+    Copies and pickles of the owner have a VirtualTensor of their own. When a VirtualTensor is garbage-collected, it
+    removes the buffer it added, unless another one has taken over the name.
+
+    Args:
+        owner: The module to which the attribute belongs; it is referenced weakly.
+        name: The name of the attribute, an identifier.
+        materializer: The name of a method of the owner, called `(dtype, device)`, or a function, called
+            `(owner, dtype, device)`. The method is looked up at every computation, so it is never kept alive either.
+        dtype: The data type of the value; torch's default if None.
+        device: The device of the value; torch's default if None.
+        persist: Whether the reference buffer is part of the owner's state dict, and the dtype restored from it.
+
+    Raises:
+        AttributeError: If `materializer` is a string and the owner has no such attribute.
+        TypeError: If that attribute is not a method, or `materializer` is neither a string nor callable.
+        ValueError: If the name is not an identifier.
+
+    Example:
+        >>> import torch
+        >>> from moduli.nn import VirtualTensor
+        >>> m = torch.nn.Linear(2, 1, bias=False)
+        >>> VirtualTensor.create(m, "doubled", lambda module, dtype, device: 2 * module.weight)
+        >>> torch.equal(m.doubled.value, 2 * m.weight), torch.equal(torch.sin(m.doubled), torch.sin(2 * m.weight))
+        (True, True)
+        >>> _ = m.double()
+        >>> m.doubled.dtype, m.doubled.value.dtype
+        (torch.float64, torch.float64)
+    """
+
+    __slots__ = ("__weakref__", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
+
+    LinkedAttributes: Final = VirtualTensorAttributes
+
+    _owner: weakref.ref[nn.Module]
+    _name: str
+    _ref: str
+    _materializer: Materializer
+    _persist: bool
+    _token: object
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        name: str,
+        materializer: Materializer,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        persist: bool = False,
+    ) -> None:
+        _check(owner, name, materializer)
+        reference = torch.empty(0, dtype=dtype, device=device)
+        ref = f"_{name}_ref"
+        taken = ref in owner._parameters or ref in owner._modules or ref in owner.__dict__
+        if taken or (ref in owner._buffers and ref not in _registry.get(owner, {})):
+            raise AttributeError(
+                f"{type(owner).__name__} already has an attribute {ref!r}, which a VirtualTensor named {name!r} needs "
+                "for its reference; choose another name"
+            )
+        owner.register_buffer(ref, reference, persistent=persist)
+        if persist:
+            _restore_dtypes_on_load(owner)
+        self._bind(owner, name, materializer, persist)
+
+    def _bind(self, owner: nn.Module, name: str, materializer: Materializer, persist: bool) -> None:
+        self._owner = weakref.ref(owner)
+        self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
+        self._token = object()
+        _registry.setdefault(owner, {})[self._ref] = self._token
+        weakref.finalize(self, _release, self._owner, self._ref, self._token).atexit = False
+
+    @classmethod
+    def create(
+        cls,
+        owner: nn.Module,
+        name: str,
+        materializer: Materializer,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        persist: bool = False,
+    ) -> None:
+        """Make a virtual tensor and add it to the owner: `owner.name = VirtualTensor(owner, name, materializer)`.
+
+        Args:
+            owner: The module to which the attribute belongs.
+            name: The name of the attribute.
+            materializer: The name of a method, or a function, that computes the value.
+            dtype: The data type of the value; torch's default if None.
+            device: The device of the value; torch's default if None.
+            persist: Whether the reference buffer is part of the owner's state dict.
+
+        Example:
+            >>> import torch
+            >>> from moduli.nn import VirtualTensor
+            >>> m = torch.nn.Linear(2, 1)
+            >>> VirtualTensor.create(m, "row", lambda module, dtype, device: module.weight[0])
+            >>> m.row.shape
+            torch.Size([2])
+        """
+        setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
+
+    # -- what the page documents -------------------------------------------------------------------------------------
+
+    @property
+    def attributes(self) -> VirtualTensorAttributes:
+        """Names of the attributes added to the owner."""
+        return VirtualTensorAttributes(self._ref)
+
+    @property
+    def name(self) -> str:
+        """Name of the attribute."""
+        return self._name
+
+    @property
+    def owner(self) -> nn.Module | None:
+        """The module that owns this attribute, or None if it no longer exists."""
+        return self._owner()
+
+    @property
+    def persist(self) -> bool:
+        """Whether the reference buffer is part of the owner's state dict."""
+        return self._persist
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the reference tensor; set it to convert the value."""
+        return self._reference().dtype
+
+    @dtype.setter
+    def dtype(self, value: torch.dtype) -> None:
+        self.to(dtype=value)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the reference tensor; set it to move the value."""
+        return self._reference().device
+
+    @device.setter
+    def device(self, value: torch.device) -> None:
+        self.to(device=value)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        """Convert the reference tensor, and so the value, with the arguments of `torch.Tensor.to`."""
+        owner = self._alive()
+        setattr(owner, self._ref, self._reference().to(*args, **kwargs))
+
+    @property
+    def value(self) -> Any:
+        """The value, computed from the sources as they are now, cast to the dtype and device of the reference.
+
+        Raises:
+            RuntimeError: If the owner no longer exists or the computation fails for a missing attribute.
+            RecursionError: If the value depends on itself.
+            TypeError: If the materializer returns something else than a tensor.
+        """
+        owner = self._alive()
+        if torch.compiler.is_compiling():
+            return self._materialize(owner)
+        entry = reuse(owner, self._name)
+        if entry is not None:
+            return entry.value
+        materializer: Any = self._materializer
+        if isinstance(materializer, str):
+            materializer = getattr(type(owner), materializer, None)
+        return evaluate(owner, self._name, materializer, lambda: self._materialize(owner))
+
+    def _materialize(self, owner: nn.Module) -> Any:
+        reference = self._reference()
+        materializer = self._materializer
+        if isinstance(materializer, str):
+            value = getattr(owner, materializer)(reference.dtype, reference.device)
+        else:
+            value = materializer(owner, reference.dtype, reference.device)
+        if not isinstance(value, (torch.Tensor, Tensor)):
+            raise TypeError(
+                f"the materializer of {type(owner).__name__}.{self._name} must return a tensor, "
+                f"not a {type(value).__name__}"
+            )
+        return value.to(dtype=reference.dtype, device=reference.device)
+
+    def _reference(self) -> torch.Tensor:
+        owner = self._alive()
+        reference = getattr(owner, self._ref, None)
+        if reference is None:
+            raise RuntimeError(
+                f"{type(owner).__name__} no longer has the buffer {self._ref!r} that carries the dtype and device of its "
+                f"virtual tensor {self._name!r}; create the virtual tensor again"
+            )
+        return reference  # type: ignore[no-any-return]
+
+    def _alive(self) -> nn.Module:
+        owner = self._owner()
+        if owner is None:
+            raise RuntimeError(
+                f"the module that owned the virtual tensor {self._name!r} no longer exists; a VirtualTensor does not "
+                "keep its owner alive"
+            )
+        return owner
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "VirtualTensor":
+        owner = self._owner()
+        heir = None if owner is None else memo.get(id(owner))
+        if heir is None:
+            # Copied by itself, it is another handle on the same owner's attribute.
+            return self
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin._bind(heir, self._name, copy.deepcopy(self._materializer, memo), self._persist)
+        return twin
+
+    def __copy__(self) -> "VirtualTensor":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (type(self),), (self._alive(), self._name, self._materializer, self._persist)
+
+    def __setstate__(self, state: tuple[nn.Module, str, Materializer, bool]) -> None:
+        self._bind(*state)
+
+    # -- standing for its value ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return func(*_values(args), **_values(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError raised inside a property of ours also ends here; asking the value would go round in circles.
+        if name.startswith("_") or hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.value, name)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value.__array__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        owner = self._owner()
+        if owner is None:
+            return f"VirtualTensor({self._name!r}, owner gone)"
+        reference = self._reference()
+        return f"VirtualTensor({self._name!r} of {type(owner).__name__}, {reference.dtype}, {reference.device})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: VirtualTensor, *args: Any) -> Any:
+        return getattr(self.value, name)(*_values(args))
+
+    operate.__name__ = name
+    return operate
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+_OTHERS = "neg pos abs invert getitem contains float int complex index eq ne lt le gt ge".split()
+for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_OTHERS):
+    setattr(VirtualTensor, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _values(tree: Any) -> Any:
+    """Virtual tensors anywhere in the arguments of a function, replaced by their values."""
+    if isinstance(tree, VirtualTensor):
+        return tree.value
+    if type(tree) in (list, tuple):
+        return type(tree)([_values(item) for item in tree])
+    if type(tree) is dict:
+        return {key: _values(item) for key, item in tree.items()}
+    return tree
+
+
+def _unpickle(cls: type[VirtualTensor]) -> VirtualTensor:
+    return object.__new__(cls)
+
+
+# Who registered which reference buffer. Kept beside the modules: a converted buffer is another tensor, so the buffer
+# itself cannot tell whose it is.
+_registry: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, object]]] = weakref.WeakKeyDictionary()
+
+
+def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object) -> None:
+    owner = owner_ref()
+    if owner is None or _registry.get(owner, {}).get(ref) is not token:
+        return
+    del _registry[owner][ref]
+    if ref in owner._buffers:
+        delattr(owner, ref)
+
+
+def _check(owner: Any, name: Any, materializer: Any) -> None:
+    if not isinstance(owner, nn.Module):
+        raise TypeError(f"the owner of a VirtualTensor is a torch.nn.Module, not a {type(owner).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a VirtualTensor is a string, not {name!r}")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"the name of a VirtualTensor is an identifier, which {name!r} is not")
+    if isinstance(materializer, str):
+        if not hasattr(owner, materializer):
+            raise AttributeError(
+                f"{type(owner).__name__} has no attribute {materializer!r} to compute the virtual tensor {name!r} with"
+            )
+        if not isinstance(getattr(owner, materializer), types.MethodType):
+            raise TypeError(
+                f"{type(owner).__name__}.{materializer} must be a method to compute the virtual tensor {name!r}; for "
+                "another kind of function pass the function itself, called (owner, dtype, device)"
+            )
+    elif not callable(materializer):
+        raise TypeError(f"a materializer is the name of a method or a function, not {materializer!r}")
+
+
+def _restore_dtypes_on_load(owner: nn.Module) -> None:
+    hooks = owner._load_state_dict_pre_hooks.values()
+    if not any(getattr(hook, "hook", None) is _restore_dtypes for hook in hooks):
+        owner.register_load_state_dict_pre_hook(_restore_dtypes)
+
+
+def _restore_dtypes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Copying into an empty buffer would leave its dtype as it is, and the dtype is all that it carries."""
+    for ref in _registry.get(module, {}):
+        saved, held = state_dict.get(prefix + ref), module._buffers.get(ref)
+        if saved is not None and held is not None and saved.dtype != held.dtype:
+            module._buffers[ref] = held.to(saved.dtype)
