@@ -1,0 +1,204 @@
+"""TensorList and TensorDict: labelled tensors by position and by key, owned by a module."""
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from typing import Any, overload
+
+from moduli.labels import Tensor
+
+from ._cache import bump
+from ._module import Module
+
+__all__ = ["TensorDict", "TensorList"]
+
+
+class _Container(Module):
+    """A module that holds nothing but labelled tensors, all parameters or all buffers."""
+
+    def __init__(self, nograd: bool) -> None:
+        super().__init__()
+        self._nograd = nograd
+
+    def _put(self, key: str, value: Any) -> None:
+        # Not by attribute: a key may well be the name of a method.
+        self._keep(key, _checked(self, value), self._nograd)
+        bump()
+
+    def _get(self, key: str) -> Tensor:
+        return self.__getattr__(key)  # type: ignore[no-any-return]
+
+    def _remove(self, key: str) -> None:
+        self._drop(key, self._labelled[key][0])
+        bump()
+
+    def export(self, name: str) -> Tensor:
+        """A detached copy of one tensor, by its key written as text."""
+        if name not in self._labelled:
+            return super().export(name)
+        return self._get(name).detach().clone()
+
+
+class TensorList(_Container, MutableSequence[Tensor]):
+    """A list of labelled tensors that a module owns, each a parameter of its own.
+
+    It behaves as a Python list does; what goes in is copied, what comes out is a view of the live storage. A plain list
+    of tensors assigned to a module stays a plain list, and nothing in it is trained.
+
+    Args:
+        tensors: The labelled tensors.
+        nograd: Whether to keep them as buffers instead.
+
+    Raises:
+        TypeError: If something else than a labelled tensor is put in.
+
+    Example:
+        >>> import torch
+        >>> from moduli.labels import Space, Tensor
+        >>> from moduli.nn import Module, TensorList
+        >>> m = Module()
+        >>> m.layers = TensorList(Tensor(torch.full((2,), float(i)), (Space(2),)) for i in range(3))
+        >>> [name for name, _ in m.named_parameters()]
+        ['layers.tensor:0', 'layers.tensor:1', 'layers.tensor:2']
+        >>> m.layers.pop(0).data.tolist(), [t.data.tolist() for t in m.layers]
+        ([0.0, 0.0], [[1.0, 1.0], [2.0, 2.0]])
+    """
+
+    def __init__(self, tensors: Iterable[Tensor] = (), nograd: bool = False) -> None:
+        super().__init__(nograd)
+        self.extend(tensors)
+
+    def __len__(self) -> int:
+        return len(self._labelled)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self._get(str(at)) for at in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self._get(str(at)) for at in range(*index.indices(len(self)))]
+        return self._get(str(self._at(index)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice):
+            tensors = list(self)
+            tensors[index] = [_checked(self, tensor) for tensor in value]
+            self._fill(tensors)
+        else:
+            self._put(str(self._at(index)), value)
+
+    def __delitem__(self, index: int | slice) -> None:
+        tensors = list(self)
+        del tensors[index]
+        self._fill(tensors)
+
+    def insert(self, index: int, value: Tensor) -> None:
+        """Put a copy of a tensor before a position."""
+        if index >= len(self):
+            self._put(str(len(self)), value)
+        else:
+            tensors = list(self)
+            tensors.insert(index, _checked(self, value))
+            self._fill(tensors)
+
+    def pop(self, index: int = -1) -> Tensor:
+        """Remove a tensor and return it as an independent copy."""
+        tensor = self[index].detach().clone()
+        del self[index]
+        return tensor
+
+    def _at(self, index: int) -> int:
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"there is no tensor {index} in a list of {size}")
+        return index % size
+
+    def _fill(self, tensors: list[Tensor]) -> None:
+        # What was in the list already keeps its parameter, so that an optimizer still knows it.
+        held = {id(self._get(key).data): self._registry()[record[0]] for key, record in self._labelled.items()}
+        for key in list(self._labelled):
+            self._remove(key)
+        for at, tensor in enumerate(tensors):
+            self._put(str(at), tensor)
+            known = held.get(id(tensor.data))
+            if known is not None:
+                self._registry()[self._labelled[str(at)][0]] = known
+        bump()
+
+    def _registry(self) -> Any:
+        return self._buffers if self._nograd else self._parameters
+
+
+class TensorDict(_Container, MutableMapping[str, Tensor]):
+    """A dictionary of labelled tensors that a module owns, each a parameter of its own.
+
+    It behaves as a Python dict does, with text as keys; what goes in is copied, what comes out is a view of the live
+    storage. A plain dict of tensors assigned to a module stays a plain dict, and nothing in it is trained.
+
+    Args:
+        tensors: The labelled tensors by key.
+        nograd: Whether to keep them as buffers instead.
+
+    Raises:
+        TypeError: If something else than a labelled tensor is put in, or a key is not text.
+        KeyError: If a key is empty or has a '.' in it, which torch uses to separate names.
+
+    Example:
+        >>> import torch
+        >>> from moduli.labels import Space, Tensor
+        >>> from moduli.nn import Module, TensorDict
+        >>> m = Module()
+        >>> m.tables = TensorDict({"red": Tensor(torch.zeros(2), (Space(2),))})
+        >>> m.tables["blue"] = Tensor(torch.ones(2), (Space(2),))
+        >>> list(m.tables), list(m.export_all())
+        (['red', 'blue'], ['tables.red', 'tables.blue'])
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = (), nograd: bool = False) -> None:
+        super().__init__(nograd)
+        self.update(tensors)
+
+    def __len__(self) -> int:
+        return len(self._labelled)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._labelled))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._labelled
+
+    def __getitem__(self, key: str) -> Tensor:
+        self._check_present(key)
+        return self._get(key)
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of a TensorDict are text, not {key!r}")
+        self._put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._check_present(key)
+        self._remove(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove a tensor and return it as an independent copy; the default, if given, when there is none."""
+        if default and key not in self:
+            return default[0]
+        tensor = self[key].detach().clone()
+        del self[key]
+        return tensor
+
+    def _check_present(self, key: str) -> None:
+        if key not in self._labelled:
+            raise KeyError(f"there is no tensor {key!r}; the keys are {list(self._labelled)}")
+
+
+def _checked(container: Module, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"a {type(container).__name__} holds labelled tensors, not a {type(value).__name__}; label it first, as in "
+            "Tensor(data, dims)"
+        )
+    return value
