@@ -95,7 +95,7 @@ def _operand(value: Any) -> tuple[Any, Axes | None]:
         return value._data, value._axes
     if isinstance(value, torch.Tensor):
         return (value, unnamed(value.ndim)) if value.ndim else (value, None)
-    if type(value) in _SCALARS or value is None:
+    if type(value) in _SCALARS:
         return value, None
     if isinstance(value, np.ndarray):
         data = torch.as_tensor(value)
