@@ -52,15 +52,13 @@ def main(argv: list[str]) -> int:
     for name in [n.removesuffix(".py") for n in options.names] or known:
         try:
             module = load(name, known[name])
+            if not hasattr(module, "table"):
+                continue
+            rows = module.table()
         except ModuleNotFoundError as error:
-            console.print(
-                f"[red]{name}: needs {error.name}, which is not installed; `make bench` installs the peers[/red]"
-            )
+            console.print(f"[red]{name}: {error.name} is not installed; `make bench` installs the peers[/red]")
             failed += 1
             continue
-        if not hasattr(module, "table"):
-            continue
-        rows = module.table()
         missed += sum(not row["ok"] for row in rows)
         console.print(drawn(title(module), rows))
         sections[name] = section(module, rows)

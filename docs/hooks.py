@@ -91,10 +91,14 @@ def _undocumented_class(cls: type, path: str) -> Iterator[str]:
     if not own or own.startswith(f"{cls.__name__}("):
         yield path
     for name, value in vars(cls).items():
-        public = isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
-        # An override may rely on what it overrides, as help() does.
-        if public and not name.startswith("_") and not inspect.getdoc(getattr(cls, name)):
+        member = isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
+        if member and not name.startswith("_") and not _has_docstring(cls, name):
             yield f"{path}.{name}"
+
+
+def _has_docstring(cls: type, name: str) -> bool:
+    """Whether a method or property has a docstring, its own or that of what it overrides, as help() would show it."""
+    return any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
 
 
 def _is_alias(value: object) -> bool:
@@ -174,6 +178,15 @@ def _module_docstring(module: ModuleType) -> str:
 
 def _summary(value: object) -> str:
     return (inspect.getdoc(value) or "").partition("\n")[0]
+
+
+class Examples(griffe.Extension):
+    """Lets griffe read an "Example:" section like "Examples:"; otherwise its prompts become nested block quotes."""
+
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        """Called for each object that was read from source."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
 
 
 # -- what mkdocs calls ------------------------------------------------------------------------------------------------
