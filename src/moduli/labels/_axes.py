@@ -1,0 +1,242 @@
+"""Axes: the names and labels of all axes of a tensor, interned, and the label logic that is remembered on them.
+
+Two tensors whose axes agree share *one* `Axes` object, so that "are the labels equal?" is an identity check, and what was
+once worked out (which permutation aligns these two, what is left after dropping an axis) hangs on the object and is a
+look-up the second time. Sizes of positional axes are deliberately not part of it: a batch of 31 and a batch of 32 have the
+same axes, which keeps compiled code from being compiled again for every batch size.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, final
+
+from ._errors import UnknownLabelError
+from ._space import BROADCAST, Space, check_name
+
+__all__ = ["Axes", "DimLike", "DimsLike", "intern", "axes_of", "split_names", "static"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DimLike = int | str
+"""One axis: its name, or its position (negative from the end)."""
+
+DimsLike = int | str | Sequence[int | str] | None
+"""Several axes: a name, names in one string (``"y x"``), positions, or a sequence of both; None for all."""
+
+_MOST_PLANS: Final = 512
+
+
+class Axes:
+    """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
+
+    __slots__ = ("__weakref__", "_plans", "firm", "named", "names", "ndim", "spaces")
+
+    names: tuple[str | None, ...]
+    """The name of each axis."""
+    spaces: tuple[Space | None, ...]
+    """The Space of each axis, None where it is positional (its size is the data's business)."""
+    ndim: int
+    named: bool
+    """Whether every axis has a name."""
+    firm: bool
+    """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
+    _plans: dict[Hashable, Any]
+
+    def __reduce__(self) -> tuple[Callable[..., Axes], tuple[Any, ...]]:
+        return intern, (self.names, self.spaces)
+
+    def __copy__(self) -> Axes:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Axes:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Axes({', '.join(self.describe(i) for i in range(self.ndim))})"
+
+    def describe(self, axis: int) -> str:
+        """One axis in words, for messages: its name, or its position if it has none."""
+        name = self.names[axis]
+        return f"axis {axis}" if name is None else f"axis {name!r}"
+
+    # -- finding axes ----------------------------------------------------------------------------------------------
+
+    def axis(self, dim: DimLike) -> int:
+        """The position of one axis given by name or position."""
+        if isinstance(dim, str):
+            try:
+                return self.names.index(dim)
+            except ValueError:
+                raise UnknownLabelError(f"there is no axis named {dim!r}; {self.listing()}") from None
+        if isinstance(dim, bool):
+            raise TypeError(f"an axis is given by name or position, not by {dim!r}")
+        try:
+            at = operator.index(dim)
+        except TypeError:
+            raise TypeError(f"an axis is given by name or position, not by a {type(dim).__name__}") from None
+        if not -self.ndim <= at < self.ndim:
+            raise IndexError(f"there is no axis {at} in a tensor of {self.ndim} axes; {self.listing()}")
+        return at % self.ndim
+
+    def axes(self, dims: DimsLike) -> tuple[int, ...]:
+        """The positions of several axes, each once, in the order given; all of them for None."""
+        if dims is None:
+            return tuple(range(self.ndim))
+        if isinstance(dims, str):
+            found = [self.axis(name) for name in split_names(dims)] if dims not in self.names else [self.axis(dims)]
+        elif isinstance(dims, Sequence):
+            found = [self.axis(dim) for dim in dims]
+        else:
+            found = [self.axis(dims)]
+        if len(set(found)) != len(found):
+            raise ValueError(f"an axis is given twice in {dims!r}; {self.listing()}")
+        return tuple(found)
+
+    def listing(self) -> str:
+        """The axes in words, for messages."""
+        if not self.ndim:
+            return "the tensor has no axes"
+        return "the axes are " + ", ".join(repr(n) if n is not None else f"{i} (unnamed)" for i, n in enumerate(self.names))
+
+    # -- making others ---------------------------------------------------------------------------------------------
+
+    def pairs(self) -> list[tuple[str | None, Space | None]]:
+        """(name, space) of each axis, to be edited and given to `intern_pairs`."""
+        return list(zip(self.names, self.spaces, strict=True))
+
+    def dims(self, shape: Sequence[int]) -> tuple[Space, ...]:
+        """The Spaces, now that the sizes are known."""
+        return tuple(
+            space if space is not None else Space(size, name)
+            for name, space, size in zip(self.names, self.spaces, shape, strict=True)
+        )
+
+
+_table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionary()
+
+
+def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
+    """The one Axes object with these names and spaces.
+
+    Raises:
+        ValueError: If two axes have the same name.
+    """
+    names = tuple(names)
+    spaces = tuple(
+        space if space is None or space.name == name else space.rename(name)
+        for name, space in zip(names, spaces, strict=True)
+    )
+    key = (names, spaces)
+    found = _table.get(key)
+    if found is not None:
+        return found
+    given = [name for name in names if name is not None]
+    if len(set(given)) != len(given):
+        twice = next(name for name in given if given.count(name) > 1)
+        raise ValueError(
+            f"two axes would both be named {twice!r} (the names would be {list(names)}); "
+            f"rename one of them first, for example t.rename({twice}={twice + '2'!r})"
+        )
+    axes = Axes.__new__(Axes)
+    axes.names, axes.spaces, axes.ndim, axes._plans = names, spaces, len(names), {}
+    axes.named, axes.firm = None not in names, None not in spaces
+    return _table.setdefault(key, axes)
+
+
+def intern_pairs(pairs: Iterable[tuple[str | None, Space | None]]) -> Axes:
+    """`intern` for a list of (name, space)."""
+    pairs = list(pairs)
+    return intern([name for name, _ in pairs], [space for _, space in pairs])
+
+
+def axes_of(dims: Iterable[Space]) -> Axes:
+    """The Axes of a tuple of Spaces."""
+    dims = tuple(dims)
+    for space in dims:
+        if not isinstance(space, Space):
+            raise TypeError(f"dims are Spaces, one per axis, but one of them is {space!r}; write Space({space!r})")
+    return intern([space.name for space in dims], [None if space.positional else space for space in dims])
+
+
+def unnamed(ndim: int) -> Axes:
+    """The Axes of a plain tensor: positional, without names."""
+    while len(_unnamed) <= ndim:
+        _unnamed.append(intern((None,) * len(_unnamed), (None,) * len(_unnamed)))
+    return _unnamed[ndim]
+
+
+_unnamed: list[Axes] = []
+SCALAR: Final = unnamed(0)
+BROADCAST_PAIR: Final[tuple[str | None, Space | None]] = (None, BROADCAST)
+
+
+def split_names(names: str) -> list[str]:
+    """The names in one string, separated by spaces or commas."""
+    found = names.replace(",", " ").split()
+    for name in found:
+        check_name(name)
+    return found
+
+
+def static(function: Callable[Concatenate[Axes, P], R]) -> Callable[Concatenate[Axes, P], R]:
+    """Mark label logic: remembered per Axes, and run at trace time under `torch.compile`.
+
+    The function takes an Axes and hashable arguments, never tensors, and returns what depends on them alone.
+    """
+    # The compiler sees one call with constant arguments (the Axes object is guarded by identity) and keeps its result
+    # as a constant: no label is ever traced. torch.compiler.assume_constant_result sets this very mark, but importing
+    # the compiler for it would cost every user a second at import.
+
+    @functools.wraps(function)
+    def remembered(axes: Axes, *args: Any) -> Any:
+        plans = axes._plans
+        key = (function, *args)
+        try:
+            return plans[key]
+        except KeyError:
+            pass
+        value = function(axes, *args)  # type: ignore[call-arg]
+        if len(plans) >= _MOST_PLANS:  # ever new labels (one space per batch, say) must not grow without bound
+            plans.clear()
+        plans[key] = value
+        return value
+
+    remembered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return remembered  # type: ignore[return-value]
+
+
+@final
+class UnfitAxes(Axes):
+    """The axes of a tensor whose data no longer has them: made when a transform changed the rank behind our back."""
+
+    __slots__ = ("meant",)
+
+    meant: Axes
+
+    @classmethod
+    def of(cls, meant: Axes) -> UnfitAxes:
+        """Axes that refuse every use and remember what they were."""
+        axes = cls.__new__(cls)
+        axes.meant = meant
+        return axes
+
+    def __getattr__(self, attribute: str) -> Any:
+        # The slots of Axes are left empty, so every use of names, spaces or plans ends here.
+        if attribute in Axes.__slots__:
+            raise ValueError(
+                f"this tensor's data no longer fits its axes: {self.meant.listing()}, but a function transform changed "
+                "the shape. Use mo.vmap(fn, over=name) to map over an axis and keep the labels, or take .data and "
+                "label it again with mo.tensor"
+            )
+        raise AttributeError(attribute)
+
+    def __reduce__(self) -> tuple[Callable[..., Axes], tuple[Any, ...]]:
+        return UnfitAxes.of, (self.meant,)
+
+    def __repr__(self) -> str:
+        return f"UnfitAxes({self.meant!r})"

@@ -1,0 +1,25 @@
+"""The errors that labelled tensors raise beyond Python's own."""
+
+from __future__ import annotations
+
+__all__ = ["UnknownLabelError"]
+
+
+class UnknownLabelError(KeyError, IndexError, ValueError):
+    """A name or label that an axis or tensor does not have.
+
+    It is a `KeyError` (a look-up by label failed), an `IndexError` (an index does not exist) and a `ValueError`
+    (the argument is wrong), so that code written for torch, NumPy or dictionaries catches it.
+
+    Example:
+        >>> from moduli.labels import Space
+        >>> try:
+        ...     Space(["red", "green"]).index("blue")
+        ... except KeyError as error:
+        ...     print(error)
+        Space(['red', 'green']) has no label 'blue'; its labels are ['red', 'green']
+    """
+
+    def __str__(self) -> str:
+        # KeyError shows repr(message); a sentence should read as a sentence.
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,409 @@
+"""Making labelled tensors: from data, filled with a number, at random, or like another one.
+
+`tensor` labels data that exists. The others take *dims*, one per axis, each a size (a positional axis), a Space, or a list
+of labels; named axes may be given as keywords instead, ``zeros(batch=2, channel=["r", "g"])``. The names of the options
+(``dtype``, ``device``, ``requires_grad``, ``generator``) can't be used as keywords for axes; write a Space then.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ..device import Device, DeviceLike
+from ._axes import Axes, intern, split_names, unnamed
+from ._space import Space
+from ._tensor import Tensor, finish
+
+__all__ = ["empty", "full", "ones", "rand", "randn", "tensor", "zeros"]
+
+Dim: TypeAlias = int | Space | Iterable[Hashable]
+Part: TypeAlias = tuple[str | None, Space | None, int]
+
+
+def tensor(
+    data: Any,
+    names: str | Sequence[str | None] | None = None,
+    /,
+    *,
+    requires_grad: bool = False,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    **spaces: Dim | None,
+) -> Tensor:
+    """Label data: give its axes names, and their positions labels.
+
+    ``tensor(data, "batch channel")`` names the axes. ``tensor(data, channel=["r", "g", "b"])`` names and labels them, in
+    the order of the keywords. Both together: the names give the order, the keywords the labels of some.
+
+    A torch tensor is kept with its memory and its gradient history, unless dtype or device ask for a conversion. Numbers,
+    lists and NumPy arrays are copied, as by `torch.tensor`.
+
+    Args:
+        data: A torch tensor, a NumPy array, a number, or nested lists of numbers.
+        names: The names of all axes, in one string (``"batch channel"``) or a sequence, where None is no name.
+        requires_grad: Make the data a leaf whose gradient is recorded. A torch tensor that is such a leaf already is kept;
+            another one is copied, so that the caller's own does not change.
+        dtype: The dtype of the result, by default that of the data.
+        device: Where the result lives, by default where the data does.
+        spaces: For each axis its labels, a Space, a size to check, or None for a positional axis.
+
+    Returns:
+        The labelled tensor.
+
+    Raises:
+        ValueError: If names, labels or sizes do not fit the data, or ``requires_grad=True`` is asked of a tensor that is
+            part of a gradient graph (a leaf would cut it).
+        TypeError: If the data is labelled already, or an axis is given by something else.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0, 3.0], channel=["r", "g", "b"])
+        Tensor(channel: r=1., g=2., b=3.)
+        >>> mo.tensor([[1.0, 2.0]], "batch channel", channel=["r", "g"]).dims
+        (Space(1, name='batch'), Space(['r', 'g'], name='channel'))
+    """
+    values = _values(data, dtype, _place(device))
+    if requires_grad and not (values.requires_grad and values.is_leaf):
+        if values.requires_grad:
+            raise ValueError(
+                "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
+                "leave the argument away to keep the graph, or pass data.detach() to start a new one"
+            )
+        fresh = values.clone() if isinstance(data, torch.Tensor) and _same_memory(values, data) else values
+        values = fresh.requires_grad_()
+    if names is None and not spaces:
+        return finish(values, unnamed(values.ndim))
+    named = names if names is None or isinstance(names, str) else tuple(names)
+    keys = tuple(spaces)
+    parts = [_part(_frozen(spaces[key]), key) if spaces[key] is not None else (key, None, -1) for key in keys]
+    axes, sizes = _labelled(named, tuple(parts), values.ndim)
+    for axis, size in enumerate(sizes):
+        if size >= 0 and values.shape[axis] != size:
+            space = axes.dims([max(s, 0) for s in sizes])[axis]
+            raise ValueError(
+                f"{axes.describe(axis)} of the data has size {values.shape[axis]} (its shape is {tuple(values.shape)}), "
+                f"but its space has {size}: {space!r}"
+            )
+    return finish(values, axes)
+
+
+def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
+    if type(data) is Tensor:
+        raise TypeError(
+            "the data is labelled already, with axes "
+            f"{data._axes!r}; use t.rename(...) or t.relabel(...) to change them, or label t.data anew"
+        )
+    if isinstance(data, torch.Tensor):
+        return data if dtype is None and device is None else data.to(device=device, dtype=dtype)
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(np.array(data, order="C")).to(device=device, dtype=dtype)
+    return torch.tensor(data, dtype=dtype, device=device)
+
+
+def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
+    # A conversion that had nothing to do gives the very tensor.
+    return values is data
+
+
+def _labelled(
+    names: str | tuple[str | None, ...] | None, parts: tuple[Part, ...], ndim: int
+) -> tuple[Axes, tuple[int, ...]]:
+    """The axes, and for each its size, -1 where any will do."""
+    keys = [part[0] for part in parts]
+    if names is None:
+        order: list[str | None] = list(keys)
+    else:
+        order = list(split_names(names)) if isinstance(names, str) else list(names)
+        strange = [key for key in keys if key not in order]
+        if strange:
+            raise ValueError(f"labels are given for {strange}, but the names of the axes are {order}")
+    if len(order) != ndim:
+        hint = "" if names is not None else "; name the positional ones too, as in batch=None"
+        raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
+    known = {part[0]: part for part in parts}
+    chosen = [known[name] if name in known else (name, None, -1) for name in order]
+    return intern([name for name, _, _ in chosen], [space for _, space, _ in chosen]), tuple(
+        size for *_, size in chosen
+    )
+
+
+def _place(device: DeviceLike | None) -> torch.device | None:
+    return None if device is None else Device.new(device).torch_device()
+
+
+def _frozen(dim: Any) -> Any:
+    """Labels as a tuple, so that they can be a constant under torch.compile."""
+    return tuple(dim) if isinstance(dim, list) else dim
+
+
+def _part(dim: Any, name: str | None) -> Part:
+    """One axis given by a person: its name, its labels (None for a positional axis) and its size."""
+    if isinstance(dim, bool):
+        raise TypeError(f"an axis is given by a size, a Space or labels, not by {dim!r}")
+    if isinstance(dim, (str, bytes)):
+        raise TypeError(
+            f"an axis is given by a size, a Space or a list of labels, not by {dim!r}; write Space([{dim!r}])"
+        )
+    if dim is None:
+        raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
+    space = Space(dim, name)
+    return space.name, None if space.positional else space, len(space)
+
+
+# Run at trace time: these see names, labels and Spaces only, and no tensor.
+for _logic in (_labelled, _place, _part):
+    _logic._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# -- filled ------------------------------------------------------------------------------------------------------------
+
+
+def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axes]:
+    """The shape and the axes of a tensor to be made."""
+    if len(dims) == 1 and _several(dims[0]):
+        dims = tuple(dims[0])
+    parts: list[Part] = []
+    for dim in dims:
+        # Sizes stay out of the label logic, so that a new one does not compile anew.
+        parts.append((None, None, _size(dim)) if _is_size(dim) else _part(_frozen(dim), None))
+    for name, dim in spaces.items():
+        parts.append((name, None, _size(dim)) if _is_size(dim) else _part(_frozen(dim), name))
+    axes = _intern(tuple([part[0] for part in parts]), tuple([part[1] for part in parts]))
+    return [part[2] for part in parts], axes
+
+
+def _several(dims: Any) -> bool:
+    """Whether one argument is a list of dims rather than a list of labels: every entry could be a dim."""
+    if isinstance(dims, torch.Size):
+        return True
+    return isinstance(dims, (tuple, list)) and all(
+        isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims
+    )
+
+
+def _is_size(dim: Any) -> bool:
+    return isinstance(dim, (int, torch.SymInt, np.integer)) and not isinstance(dim, bool)
+
+
+def _size(dim: Any) -> int:
+    if dim < 0:
+        raise ValueError(f"the size of an axis can't be negative, got {dim}")
+    return operator.index(dim) if isinstance(dim, np.integer) else dim
+
+
+def _intern(names: tuple[str | None, ...], spaces: tuple[Space | None, ...]) -> Axes:
+    return intern(names, spaces)
+
+
+_intern._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def zeros(
+    *dims: Dim | Sequence[Dim],
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor of zeros.
+
+    Args:
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those. A lone list whose entries
+            can't be dims, such as ``["a", "b"]``, is the labels of one axis.
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is a boolean, a string or anything else that is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(channel=["r", "g"])
+        Tensor(channel: r=0., g=0.)
+        >>> mo.zeros(2, mo.Space(["a", "b"], name="x")).dims
+        (Space(2), Space(['a', 'b'], name='x'))
+    """
+    shape, axes = _dims(dims, spaces)
+    return finish(torch.zeros(shape, dtype=dtype, device=_place(device), requires_grad=requires_grad), axes)
+
+
+def ones(
+    *dims: Dim | Sequence[Dim],
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor of ones.
+
+    Args:
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.ones(["a", "b"])
+        Tensor(a=1., b=1.)
+    """
+    shape, axes = _dims(dims, spaces)
+    return finish(torch.ones(shape, dtype=dtype, device=_place(device), requires_grad=requires_grad), axes)
+
+
+def full(
+    dims: Dim | Sequence[Dim],
+    fill_value: complex,
+    /,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor of one number.
+
+    Args:
+        dims: One axis, or a tuple or list of axes, each a size, a Space, or a list of labels; ``()`` to give all by name.
+        fill_value: The number.
+        dtype: The dtype, that which torch has for the number if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.full((), 7.0, channel=["r", "g"])
+        Tensor(channel: r=7., g=7.)
+    """
+    shape, axes = _dims((dims,), spaces)
+    made = torch.full(shape, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(made, axes)
+
+
+def empty(
+    *dims: Dim | Sequence[Dim],
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor whose values are whatever the memory holds.
+
+    Args:
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.empty(row=2, column=["a", "b"]).shape
+        torch.Size([2, 2])
+    """
+    shape, axes = _dims(dims, spaces)
+    return finish(torch.empty(shape, dtype=dtype, device=_place(device), requires_grad=requires_grad), axes)
+
+
+def rand(
+    *dims: Dim | Sequence[Dim],
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor of numbers drawn uniformly from [0, 1).
+
+    Args:
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
+        generator: Where the randomness comes from, torch's global one if None.
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.rand(3, channel=["r", "g"]).shape
+        torch.Size([3, 2])
+    """
+    shape, axes = _dims(dims, spaces)
+    options: dict[str, Any] = {"dtype": dtype, "device": _place(device), "requires_grad": requires_grad}
+    return finish(torch.rand(shape, generator=generator, **options), axes)
+
+
+def randn(
+    *dims: Dim | Sequence[Dim],
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+    **spaces: Dim,
+) -> Tensor:
+    """A tensor of numbers drawn from the normal distribution of mean 0 and variance 1.
+
+    Args:
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those (see `zeros`).
+        generator: Where the randomness comes from, torch's global one if None.
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+        spaces: Further axes by name.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If a dim is no axis.
+        ValueError: If a size is negative, a label occurs twice, or two axes have the same name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.randn(3, channel=["r", "g"]).names
+        (None, 'channel')
+    """
+    shape, axes = _dims(dims, spaces)
+    options: dict[str, Any] = {"dtype": dtype, "device": _place(device), "requires_grad": requires_grad}
+    return finish(torch.randn(shape, generator=generator, **options), axes)

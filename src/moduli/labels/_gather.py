@@ -1,0 +1,78 @@
+"""Gather: the entries of an axis, rearranged to other labels, as an index that is made once per device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import torch
+
+__all__ = ["Gather", "gather"]
+
+
+@final
+class Gather:
+    """For each wanted label its position in the source, or -1 where the source has none."""
+
+    __slots__ = ("_indices", "_masks", "missing", "positions")
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self.positions: Final = tuple(positions)
+        self.missing: Final = -1 in self.positions
+        self._indices: dict[torch.device, torch.Tensor] = {}
+        self._masks: dict[torch.device, torch.Tensor] = {}
+
+    def index(self, device: torch.device) -> torch.Tensor:
+        """The positions as an index on a device; 0 where there is none."""
+        found = self._indices.get(device)
+        if found is None:
+            found = self._indices[device] = _constant([max(at, 0) for at in self.positions], device)
+        return found
+
+    def mask(self, device: torch.device) -> torch.Tensor:
+        """True where the source has the label."""
+        found = self._masks.get(device)
+        if found is None:
+            found = self._masks[device] = _constant([at >= 0 for at in self.positions], device)
+        return found
+
+
+def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Tensor:
+    # It outlives the call, so it must not belong to a function transform, a tracer or inference mode that is active now.
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    dtype = torch.bool if values and isinstance(values[0], bool) else torch.int64
+    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
+
+
+def index_of(gather: Gather, device: torch.device) -> torch.Tensor:
+    """The index of a Gather on a device."""
+    found = gather._indices.get(device)
+    return found if found is not None else gather.index(device)
+
+
+def mask_of(gather: Gather, device: torch.device) -> torch.Tensor:
+    """The mask of a Gather on a device."""
+    return gather.mask(device)
+
+
+# Under torch.compile these are constants of the graph (see `static`).
+index_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+mask_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex) -> torch.Tensor:
+    """The data with one axis rearranged; what is missing becomes `fill`."""
+    if not plan.missing:
+        return data.index_select(axis, index_of(plan, data.device))
+    shape = [1] * data.ndim
+    shape[axis] = -1
+    mask = mask_of(plan, data.device).reshape(shape)
+    if data.shape[axis] == 0:
+        wanted = list(data.shape)
+        wanted[axis] = len(plan.positions)
+        return data.new_full(wanted, fill)
+    filler = torch.tensor(fill, dtype=torch.result_type(data, fill), device=data.device)
+    return torch.where(mask, data.index_select(axis, index_of(plan, data.device)), filler)

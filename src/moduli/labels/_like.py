@@ -1,0 +1,361 @@
+"""Making labelled tensors with a structure: the identity by label, a range of numbers, and what has the axes of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..device import DeviceLike
+from ._axes import Axes, intern
+from ._factories import Dim, _frozen, _part, _place
+from ._gather import Gather, gather
+from ._space import Space
+from ._tensor import RULES, Tensor, as_tensor, finish, wrap
+
+__all__ = [
+    "arange",
+    "empty_like",
+    "eye",
+    "full_like",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "zeros_like",
+]
+
+
+def eye(
+    space: Dim,
+    other: Dim | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """The identity: one where the label of the row is the label of the column, zero elsewhere.
+
+    Positional axes go by position. Two labelled axes may have different labels: what has no partner is a row or column of
+    zeros, so that ``eye(a, b)`` picks the labels of ``a`` out of ``b``.
+
+    Args:
+        space: The rows: a size, a Space, or a list of labels.
+        other: The columns, by default the same as the rows; required if the rows have a name, as two axes can't share it.
+        dtype: The dtype, torch's default one if None.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The matrix.
+
+    Raises:
+        TypeError: If an argument is no axis.
+        ValueError: If the axes have the same name, one is BROADCAST, or a positional axis meets labels of another number.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.eye(["a", "b"], ["b", "a"]).data.tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
+    row = _part(_frozen(space), None)
+    column = row if other is None else _part(_frozen(other), None)
+    axes, order = _identity(row[0], row[1], row[2], column[0], column[1], column[2])
+    place = _place(device)
+    if order is None:
+        made = torch.eye(row[2], column[2], dtype=dtype, device=place)
+    else:
+        square = torch.eye(column[2], dtype=dtype, device=place)
+        # False, not 0.0: the filler must not change an integer dtype.
+        made = gather(square, 0, order, False).to(square.dtype)
+    return wrap(made.requires_grad_() if requires_grad else made, axes)
+
+
+def _identity(
+    name: str | None, row: Space | None, rows: int, other: str | None, column: Space | None, columns: int
+) -> tuple[Axes, Gather | None]:
+    for space in (row, column):
+        if space is not None and space.broadcast:
+            raise ValueError("BROADCAST stands for any size, so it can't be a row or column of an identity")
+    if name is not None and name == other:
+        raise ValueError(
+            f"the rows and columns of an identity can't both be named {name!r}; "
+            f"rename one, as in eye(space, space.rename({name + '2'!r}))"
+        )
+    axes = intern((name, other), (row, column))
+    if row is None or column is None:
+        if (row is None) != (column is None) and rows != columns:
+            first, second = axes.dims((rows, columns))
+            raise ValueError(
+                f"a positional axis pairs with labels of the same number, but the rows are {first!r} of size {rows} "
+                f"and the columns {second!r} of size {columns}"
+            )
+        return axes, None
+    if row.labels == column.labels:
+        return axes, None
+    return axes, Gather([column.index(label) if label in column else -1 for label in row.labels])
+
+
+_identity._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    name: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """The numbers from ``start`` up to, not including, ``stop``, on one positional axis.
+
+    Args:
+        start: The first number; with a single argument, where to stop, starting from 0.
+        stop: Where to stop.
+        step: The difference of neighbours.
+        name: The name of the axis.
+        dtype: The dtype, by default int64 for integers and torch's default one otherwise.
+        device: Where it lives, torch's default device if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        RuntimeError: If the step leads away from ``stop``, or is 0.
+        ValueError: If the name is not usable.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.arange(3, name="time")
+        Tensor(time: [0, 1, 2])
+    """
+    if stop is None:
+        start, stop = 0, start
+    made = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return wrap(made, _line(name))
+
+
+def _line(name: str | None) -> Axes:
+    return intern((Space(0, name).name,), (None,))
+
+
+_line._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# -- like another ------------------------------------------------------------------------------------------------------
+
+
+def zeros_like(
+    t: Tensor | torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Zeros with the axes of another tensor.
+
+    Args:
+        t: The tensor to be like.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros_like(mo.tensor([1.0, 2.0], x=["a", "b"]))
+        Tensor(x: a=0., b=0.)
+    """
+    t = as_tensor(t)
+    return finish(torch.zeros_like(t._data, dtype=dtype, device=_place(device), requires_grad=requires_grad), t._axes)
+
+
+def ones_like(
+    t: Tensor | torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Ones with the axes of another tensor.
+
+    Args:
+        t: The tensor to be like.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.ones_like(mo.tensor([1.0, 2.0], x=["a", "b"]))
+        Tensor(x: a=1., b=1.)
+    """
+    t = as_tensor(t)
+    return finish(torch.ones_like(t._data, dtype=dtype, device=_place(device), requires_grad=requires_grad), t._axes)
+
+
+def full_like(
+    t: Tensor | torch.Tensor,
+    fill_value: complex,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """One number everywhere, with the axes of another tensor.
+
+    Args:
+        t: The tensor to be like.
+        fill_value: The number.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.full_like(mo.tensor([1.0, 2.0], x=["a", "b"]), 7)
+        Tensor(x: a=7., b=7.)
+    """
+    t = as_tensor(t)
+    made = torch.full_like(t._data, fill_value, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(made, t._axes)
+
+
+def empty_like(
+    t: Tensor | torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor with the axes of another, whose values are whatever the memory holds.
+
+    Args:
+        t: The tensor to be like.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.empty_like(mo.tensor([1.0, 2.0], x=["a", "b"])).dims
+        (Space(['a', 'b'], name='x'),)
+    """
+    t = as_tensor(t)
+    return finish(torch.empty_like(t._data, dtype=dtype, device=_place(device), requires_grad=requires_grad), t._axes)
+
+
+def rand_like(
+    t: Tensor | torch.Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Numbers drawn uniformly from [0, 1), with the axes of another tensor.
+
+    Args:
+        t: The tensor to be like.
+        generator: Where the randomness comes from, torch's global one if None.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.rand_like(mo.zeros(channel=["r", "g"])).names
+        ('channel',)
+    """
+    t = as_tensor(t)
+    return finish(_drawn(torch.rand, torch.rand_like, t._data, generator, dtype, device, requires_grad), t._axes)
+
+
+def randn_like(
+    t: Tensor | torch.Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: DeviceLike | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Numbers drawn from the normal distribution of mean 0 and variance 1, with the axes of another tensor.
+
+    Args:
+        t: The tensor to be like.
+        generator: Where the randomness comes from, torch's global one if None.
+        dtype: The dtype, that of ``t`` if None.
+        device: Where it lives, where ``t`` does if None.
+        requires_grad: Whether gradients are recorded.
+
+    Returns:
+        The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.randn_like(mo.zeros(channel=["r", "g"])).shape
+        torch.Size([2])
+    """
+    t = as_tensor(t)
+    return finish(_drawn(torch.randn, torch.randn_like, t._data, generator, dtype, device, requires_grad), t._axes)
+
+
+def _drawn(
+    draw: Callable[..., torch.Tensor],
+    draw_like: Callable[..., torch.Tensor],
+    data: torch.Tensor,
+    generator: torch.Generator | None,
+    dtype: torch.dtype | None,
+    device: DeviceLike | None,
+    requires_grad: bool,
+) -> torch.Tensor:
+    place = _place(device)
+    if generator is None:
+        return draw_like(data, dtype=dtype, device=place, requires_grad=requires_grad)
+    return draw(
+        data.shape,
+        generator=generator,
+        dtype=data.dtype if dtype is None else dtype,
+        device=data.device if place is None else place,
+        requires_grad=requires_grad,
+    )
+
+
+def _like_rule(function: Callable[..., torch.Tensor]) -> Callable[..., Tensor]:
+    """The axes stay; everything else is torch's business."""
+
+    def rule(input: Tensor, *args: Any, **options: Any) -> Tensor:
+        if "device" in options:
+            options["device"] = _place(options["device"])
+        return finish(function(input._data, *args, **options), input._axes)
+
+    return rule
+
+
+for _known in (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+):
+    RULES[_known] = _like_rule(_known)

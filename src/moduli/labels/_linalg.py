@@ -1,0 +1,431 @@
+"""Decompositions of the matrices on the last two axes, batched over the leading ones, with their labels.
+
+Where a matrix acts on one space (`eigh`, `eig`, `cholesky`), its column labels must be its row labels, and columns are
+brought to the order of the rows first. What a decomposition numbers (eigenvalues, singular values) is a new positional
+axis, named ``"spectrum"`` or ``"singular"`` where all axes of the input have names and none has that one. Low precision is
+computed in single precision and rounded back, and integers in the default dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ._elementwise import refuse_out, register
+from ._matrix import as_floating, columns_to_rows, factors, rounded
+from ._solve import add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
+from ._tensor import RULES, Tensor, _in_transform, as_tensor, method, wrap
+
+__all__ = [
+    "QR",
+    "SVD",
+    "Eigen",
+    "add_identity",
+    "cholesky",
+    "det",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lowdin",
+    "matrix_exp",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "trace",
+]
+
+
+class Eigen(NamedTuple):
+    """Eigenvalues and eigenvectors.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.eigh(mo.tensor([[2.0, 0.0], [0.0, 1.0]], "row column")).values
+        Tensor(spectrum: [1., 2.])
+    """
+
+    values: Tensor
+    """The eigenvalues, with axes (..., spectrum)."""
+    vectors: Tensor
+    """The eigenvectors as columns, with axes (..., row, spectrum)."""
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """The same as ``values``: torch's name for them.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> torch.linalg.eigh(mo.tensor([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
+            Tensor([1., 2.])
+        """
+        return self.values
+
+    @property
+    def eigenvectors(self) -> Tensor:
+        """The same as ``vectors``: torch's name for them.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> torch.linalg.eigh(mo.tensor([[2.0]], "row column")).eigenvectors.names
+            ('row', 'spectrum')
+        """
+        return self.vectors
+
+
+class SVD(NamedTuple):
+    """The factors of a singular value decomposition.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.svd(mo.tensor([[0.0, 2.0], [1.0, 0.0]], "row column")).S
+        Tensor(singular: [2., 1.])
+    """
+
+    U: Tensor
+    """The left singular vectors as columns, with axes (..., row, singular)."""
+    S: Tensor
+    """The singular values, largest first, with axes (..., singular)."""
+    Vh: Tensor
+    """The right singular vectors, conjugated, as rows, with axes (..., singular, column)."""
+
+
+class QR(NamedTuple):
+    """The factors of an orthogonal-triangular decomposition.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.qr(mo.tensor([[1.0], [0.0]], "row column")).R.shape
+        torch.Size([1, 1])
+    """
+
+    Q: Tensor
+    """Orthonormal columns, with axes (..., row, k)."""
+    R: Tensor
+    """Upper triangular, with axes (..., k, column)."""
+
+
+@method
+def eigh(t: Tensor, UPLO: str = "L") -> Eigen:
+    """Eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
+
+    Args:
+        t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
+        UPLO: Which triangle is read once columns follow the rows: ``"L"`` or ``"U"``.
+
+    Returns:
+        (values, vectors) with axes (..., spectrum) and (..., row, spectrum).
+
+    Raises:
+        ValueError: If a matrix is not square, or rows and columns have different labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[0.0, 2.0], [1.0, 0.0]], row=["a", "b"], column=["b", "a"])
+        >>> values, vectors = mo.eigh(t)
+        >>> values, vectors.names
+        (Tensor(spectrum: [1., 2.]), ('row', 'spectrum'))
+    """
+    t = as_tensor(t)
+    data, plan = columns_to_rows(t._data, t._axes, "eigh")
+    values, vectors = torch.linalg.eigh(as_floating(data), UPLO=UPLO)
+    return Eigen(wrap(rounded(values, data.dtype), plan.values), wrap(rounded(vectors, data.dtype), plan.vectors))
+
+
+@method
+def eigvalsh(t: Tensor, UPLO: str = "L") -> Tensor:
+    """The eigenvalues of Hermitian matrices, ascending.
+
+    Args:
+        t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
+        UPLO: Which triangle is read once columns follow the rows: ``"L"`` or ``"U"``.
+
+    Returns:
+        The eigenvalues, with axes (..., spectrum).
+
+    Raises:
+        ValueError: If a matrix is not square, or rows and columns have different labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.eigvalsh(mo.tensor([[0.0, 2.0], [1.0, 0.0]], row=["a", "b"], column=["b", "a"]))
+        Tensor(spectrum: [1., 2.])
+    """
+    t = as_tensor(t)
+    data, plan = columns_to_rows(t._data, t._axes, "eigvalsh")
+    return wrap(rounded(torch.linalg.eigvalsh(as_floating(data), UPLO=UPLO), data.dtype), plan.values)
+
+
+@method
+def eig(t: Tensor) -> Eigen:
+    """Eigenvalues and eigenvectors of square matrices: ``t v = λ v``, λ complex, ordered by (real, imaginary) part.
+
+    Args:
+        t: Square matrices on the last two axes, whose column labels are the row labels, in any order.
+
+    Returns:
+        (values, vectors) with axes (..., spectrum) and (..., row, spectrum), both complex.
+
+    Raises:
+        ValueError: If a matrix is not square, or rows and columns have different labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.eig(mo.tensor([[0.0, -1.0], [1.0, 0.0]], "row column")).values.data.tolist()
+        [-1j, 1j]
+    """
+    t = as_tensor(t)
+    data, plan = columns_to_rows(t._data, t._axes, "eig")
+    values, vectors = torch.linalg.eig(as_floating(data))
+    order = _ascending(values)
+    values = values.gather(-1, order)
+    vectors = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
+    return Eigen(wrap(rounded(values, data.dtype), plan.values), wrap(rounded(vectors, data.dtype), plan.vectors))
+
+
+@method
+def eigvals(t: Tensor) -> Tensor:
+    """The eigenvalues of square matrices, complex, ordered by (real, imaginary) part.
+
+    Args:
+        t: Square matrices on the last two axes, whose column labels are the row labels, in any order.
+
+    Returns:
+        The eigenvalues, with axes (..., spectrum).
+
+    Raises:
+        ValueError: If a matrix is not square, or rows and columns have different labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.eigvals(mo.tensor([[2.0, 0.0], [0.0, 1.0]])).data.tolist()
+        [(1+0j), (2+0j)]
+    """
+    t = as_tensor(t)
+    data, plan = columns_to_rows(t._data, t._axes, "eigvals")
+    values = torch.linalg.eigvals(as_floating(data))
+    return wrap(rounded(values.gather(-1, _ascending(values)), data.dtype), plan.values)
+
+
+def _ascending(values: torch.Tensor) -> torch.Tensor:
+    """The order by real part, ties by imaginary part: a stable sort by the lesser key, then by the greater."""
+    by_imaginary = torch.argsort(values.imag, dim=-1, stable=True)
+    return by_imaginary.gather(-1, torch.argsort(values.real.gather(-1, by_imaginary), dim=-1, stable=True))
+
+
+@method
+def svd(t: Tensor, full_matrices: bool = False) -> SVD:
+    """The singular value decomposition ``t = U diag(S) Vh`` of each matrix on the last two axes.
+
+    Args:
+        t: Matrices on the last two axes; rows and columns may be any spaces.
+        full_matrices: Complete U and Vh to square matrices, so that only the first columns of U and rows of Vh belong
+            to singular values.
+
+    Returns:
+        (U, S, Vh) with axes (..., row, singular), (..., singular) and (..., singular, column).
+
+    Raises:
+        ValueError: If the tensor has fewer than two axes.
+
+    Example:
+        >>> import moduli as mo
+        >>> U, S, Vh = mo.svd(mo.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]], "row column"))
+        >>> S, U.names, Vh.names
+        (Tensor(singular: [4., 3.]), ('row', 'singular'), ('singular', 'column'))
+    """
+    t = as_tensor(t)
+    left, values, right, _ = factors(t._axes, "svd", "singular")
+    U, S, Vh = torch.linalg.svd(as_floating(t._data), full_matrices=full_matrices)
+    dtype = t._data.dtype
+    return SVD(wrap(rounded(U, dtype), left), wrap(rounded(S, dtype), values), wrap(rounded(Vh, dtype), right))
+
+
+@method
+def svdvals(t: Tensor) -> Tensor:
+    """The singular values of each matrix on the last two axes, largest first.
+
+    Args:
+        t: Matrices on the last two axes; rows and columns may be any spaces.
+
+    Returns:
+        The singular values, with axes (..., singular).
+
+    Raises:
+        ValueError: If the tensor has fewer than two axes.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.svdvals(mo.tensor([[3.0, 0.0], [0.0, -4.0]]))
+        Tensor([4., 3.])
+    """
+    t = as_tensor(t)
+    _, values, _, _ = factors(t._axes, "svdvals", "singular")
+    return wrap(rounded(torch.linalg.svdvals(as_floating(t._data)), t._data.dtype), values)
+
+
+@method
+def qr(t: Tensor) -> QR:
+    """The reduced decomposition ``t = Q R`` into orthonormal columns and an upper triangle.
+
+    The triangle refers to the order in which the columns are listed. The new axis between Q and R has no name.
+
+    Args:
+        t: Matrices on the last two axes; rows and columns may be any spaces.
+
+    Returns:
+        (Q, R) with axes (..., row, k) and (..., k, column), where k is the smaller of the two sizes.
+
+    Raises:
+        ValueError: If the tensor has fewer than two axes.
+
+    Example:
+        >>> import moduli as mo
+        >>> Q, R = mo.qr(mo.tensor([[3.0], [4.0]], "row column"))
+        >>> Q.shape, R.names
+        (torch.Size([2, 1]), (None, 'column'))
+    """
+    t = as_tensor(t)
+    left, _, right, _ = factors(t._axes, "qr", "")
+    Q, R = torch.linalg.qr(as_floating(t._data), mode="reduced")
+    return QR(wrap(rounded(Q, t._data.dtype), left), wrap(rounded(R, t._data.dtype), right))
+
+
+@method
+def cholesky(t: Tensor, *, upper: bool = False) -> Tensor:
+    """The lower triangular L with ``t = L Lh`` of each Hermitian positive definite matrix.
+
+    The triangle refers to the order in which the rows are listed.
+
+    Args:
+        t: Positive definite matrices on the last two axes, whose column labels are the row labels, in any order.
+        upper: Give Lh, for which ``t = Uh U``, instead.
+
+    Returns:
+        The factor with the axes of ``t``, the columns in the order of the rows.
+
+    Raises:
+        ValueError: If a matrix is not square, or rows and columns have different labels.
+        RuntimeError: If a matrix is not positive definite (``torch.linalg.LinAlgError``).
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[0.0, 4.0], [9.0, 0.0]], row=["a", "b"], column=["b", "a"])
+        >>> mo.cholesky(t).data.tolist()
+        [[2.0, 0.0], [0.0, 3.0]]
+    """
+    t = as_tensor(t)
+    data, plan = columns_to_rows(t._data, t._axes, "cholesky")
+    return wrap(rounded(torch.linalg.cholesky(as_floating(data), upper=upper), data.dtype), plan.aligned)
+
+
+@method
+def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
+    """Symmetric orthonormalisation: the matrix with orthonormal columns that is nearest to ``t``.
+
+    With the reduced decomposition ``t = U S Vh`` it is ``U Vh = t (th t)^(-1/2)`` (P.-O. Löwdin, J. Chem. Phys. 18, 365,
+    1950); a matrix with more columns than rows gets orthonormal rows. Derivatives up to the third order are exact, also
+    where singular values coincide.
+
+    Args:
+        t: Matrices on the last two axes; rows and columns may be any spaces.
+        tolerance: A matrix is rank deficient if its smallest singular value is at most this times its largest. By
+            default the larger size times the precision of the dtype.
+
+    Returns:
+        The orthonormal matrices, with the axes of ``t``.
+
+    Raises:
+        ValueError: If the tensor has fewer than two axes.
+        RuntimeError: If a matrix is rank deficient: its direction is then undetermined. Where values can't be looked at
+            (inside `torch.compile` or a function transform) its result is NaN instead.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.lowdin(mo.tensor([[2.0, 0.0], [0.0, 5.0]], row=["u", "v"], column=["a", "b"])).data.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    t = as_tensor(t)
+    factors(t._axes, "lowdin", "singular")
+    data = as_floating(t._data)
+    U, S, Vh = torch.linalg.svd(data.detach(), full_matrices=False)
+    found = U @ Vh
+    if S.shape[-1]:
+        if tolerance is None:
+            tolerance = max(data.shape[-2:]) * torch.finfo(S.dtype).eps
+        deficient = S[..., -1] <= tolerance * S[..., 0]
+        if torch.compiler.is_compiling() or _in_transform() or data.is_meta:
+            found = torch.where(deficient[..., None, None], torch.nan, found)
+        elif bool(deficient.any()):
+            raise RuntimeError(
+                f"lowdin can't orthonormalise a rank deficient matrix: the smallest singular value is "
+                f"{float((S[..., -1] / S[..., 0]).nan_to_num().min()):.3g} of the largest, the tolerance {tolerance:.3g}"
+            )
+    if data.requires_grad or _in_transform():
+        tall = data.shape[-2] >= data.shape[-1]
+        moved = _polar(data, S, Vh) if tall else _polar(data.mH, S, U.mH).mH
+        found = found + (moved - moved.detach())
+    return wrap(rounded(found, t._data.dtype), t._axes)
+
+
+def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:
+    """a P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
+
+    The derivative of the svd divides by differences of singular values, which vanish for the very matrices that are
+    orthonormal already. Instead P solves P P = G = ah a by Newton's method from the known root P0 = V S Vh, whose linear
+    equation P0 X + X P0 = R divides by sums: k steps have the derivatives up to order k right.
+    """
+    G = a.mH @ a
+    P = Vh.mH @ (S.unsqueeze(-1) * Vh)
+    sums = S.unsqueeze(-1) + S.unsqueeze(-2)
+    for _ in range(3):
+        P = P + Vh.mH @ ((Vh @ (G - P @ P) @ Vh.mH) / sums) @ Vh
+    return torch.linalg.solve(P, a, left=False)
+
+
+# -- rules for torch's own functions -----------------------------------------------------------------------------------
+
+
+def _rule(function: Callable[..., Any], what: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """Call ours with torch's arguments; an option may be given where it says what ours does anyway."""
+
+    def rule(*args: Any, **options: Any) -> Any:
+        refuse_out(what, options)
+        for name in ("A", "input", "B"):
+            if name in options:
+                args = (*args, options.pop(name))
+        for name, value in fixed.items():
+            if options.pop(name, value) != value:
+                raise TypeError(
+                    f"{function.__name__} of labelled tensors knows only {name}={value!r}; take t.data for others"
+                )
+        return function(*args, **options)
+
+    return rule
+
+
+def _torch_svd(t: Tensor, full_matrices: bool = True) -> SVD:
+    return svd(t, full_matrices)
+
+
+for _function in (eigh, eigvalsh, eig, eigvals, cholesky, inv, det, slogdet, matrix_exp, svdvals):
+    _known = getattr(torch.linalg, _function.__name__)
+    RULES[_known] = _rule(_function, _known, driver=None) if _function is svdvals else _rule(_function, _known)
+RULES[torch.linalg.svd] = _rule(_torch_svd, torch.linalg.svd, driver=None)
+RULES[torch.linalg.qr] = _rule(qr, torch.linalg.qr, mode="reduced")
+RULES[torch.linalg.solve] = _rule(solve, torch.linalg.solve, left=True)
+RULES[torch.linalg.pinv] = _rule(pinv, torch.linalg.pinv, hermitian=False)
+for _known, _function in (
+    (torch.det, det),
+    (torch.slogdet, slogdet),
+    (torch.inverse, inv),
+    (torch.matrix_exp, matrix_exp),
+    (torch.trace, trace),
+):
+    register(_known, _rule(_function, _known))

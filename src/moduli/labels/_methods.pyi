@@ -1,0 +1,4 @@
+from . import _elementwise
+
+class Methods:
+    ...

@@ -1,0 +1,269 @@
+"""Pairing: which axis of one operand meets which axis of another, and which label which label.
+
+The result is a plan, worked out once for each combination of Axes and join policy and then only applied: permute, insert
+axes of size one, rearrange labels. Nothing here looks at a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ._axes import Axes, intern_pairs, static
+from ._gather import Gather, gather, index_of
+from ._join import policy
+from ._space import Space, show_labels
+
+__all__ = ["Plan", "Step", "align_pair", "apply_step", "check_sizes", "pair", "pair_spaces"]
+
+
+class Step(NamedTuple):
+    """What one operand goes through, in this order; None where there is nothing to do."""
+
+    permute: tuple[int, ...] | None
+    insert: tuple[int, ...] | None
+    gathers: tuple[tuple[int, Gather], ...]
+
+
+class Plan(NamedTuple):
+    """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
+
+    axes: Axes
+    steps: tuple[Step | None, ...]
+    checks: tuple[tuple[tuple[int, int], ...], ...]
+    fill: complex
+    reorder: tuple[int, Gather] | None
+    """Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan."""
+
+
+class _Entry:
+    """One axis of the result and the operands' axes that meet in it, as (operand, axis)."""
+
+    __slots__ = ("name", "parts")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.parts: list[tuple[int, int]] = []
+
+
+def current_plan(axes: Axes, others: tuple[Axes, ...]) -> Plan:
+    """The plan for these operands under the join policy in force."""
+    return pair(axes, others, policy.how, policy.fill)
+
+
+def exact_plan(axes: Axes, other: Axes) -> Plan:
+    """The plan for two operands under the default policy, in one look-up."""
+    plan: Plan | None = axes._plans.get(other)
+    if plan is None:
+        plan = pair(axes, (other,), "exact", 0.0)
+        axes._plans[other] = plan
+    return plan
+
+
+# Run at trace time, like everything marked `static`.
+exact_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[Axes, torch.Tensor, torch.Tensor]:
+    """Bring two operands together: the axes of the result, and both aligned."""
+    how = policy.how
+    plan = exact_plan(first, second) if how == "exact" else pair(first, (second,), how, policy.fill)
+    reorder = plan.reorder
+    if reorder is not None:
+        axis, order = reorder
+        if plan.checks and x.shape != y.shape:
+            check_sizes(plan, (x, y))
+        return plan.axes, x, y.index_select(axis, index_of(order, y.device))
+    x, y = align_pair(plan, x, y)
+    return plan.axes, x, y
+
+
+@static
+def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
+    """Pair the axes of several operands, then the labels of each axis."""
+    operands = (axes, *others)
+    by_name = all(operand.named for operand in operands)
+    entries = _by_name(operands) if by_name else _by_position(operands)
+    pairs: list[tuple[str | None, Space | None]] = []
+    checks: list[tuple[tuple[int, int], ...]] = []
+    gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
+    for at, entry in enumerate(entries):
+        spaces = [operands[operand].spaces[axis] for operand, axis in entry.parts]
+        result, rearranged = pair_spaces(spaces, how, entry.name, at)
+        pairs.append((entry.name, result))
+        for (operand, _), plan in zip(entry.parts, rearranged, strict=True):
+            if plan is not None:
+                gathers[operand].append((at, plan))
+        firm = [part for part, space in zip(entry.parts, spaces, strict=True) if space is None or not space.broadcast]
+        if len(firm) > 1 and any(operands[operand].spaces[axis] is None for operand, axis in firm):
+            checks.append(tuple(firm))
+    steps = tuple(_step(i, operand, entries, gathers[i], by_name) for i, operand in enumerate(operands))
+    reorder = None
+    if len(steps) == 2 and steps[0] is None and steps[1] is not None and axes.ndim == others[0].ndim:
+        permute, insert, moved = steps[1]
+        if permute is None and insert is None and len(moved) == 1 and not moved[0][1].missing and _all_meet(entries):
+            reorder = moved[0]
+    return Plan(intern_pairs(pairs), steps, tuple(checks), fill, reorder)
+
+
+def _by_name(operands: Sequence[Axes]) -> list[_Entry]:
+    entries: dict[str | None, _Entry] = {}
+    for i, operand in enumerate(operands):
+        for axis, name in enumerate(operand.names):
+            entries.setdefault(name, _Entry(name)).parts.append((i, axis))
+    return list(entries.values())
+
+
+def _by_position(operands: Sequence[Axes]) -> list[_Entry]:
+    rank = max(operand.ndim for operand in operands)
+    entries = [_Entry(None) for _ in range(rank)]
+    for i, operand in enumerate(operands):
+        for axis, name in enumerate(operand.names):
+            entry = entries[rank - operand.ndim + axis]
+            if name is not None:
+                if entry.name is not None and entry.name != name:
+                    raise ValueError(
+                        f"axes that meet by position have different names, {entry.name!r} and {name!r} "
+                        f"(axis {axis - operand.ndim} of each, because not every axis has a name); "
+                        "rename one of them, or name all axes so that they pair by name: "
+                        + " against ".join(str(list(each.names)) for each in operands)
+                    )
+                entry.name = name
+            entry.parts.append((i, axis))
+    return entries
+
+
+def _all_meet(entries: Sequence[_Entry]) -> bool:
+    return all(len(entry.parts) == 2 for entry in entries)
+
+
+def _step(
+    number: int, operand: Axes, entries: Sequence[_Entry], gathers: list[tuple[int, Gather]], by_name: bool
+) -> Step | None:
+    """How one operand gets the axes of the result: reorder its own, insert the absent ones, rearrange labels."""
+    where = {axis: at for at, entry in enumerate(entries) for i, axis in entry.parts if i == number}
+    order = tuple(sorted(range(operand.ndim), key=where.__getitem__))
+    present = sorted(where.values())
+    absent = tuple(at for at in range(len(entries)) if at not in present)
+    if not by_name:  # leading axes are added by torch itself
+        absent = tuple(at for at in absent if at > min(present, default=len(entries)))
+    else:
+        first = min(present, default=len(entries))
+        absent = tuple(at for at in absent if at > first)
+    # A gather's axis counts from the front of the full result; leading absent axes are not there yet.
+    lead = len(entries) - len(order) - len(absent)
+    moved = tuple((at - lead, plan) for at, plan in gathers)
+    insert = tuple(at - lead for at in absent)
+    if order == tuple(range(operand.ndim)) and not insert and not moved:
+        return None
+    return Step(None if order == tuple(range(operand.ndim)) else order, insert or None, moved)
+
+
+def pair_spaces(
+    spaces: Sequence[Space | None], how: str, name: str | None, at: int
+) -> tuple[Space | None, list[Gather | None]]:
+    """The labels of one result axis, and for each operand how to get there."""
+    result: Space | None = None
+    broadcast: Space | None = None
+    firm = False
+    for space in spaces:
+        if space is not None and space.broadcast:
+            broadcast = space
+            continue
+        firm = True
+        if space is not None:
+            result = space if result is None else _joined(result, space, how, name, at)
+    if not firm:
+        return broadcast, [None] * len(spaces)
+    if result is None:
+        return None, [None] * len(spaces)
+    plans: list[Gather | None] = []
+    for space in spaces:
+        if space is None and how != "exact" and any(
+            other is not None and not other.broadcast and len(other) != len(result) for other in spaces
+        ):
+            raise ValueError(
+                f"{_axis(name, at)} is positional in one operand, and the {how} join of the others changes its size: "
+                "positions have no labels to join by; give the axis labels first"
+            )
+        if space is None or space.broadcast or space.labels == result.labels:
+            plans.append(None)
+        else:
+            known = space
+            plans.append(Gather([known.index(label) if label in known else -1 for label in result.labels]))
+    return result.rename(name), plans
+
+
+def _joined(left: Space, right: Space, how: str, name: str | None, at: int) -> Space:
+    if left.labels == right.labels:
+        return left
+    if how == "left":
+        return left
+    if len(left) == len(right) and all(label in right for label in left):
+        return left
+    if how == "exact":
+        raise ValueError(differing(left, right, _axis(name, at)))
+    left, right = left.rename(None), right.rename(None)
+    return left | right if how == "outer" else left & right
+
+
+def _axis(name: str | None, at: int) -> str:
+    return f"axis {at}" if name is None else f"axis {name!r}"
+
+
+def differing(left: Space, right: Space, axis: str) -> str:
+    """The sentence for two axes whose labels differ."""
+    only_left = [label for label in left if label not in right]
+    only_right = [label for label in right if label not in left]
+    return (
+        f"the labels of {axis} differ: {left!r} on the left, {right!r} on the right; "
+        f"only on the left: {show_labels(only_left)}, only on the right: {show_labels(only_right)}. "
+        "Select the labels you mean first, or choose a policy: with mo.join('inner'), mo.join('left') or "
+        "mo.join('outer', fill=0.0)"
+    )
+
+
+# -- applying a plan ---------------------------------------------------------------------------------------------------
+
+
+def check_sizes(plan: Plan, operands: Sequence[torch.Tensor]) -> None:
+    """Refuse sizes that disagree, also 1 against n, which torch would stretch."""
+    for parts in plan.checks:
+        operand, axis = parts[0]
+        size = operands[operand].shape[axis]
+        for other, other_axis in parts[1:]:
+            if operands[other].shape[other_axis] != size:
+                raise ValueError(_sizes(size, operands[other].shape[other_axis], axis, other_axis, operands))
+
+
+def _sizes(size: int, other: int, axis: int, other_axis: int, operands: Sequence[torch.Tensor]) -> str:
+    shapes = " and ".join(str(tuple(operand.shape)) for operand in operands)
+    hint = "; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis" if 1 in (size, other) else ""
+    return f"the sizes of paired axes differ: {size} (axis {axis}) and {other} (axis {other_axis}) in shapes {shapes}{hint}"
+
+
+def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
+    """Bring one operand to the axes of the result."""
+    permute, insert, gathers = step
+    if permute is not None:
+        data = data.permute(permute)
+    if insert is not None:
+        for at in insert:
+            data = data.unsqueeze(at)
+    for axis, plan in gathers:
+        data = gather(data, axis, plan, fill)
+    return data
+
+
+def align_pair(plan: Plan, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operands, aligned."""
+    if plan.checks:
+        check_sizes(plan, (x, y))
+    first, second = plan.steps
+    if first is not None:
+        x = apply_step(x, first, plan.fill)
+    if second is not None:
+        y = apply_step(y, second, plan.fill)
+    return x, y
