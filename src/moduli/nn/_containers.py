@@ -6,7 +6,7 @@ from typing import Any, overload
 from moduli.labels import Tensor
 
 from ._cache import bump
-from ._module import Module
+from ._module import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, Module
 
 __all__ = ["TensorDict", "TensorList"]
 
@@ -17,6 +17,10 @@ class _Container(Module):
     def __init__(self, nograd: bool) -> None:
         super().__init__()
         self._nograd = nograd
+
+    # A module is itself and nothing else, whatever sequences and mappings say about equality.
+    __hash__ = Module.__hash__
+    __eq__ = object.__eq__
 
     def _put(self, key: str, value: Any) -> None:
         # Not by attribute: a key may well be the name of a method.
@@ -116,19 +120,24 @@ class TensorList(_Container, MutableSequence[Tensor]):
         return index % size
 
     def _fill(self, tensors: list[Tensor]) -> None:
-        # What was in the list already keeps its parameter, so that an optimizer still knows it.
-        held = {id(self._get(key).data): self._registry()[record[0]] for key, record in self._labelled.items()}
+        registry: dict[str, Any] = self._buffers if self._nograd else self._parameters  # type: ignore[assignment]
+        held, entries = {id(tensor) for tensor in registry.values()}, []
+        for tensor in tensors:
+            # What was in the list already keeps its parameter, so that an optimizer still knows it.
+            data = tensor.data if id(tensor.data) in held else self._copy(tensor)
+            entries.append((data, tensor._axes))
         for key in list(self._labelled):
             self._remove(key)
-        for at, tensor in enumerate(tensors):
-            self._put(str(at), tensor)
-            known = held.get(id(tensor.data))
-            if known is not None:
-                self._registry()[self._labelled[str(at)][0]] = known
+        prefix = TENSOR_BUFFER_PREFIX if self._nograd else TENSOR_PARAM_PREFIX
+        for at, (data, axes) in enumerate(entries):
+            registry[f"{prefix}{at}"] = data
+            self._labelled[str(at)] = (f"{prefix}{at}", axes)
         bump()
 
-    def _registry(self) -> Any:
-        return self._buffers if self._nograd else self._parameters
+    def _copy(self, tensor: Tensor) -> Any:
+        scratch = TensorList(nograd=self._nograd).to_device(self.device)
+        scratch.append(tensor)
+        return scratch[0].data
 
 
 class TensorDict(_Container, MutableMapping[str, Tensor]):

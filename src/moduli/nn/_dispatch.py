@@ -11,23 +11,23 @@ from typing import Any, Final
 
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 
 from ._functional import Action, has_actions, resolve
 
 __all__ = ["install"]
 
 
-class _Call(threading.local):
-    """The module whose call is under way in this thread and has not reached `forward` yet."""
-
-    module: nn.Module | None = None
-
-
-_call: Final = _Call()
 _MARK: Final = "_moduli_forward"
 
-# While a compiler traces, there is one thread and it cannot look into thread-local state.
-_traced_call: Final[list[nn.Module | None]] = [None]
+# The module whose call is under way and has not reached `forward` yet, by thread. Nearly always empty: only calls with
+# hooks around them need it.
+_pending: Final[dict[int, nn.Module]] = {}
 
 
 def install(cls: type) -> None:
@@ -63,7 +63,8 @@ def _inherited(cls: type) -> Action:
 def _dispatching(forward: Action) -> Action:
     @functools.wraps(forward)
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _reached(self) and args:
+        if _pending and args and _pending.get(_thread()) is self:
+            del _pending[_thread()]
             action = resolve(type(self), type(args[0]))
             if action is not None:
                 return action(self, *args, **kwargs)
@@ -73,26 +74,36 @@ def _dispatching(forward: Action) -> Action:
     return dispatch
 
 
-def _reached(module: nn.Module) -> bool:
-    """Whether this is the `forward` of a call of the module, once per call."""
-    if is_compiling():
-        if _traced_call[0] is module:
-            _traced_call[0] = None
-            return True
-        return False
-    if _call.module is module:
-        _call.module = None
-        return True
-    return False
+def _thread() -> int:
+    # A compiler traces in one thread and cannot look which one it is.
+    return 0 if is_compiling() else threading.get_ident()
 
 
 def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_compiling():
-        _traced_call[0] = self
-        return nn.Module._call_impl(self, *args, **kwargs)
-    outer = _call.module
-    _call.module = self
+    if args and not (
+        self._forward_hooks
+        or self._forward_pre_hooks
+        or self._backward_hooks
+        or self._backward_pre_hooks
+        or _global_forward_hooks
+        or _global_forward_pre_hooks
+        or _global_backward_hooks
+        or _global_backward_pre_hooks
+    ):
+        # Nothing to run around it, so the way through torch and back is not needed.
+        action = resolve(type(self), type(args[0]))
+        if action is not None:
+            return action(self, *args, **kwargs)
+        forward = self.forward
+        written = getattr(forward, _MARK, None)
+        return forward(*args, **kwargs) if written is None else written(self, *args, **kwargs)
+    thread = _thread()
+    outer = _pending.get(thread)
+    _pending[thread] = self
     try:
         return nn.Module._call_impl(self, *args, **kwargs)
     finally:
-        _call.module = outer
+        if outer is None:
+            _pending.pop(thread, None)
+        else:
+            _pending[thread] = outer

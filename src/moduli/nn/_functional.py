@@ -1,6 +1,7 @@
 """Dispatch on the type of an argument and on the class of the functional at once."""
 
 import inspect
+import itertools
 import types
 import typing
 import weakref
@@ -8,7 +9,7 @@ from abc import get_cache_token
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
-import torch
+from torch.compiler import is_compiling
 
 __all__ = ["Functional"]
 
@@ -17,6 +18,7 @@ F = TypeVar("F", bound=Action)
 
 # A registration on any class may change what its subclasses resolve, so resolved answers are valid for one generation.
 _generation = 0
+_numbers = itertools.count()
 
 
 class _Actions:
@@ -29,16 +31,18 @@ class _Actions:
     __slots__ = ("__weakref__", "generation", "registered", "resolved", "token")
 
     def __init__(self) -> None:
-        self.registered: weakref.WeakKeyDictionary[type, Action] = weakref.WeakKeyDictionary()
+        # The functions are attributes of the functional class, and this holds their names: a compiler that traces a call
+        # can treat a name as a constant, but not a function that it did not see coming from somewhere.
+        self.registered: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         # By id, because looking a class up in a weak dictionary costs more than the rest of a dispatched call. The
         # reference tells whether the id still belongs to the class it was stored for.
-        self.resolved: dict[int, tuple[weakref.ref[type], Action | None]] = {}
+        self.resolved: dict[int, tuple[weakref.ref[type], str | None, Action | None]] = {}
         self.generation = -1
         self.token: object = None
 
-    def remember(self, obj_type: type, action: Action | None) -> None:
+    def remember(self, obj_type: type, name: str | None, action: Action | None) -> None:
         key, resolved = id(obj_type), self.resolved
-        resolved[key] = (weakref.ref(obj_type, lambda _: resolved.pop(key, None)), action)
+        resolved[key] = (weakref.ref(obj_type, lambda _: resolved.pop(key, None)), name, action)
 
 
 class Functional:
@@ -91,8 +95,10 @@ class Functional:
             if not callable(function):
                 raise TypeError(f"{cls.__name__}.register decorates a function, not {function!r}")
             registered = _actions(cls).registered
+            name = f"_action_{next(_numbers)}"
+            type.__setattr__(cls, name, function)
             for member in members:
-                registered[member] = function
+                registered[member] = name
             _generation += 1
             return function
 
@@ -169,12 +175,16 @@ class Functional:
         return self.invoke(obj, **kwargs)
 
 
-# Class and type of an argument are constants of a compiled graph, and so is the action they lead to: registrations are
-# not expected to change under code that is already compiled.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def resolve(functional: type, obj_type: type) -> Action | None:
     """The action of a functional class on a type of objects, or None."""
-    actions = functional.__dict__.get("_functional_actions")
+    if is_compiling():
+        name = _resolved_name(functional, obj_type)
+        return None if name is None else getattr(functional, name)
+    return _resolve(functional, obj_type)[2]
+
+
+def _resolve(functional: type, obj_type: type) -> tuple[weakref.ref[type], str | None, Action | None]:
+    actions: _Actions | None = functional.__dict__.get("_functional_actions")
     if actions is None:
         actions = _actions(functional)
     if actions.generation != _generation or (actions.token is not None and actions.token != get_cache_token()):
@@ -182,12 +192,22 @@ def resolve(functional: type, obj_type: type) -> Action | None:
         actions.generation = _generation
         # Only classes that register abstract bases depend on who else is registered with those.
         actions.token = get_cache_token() if any(map(_is_abstract, _registered(functional))) else None
-    known: tuple[weakref.ref[type], Action | None] | None = actions.resolved.get(id(obj_type))
-    if known is not None and known[0]() is obj_type:
-        return known[1]
-    action = _search(functional, obj_type)
-    actions.remember(obj_type, action)
-    return action
+    known = actions.resolved.get(id(obj_type))
+    if known is None or known[0]() is not obj_type:
+        name = _search(functional, obj_type)
+        actions.remember(obj_type, name, None if name is None else getattr(functional, name))
+        known = actions.resolved[id(obj_type)]
+    return known
+
+
+def _resolved_name(functional: type, obj_type: type) -> str | None:
+    return _resolve(functional, obj_type)[1]
+
+
+# In a compiled graph the class and the type of the argument are constants, and so is the action they lead to;
+# registrations are not expected to change under code that is compiled already. The mark is what
+# torch.compiler.assume_constant_result sets, without importing the compiler for it.
+_resolved_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unregistered(functional: type, obj_type: type) -> str:
@@ -220,7 +240,7 @@ def _registered(functional: type) -> Iterator[type]:
             yield from list(actions.registered)
 
 
-def _search(functional: type, obj_type: type) -> Action | None:
+def _search(functional: type, obj_type: type) -> str | None:
     for candidates in _order(functional, obj_type):
         for klass in functional.__mro__:
             actions = klass.__dict__.get("_functional_actions")
@@ -234,7 +254,7 @@ def _search(functional: type, obj_type: type) -> Action | None:
                     f"neither derives from the other. Register {obj_type.__name__} itself"
                 )
             if found:
-                return typing.cast(Action, actions.registered[found[0]])
+                return typing.cast(str, actions.registered[found[0]])
     return None
 
 
