@@ -112,9 +112,7 @@ class _Entry:
         return True
 
 
-def _states(
-    sources: list[torch.Tensor], look: Callable[[torch.Tensor], tuple[Any, ...]]
-) -> list[tuple[Any, ...]]:
+def _states(sources: list[torch.Tensor], look: Callable[[torch.Tensor], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(look(source), source.stride()) for source in sources]
 
 

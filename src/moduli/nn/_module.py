@@ -189,7 +189,9 @@ class Module(Functional, nn.Module, DeviceBounded):
         """Copy a labelled tensor into the module under a name."""
         state = self.__dict__
         if "_labelled" not in state:
-            raise AttributeError(f"cannot assign the tensor {name!r} before {type(self).__name__}.__init__() was called")
+            raise AttributeError(
+                f"cannot assign the tensor {name!r} before {type(self).__name__}.__init__() was called"
+            )
         declared = getattr(type(self), name, _MISSING)
         if declared is not _MISSING:
             _check_free(self, name, declared)
@@ -239,7 +241,10 @@ class Module(Functional, nn.Module, DeviceBounded):
         """Assign anything that may take the place of something registered; all or nothing."""
         state = self.__dict__
         registries = [state[key] for key in ("_parameters", "_buffers", "_modules", "_labelled") if key in state]
-        before, persistence = [dict(registry) for registry in registries], set(state.get("_non_persistent_buffers_set", ()))
+        before, persistence = (
+            [dict(registry) for registry in registries],
+            set(state.get("_non_persistent_buffers_set", ())),
+        )
         held = state.get(name, _MISSING)
         record = state.get("_labelled", {}).get(name)
         try:
@@ -582,7 +587,7 @@ def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
-                f"nograd_tensors takes the names of attributes, not {name!r}; write @nograd_tensors(\"name\") above the class"
+                f'nograd_tensors takes the names of attributes, not {name!r}; write @nograd_tensors("name") above the class'
             )
 
     def annotate(cls: ModuleType) -> ModuleType:
@@ -688,4 +693,3 @@ def _warn_unassigned(module: Module) -> None:
             "is the name misspelt?",
             stacklevel=3,
         )
-

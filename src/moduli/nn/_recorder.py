@@ -178,7 +178,9 @@ def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | 
                     if entry is not None:
                         visit(entry, (*here, (entries, key, entry)), 0)
             for key, entry in list(state.items()):
-                if key not in _INTERNAL and isinstance(entry, (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)):
+                if key not in _INTERNAL and isinstance(
+                    entry, (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
+                ):
                     visit(entry, (*path, (state, key, entry)), 0)
         elif isinstance(obj, weakref.ref):
             target = obj()

@@ -153,7 +153,9 @@ def _write(instance: nn.Module, name: str | None, sources: Mapping[str, Any]) ->
         elif isinstance(value, Tensor):
             value = value.data
         if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
-            raise TypeError(f"the right inverse of {where} can only set tensors; {source!r} is or receives another value")
+            raise TypeError(
+                f"the right inverse of {where} can only set tensors; {source!r} is or receives another value"
+            )
         if held.shape != value.shape:
             raise ValueError(
                 f"the right inverse of {where} gives {source!r} the shape {tuple(value.shape)}, but it has "
