@@ -35,7 +35,11 @@ def _setitem(self: Tensor, key: Any, value: Any) -> None:
 
 
 def _fitted(value: Any, target: Tensor) -> Any:
-    if not isinstance(value, (Tensor, torch.Tensor)) and not hasattr(value, "__array__") and not isinstance(value, list):
+    if (
+        not isinstance(value, (Tensor, torch.Tensor))
+        and not hasattr(value, "__array__")
+        and not isinstance(value, list)
+    ):
         return torch.as_tensor(value) if not isinstance(value, (int, float, complex, bool)) else value
     value = as_tensor(value)
     plan = current_plan(target._axes, (value._axes,))
@@ -243,7 +247,9 @@ RULES.update(
     {
         torch.diagonal: lambda input, offset=0, dim1=0, dim2=1: _offset_free(offset) or diagonal(input, dim1, dim2),
         torch.diag_embed: lambda input, offset=0: _offset_free(offset) or diag_embed(input),
-        torch.index_add: lambda input, dim, index, source, *, alpha=1: index_add(input, dim, index, source, alpha=alpha),
+        torch.index_add: lambda input, dim, index, source, *, alpha=1: index_add(
+            input, dim, index, source, alpha=alpha
+        ),
         torch.nn.functional.one_hot: lambda tensor, num_classes=-1: one_hot(
             tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes
         ),

@@ -101,7 +101,9 @@ class Axes:
         """The axes in words, for messages."""
         if not self.ndim:
             return "the tensor has no axes"
-        return "the axes are " + ", ".join(repr(n) if n is not None else f"{i} (unnamed)" for i, n in enumerate(self.names))
+        return "the axes are " + ", ".join(
+            repr(n) if n is not None else f"{i} (unnamed)" for i, n in enumerate(self.names)
+        )
 
     # -- making others ---------------------------------------------------------------------------------------------
 

@@ -65,7 +65,9 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
                 )
         parts.append((data, stretched))
     aligned = [
-        data.expand([sizes[i] or 1 if i in stretched else size for i, size in enumerate(data.shape)]) if stretched else data
+        data.expand([sizes[i] or 1 if i in stretched else size for i, size in enumerate(data.shape)])
+        if stretched
+        else data
         for data, stretched in parts
     ]
     return wrap(torch.cat(aligned, at), axes)
@@ -210,9 +212,7 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         if sum(cuts) != size or min(cuts, default=0) < 0:
             raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
     pieces = t._data.split(cuts, at)
-    return tuple(
-        wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True)
-    )
+    return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
 
 
 @method

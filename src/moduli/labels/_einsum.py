@@ -55,7 +55,9 @@ def einsum(equation: str, *tensors: Tensor) -> Tensor:
         Tensor(out: p=21., q=43.)
     """
     if not isinstance(equation, str):
-        raise TypeError(f"the first argument of einsum is an equation such as 'b in, out in -> b out', not {equation!r}")
+        raise TypeError(
+            f"the first argument of einsum is an equation such as 'b in, out in -> b out', not {equation!r}"
+        )
     operands = [as_tensor(t) for t in tensors]
     if not operands:
         raise ValueError("einsum needs at least one tensor")
@@ -125,7 +127,9 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
             if not isinstance(name, str):
                 raise TypeError(f"dot sums over axes by name, not by {name!r}")
             each.axis(name)
-    terms: list[list[_Index]] = [[n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))]
+    terms: list[list[_Index]] = [
+        [n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))
+    ]
     result = [index for index in dict.fromkeys([*terms[0], *terms[1]]) if index not in names]
     return _planned((axes, other), terms, result, how)
 
@@ -208,7 +212,9 @@ def _spelled(word: str) -> list[str]:
 
 def _dots_paired(operands: Sequence[Axes], terms: list[list[_Index]]) -> list[list[_Index]]:
     """Give the axes that '...' stands for the same index where they meet: by name, or from the right."""
-    names = [operands[k].names[i] for k, term in enumerate(terms) for i, index in enumerate(term) if isinstance(index, tuple)]
+    names = [
+        operands[k].names[i] for k, term in enumerate(terms) for i, index in enumerate(term) if isinstance(index, tuple)
+    ]
     by_name = None not in names
     paired = []
     for operand, term in zip(operands, terms, strict=True):
@@ -223,7 +229,9 @@ def _dots_paired(operands: Sequence[Axes], terms: list[list[_Index]]) -> list[li
     return paired
 
 
-def _planned(operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str) -> _Contraction:
+def _planned(
+    operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
+) -> _Contraction:
     known = list(dict.fromkeys(index for term in terms for index in term))
     result = _dots_in_order(result)
     if len(known) > len(_LETTERS):
@@ -247,7 +255,9 @@ def _planned(operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result
             checks.append(tuple(firm))
         repeated = [k for k, _ in parts]
         if len(set(repeated)) != len(repeated) and len(firm) != len(parts):
-            raise ValueError(f"index {index!r} occurs twice in one term, and one of its axes is BROADCAST; squeeze it first")
+            raise ValueError(
+                f"index {index!r} occurs twice in one term, and one of its axes is BROADCAST; squeeze it first"
+            )
         pairs[index] = (name, space)
     left = ",".join("".join(letter[index] for index in term) for term in terms)
     right = "".join(letter[index] for index in result)
@@ -257,7 +267,9 @@ def _planned(operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result
 
 def _dots_in_order(result: list[_Index]) -> list[_Index]:
     """Places within '...' are counted from the right; put them from the left."""
-    places = [at for at, index in enumerate(result) if isinstance(index, tuple) and isinstance(index[1], int) and index[1] < 0]
+    places = [
+        at for at, index in enumerate(result) if isinstance(index, tuple) and isinstance(index[1], int) and index[1] < 0
+    ]
     ordered = sorted((result[at] for at in places), key=lambda index: index[1])  # type: ignore[index]
     for at, index in zip(places, ordered, strict=True):
         result[at] = index

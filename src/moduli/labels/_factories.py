@@ -126,7 +126,7 @@ def _labelled(
         hint = "" if names is not None else "; name the positional ones too, as in batch=None"
         raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
     known = {part[0]: part for part in parts}
-    chosen = [known[name] if name in known else (name, None, -1) for name in order]
+    chosen = [known.get(name, (name, None, -1)) for name in order]
     return intern([name for name, _, _ in chosen], [space for _, space, _ in chosen]), tuple(
         size for *_, size in chosen
     )

@@ -19,7 +19,7 @@ from ._errors import UnknownLabelError
 from ._gather import Gather, gather
 from ._pairing import apply_step, check_sizes, current_plan
 from ._space import Space
-from ._tensor import Tensor, finish, method, wrap
+from ._tensor import Tensor, finish, method
 
 __all__ = ["isel", "sel"]
 
@@ -94,13 +94,17 @@ def _converted(key: Any) -> Any:
     if isinstance(key, (Tensor, torch.Tensor)):
         data = key._data if isinstance(key, Tensor) else key
         if data.is_floating_point() or data.is_complex():
-            raise IndexError(f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks")
+            raise IndexError(
+                f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
+            )
         if data.ndim:
             return key
         return bool(data) if data.dtype is torch.bool else int(data)
     if isinstance(key, np.ndarray):
         if key.dtype.kind not in "biu":
-            raise IndexError(f"an array of {key.dtype} can't be an index; integers select positions, booleans are masks")
+            raise IndexError(
+                f"an array of {key.dtype} can't be an index; integers select positions, booleans are masks"
+            )
         return _converted(torch.as_tensor(key))
     if isinstance(key, np.bool_):
         return bool(key)
@@ -115,7 +119,7 @@ def _converted(key: Any) -> Any:
 
 
 def _position(key: Any) -> int:
-    if isinstance(key, (str, bytes)) or isinstance(key, bool):
+    if isinstance(key, (str, bytes, bool)):
         raise TypeError(f"{key!r} is not a position; select by label with t.sel(axis={key!r})")
     try:
         return operator.index(key)
@@ -232,7 +236,9 @@ def _chosen(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | No
     if wanted.broadcast or (space is not None and space.broadcast):
         if space is not None and space.broadcast and wanted.broadcast:
             return space, None
-        raise UnknownLabelError(f"{called}, {space or 'positional'!r}, can't be indexed by {wanted!r}: only one is BROADCAST")
+        raise UnknownLabelError(
+            f"{called}, {space or 'positional'!r}, can't be indexed by {wanted!r}: only one is BROADCAST"
+        )
     if space is None:
         if wanted.positional:
             return wanted, None
@@ -287,7 +293,9 @@ def _by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> 
     """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
     space = axes.spaces[at]
     if index.dtype is torch.bool and index.shape[0] != data.shape[at]:
-        raise IndexError(f"a mask of {index.shape[0]} entries does not fit {axes.describe(at)} of size {data.shape[at]}")
+        raise IndexError(
+            f"a mask of {index.shape[0]} entries does not fit {axes.describe(at)} of size {data.shape[at]}"
+        )
     result = data[(slice(None),) * at + (index,)]
     if space is None:
         return result, axes
@@ -326,7 +334,9 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
             places.append(at)
     plan = current_plan(index_axes[0], tuple(index_axes[1:]))
     check_sizes(plan, indices)
-    indices = [i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)]
+    indices = [
+        i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)
+    ]
     key: list[Any] = [slice(None)] * data.ndim
     for place, index in zip(places, indices, strict=True):
         key[place] = index

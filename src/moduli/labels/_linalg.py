@@ -375,7 +375,7 @@ def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
 
 
 def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:
-    """a P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
+    """A P^-1 with P = (ah a)^(1/2), differentiable without the gaps between singular values.
 
     The derivative of the svd divides by differences of singular values, which vanish for the very matrices that are
     orthonormal already. Instead P solves P P = G = ah a by Newton's method from the known root P0 = V S Vh, whose linear

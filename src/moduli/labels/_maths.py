@@ -233,7 +233,7 @@ def any_axes(value: Any) -> bool:
 
 @method
 def lerp(t: Tensor, end: Any, weight: Any) -> Tensor:
-    """t + weight * (end - t), all paired by axis and label.
+    """T + weight * (end - t), all paired by axis and label.
 
     Args:
         t: The start.
@@ -332,7 +332,9 @@ def _clamp_rule(input: Tensor, min: Any = None, max: Any = None, **options: Any)
 
 def _where_rule(condition: Any, input: Any = None, other: Any = None, **options: Any) -> Tensor:
     if input is None or other is None:
-        raise TypeError("torch.where of a labelled condition needs both alternatives; for positions use t.data.nonzero()")
+        raise TypeError(
+            "torch.where of a labelled condition needs both alternatives; for positions use t.data.nonzero()"
+        )
     refuse_out(torch.where, options)
     return where(condition, input, other)
 

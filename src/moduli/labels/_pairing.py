@@ -181,8 +181,10 @@ def pair_spaces(
         return None, [None] * len(spaces)
     plans: list[Gather | None] = []
     for space in spaces:
-        if space is None and how != "exact" and any(
-            other is not None and not other.broadcast and len(other) != len(result) for other in spaces
+        if (
+            space is None
+            and how != "exact"
+            and any(other is not None and not other.broadcast and len(other) != len(result) for other in spaces)
         ):
             raise ValueError(
                 f"{_axis(name, at)} is positional in one operand, and the {how} join of the others changes its size: "
@@ -240,7 +242,11 @@ def check_sizes(plan: Plan, operands: Sequence[torch.Tensor]) -> None:
 
 def _sizes(size: int, other: int, axis: int, other_axis: int, operands: Sequence[torch.Tensor]) -> str:
     shapes = " and ".join(str(tuple(operand.shape)) for operand in operands)
-    hint = "; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis" if 1 in (size, other) else ""
+    hint = (
+        "; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis"
+        if 1 in (size, other)
+        else ""
+    )
     return f"the sizes of paired axes differ: {size} (axis {axis}) and {other} (axis {other_axis}) in shapes {shapes}{hint}"
 
 

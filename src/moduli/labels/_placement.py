@@ -155,7 +155,9 @@ def item(t: Tensor) -> Any:
         2.5
     """
     if t._data.numel() != 1:
-        raise ValueError(f"item() is for one element, and this tensor of shape {tuple(t._data.shape)} has {t._data.numel()}")
+        raise ValueError(
+            f"item() is for one element, and this tensor of shape {tuple(t._data.shape)} has {t._data.numel()}"
+        )
     return t._data.item()
 
 

@@ -69,7 +69,9 @@ def _norm(input: Tensor, p: Any = 2.0, dim: DimsLike = None, keepdim: bool = Fal
     if p in ("fro", None):
         p = 2.0
     if isinstance(p, str):
-        raise TypeError(f"norm of order {p!r} is a matrix norm and has no rule for labelled tensors; apply it to t.data")
+        raise TypeError(
+            f"norm of order {p!r} is a matrix norm and has no rule for labelled tensors; apply it to t.data"
+        )
     return reduce.norm(input, float(p), dim, keepdim)
 
 
@@ -90,7 +92,9 @@ for _function, _ours in {
     register(_function, _ours)
 
 
-def _softmax(input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+def _softmax(
+    input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
     return rank.softmax(input, _needed(dim), dtype=dtype)
 
 
@@ -100,7 +104,9 @@ def _log_softmax(
     return rank.log_softmax(input, _needed(dim), dtype=dtype)
 
 
-def _softmin(input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+def _softmin(
+    input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
     return rank.softmax(-input, _needed(dim), dtype=dtype)
 
 
@@ -145,7 +151,9 @@ def _loss(name: str, *options: str) -> None:
                 raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
         if given.pop("weight", None) is not None:
             raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
-        losses = elementwise(lambda a, b: function(*torch.broadcast_tensors(a, b), reduction="none", **given), input, target)
+        losses = elementwise(
+            lambda a, b: function(*torch.broadcast_tensors(a, b), reduction="none", **given), input, target
+        )
         if reduction == "none":
             return losses
         if reduction not in ("mean", "sum"):
@@ -155,11 +163,20 @@ def _loss(name: str, *options: str) -> None:
     RULES[function] = rule
 
 
-for _name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+for _name in (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+):
     _loss(_name)
 
 
-def _nan_to_num(input: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+def _nan_to_num(
+    input: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
     return finish(torch.nan_to_num(input._data, nan, posinf, neginf), input._axes)
 
 

@@ -29,7 +29,9 @@ __all__ = [
 
 
 @method
-def rename(t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None) -> Tensor:
+def rename(
+    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None
+) -> Tensor:
     """The same tensor with other axis names.
 
     Args:
@@ -178,14 +180,19 @@ def _alignment(
         if space is None or not (space.labelled and wanted.labelled):
             stretches = space is not None and space.broadcast
             if shape[source] != len(wanted) and not stretches:
-                raise ValueError(f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}")
+                raise ValueError(
+                    f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
+                )
         elif space.labels != wanted.labels:
             if len(space) != len(wanted) or any(label not in space for label in wanted):
                 raise ValueError(differing(space, wanted, called))
             gathers.append((at, Gather([space.index(label) for label in wanted])))
     names = [b if b is not None else axes.names[order[at]] for at, b in enumerate(target.names)]
     spaces = [b if b is not None else axes.spaces[order[at]] for at, b in enumerate(target.spaces)]
-    spaces = [None if space is not None and space.broadcast and not dims[i].broadcast else space for i, space in enumerate(spaces)]
+    spaces = [
+        None if space is not None and space.broadcast and not dims[i].broadcast else space
+        for i, space in enumerate(spaces)
+    ]
     return (None if order == tuple(range(axes.ndim)) else order), tuple(gathers), intern(names, spaces)
 
 
@@ -350,7 +357,9 @@ def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
     gone, axes = _squeezed(t._axes, tuple(dim) if isinstance(dim, list) else dim)
     for at in gone:
         if t._data.shape[at] != 1:
-            raise ValueError(f"{t._axes.describe(at)} has size {t._data.shape[at]}; only an axis of size 1 can be removed")
+            raise ValueError(
+                f"{t._axes.describe(at)} has size {t._data.shape[at]}; only an axis of size 1 can be removed"
+            )
     return finish(t._data.squeeze(gone), axes)
 
 

@@ -254,7 +254,7 @@ def trace(t: Tensor) -> Tensor:
 
 @method
 def add_identity(t: Tensor, c: Any) -> Tensor:
-    """t + c 1: a multiple of the identity added on the last two axes.
+    """T + c 1: a multiple of the identity added on the last two axes.
 
     The identity is one where the label of the row *is* the label of the column (positional axes go by position), however
     the two axes list them. A number that is added with ``+`` is added to every element instead.

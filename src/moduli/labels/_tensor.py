@@ -18,7 +18,6 @@ from ._axes import SCALAR, Axes, axes_of, static, unnamed
 from ._space import Space
 
 if TYPE_CHECKING:
-    from . import _methods
     from ._methods import Methods
 else:
 
@@ -245,8 +244,7 @@ class Tensor(Methods, DeviceBounded):
         count = self._data.numel()
         if count != 1:
             raise AmbiguousTruthError(
-                f"the truth value of a Tensor with {count} elements is ambiguous; "
-                "use .all(), .any(), or mo.equal(a, b)"
+                f"the truth value of a Tensor with {count} elements is ambiguous; use .all(), .any(), or mo.equal(a, b)"
             )
         return bool(self._data)
 
@@ -306,7 +304,11 @@ class Tensor(Methods, DeviceBounded):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         rule = RULES.get(func)
         if rule is None:
@@ -399,7 +401,9 @@ def axes_of_spaces(spaces: tuple[Space, ...]) -> Axes:
 def check_fit(shape: tuple[int, ...], spaces: tuple[Space, ...]) -> None:
     """Refuse Spaces whose number or sizes are not those of the data."""
     if len(shape) != len(spaces):
-        raise ValueError(f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}")
+        raise ValueError(
+            f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}"
+        )
     for axis, (size, space) in enumerate(zip(shape, spaces, strict=True)):
         if not isinstance(space, Space):
             raise TypeError(f"dims are Spaces, one per axis, but number {axis} is {space!r}; write Space({space!r})")
