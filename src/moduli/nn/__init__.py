@@ -19,8 +19,10 @@ from ._cache import cached, invalidate
 from ._containers import TensorDict, TensorList
 from ._frozen import FrozenDict
 from ._functional import Functional
-from ._module import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, Module, ModuleType, nograd_tensors
+from ._module import Module, ModuleType
+from ._nograd import nograd_tensors
 from ._tie import tie
+from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor, VirtualTensorAttributes
 

@@ -1,7 +1,7 @@
 """The state of torch under which a value was computed: what must agree before it may be reused.
 
-Everything here reads torch's own state; nothing is kept. Some states (function transforms, tracing, dispatch modes) make
-a tensor mean something else than its storage, and then nothing is reused at all.
+Everything here reads torch's own state; nothing is kept. Some states (function transforms, tracing, dispatch modes)
+make a tensor mean something else than its storage, and then nothing is reused at all.
 """
 
 from typing import Final, TypeAlias
@@ -42,7 +42,7 @@ def ambient() -> Ambient | None:
     if not _function_modes() and not _autocast():
         return (_grad(), _dtype())
     devices = []
-    for mode in _get_current_function_mode_stack():
+    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
         if isinstance(mode, DeviceContext):
             devices.append(mode.device)
         elif not isinstance(mode, Transparent):

@@ -119,12 +119,12 @@ def _states(sources: list[torch.Tensor], look: Callable[[torch.Tensor], tuple[An
 def _guard(sources: list[torch.Tensor]) -> Any:
     """A check in one call that sources have the form they have now, under the dispatch state that holds now.
 
-    It stands for `_Entry.holds`: the dispatch state of a thread shows transforms, modes, tracing, autocast and inference
-    mode. What it refuses is looked at again in full, so it can make a reuse cheaper but never let one pass.
+    It stands for `_Entry.holds`: the dispatch state of a thread shows transforms, modes, tracing, autocast and
+    inference mode. What it refuses is looked at again in full, so it makes reuse cheaper and never more frequent.
     """
     if not sources:
         return None
-    unknown = [[None] * source.ndim for source in sources]
+    unknown: Any = [[None] * source.ndim for source in sources]
     return torch._C._dynamo.guards.TensorGuards(*sources, dynamic_dims_sizes=unknown, dynamic_dims_strides=unknown)
 
 
@@ -272,7 +272,7 @@ def _record(
     entry.sources = [tensor for tensor, _ in recorder.sources.values()]
     entry.versions = list(map(_version, entry.sources))
     entry.pointers = list(map(_pointer, entry.sources))
-    # Outside a scope the guard alone vouches for the sources; a graph, or a function that asked for flags, is looked at.
+    # Without gradients the guard can vouch for the sources; with them, and where flags were read, all is looked at.
     entry.look = _look_and_flag if recorder.flags or carries_graph or surrounding[0] else _look
     entry.state = _states(entry.sources, entry.look)
     entry.guard = None

@@ -6,7 +6,9 @@ from typing import Any, overload
 from moduli.labels import Tensor
 
 from ._cache import bump
-from ._module import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, Module
+from ._module import Module
+from ._ownership import drop, keep
+from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 
 __all__ = ["TensorDict", "TensorList"]
 
@@ -24,14 +26,14 @@ class _Container(Module):
 
     def _put(self, key: str, value: Any) -> None:
         # Not by attribute: a key may well be the name of a method.
-        self._keep(key, _checked(self, value), self._nograd)
+        keep(self, key, _checked(self, value), self._nograd)
         bump()
 
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]
 
     def _remove(self, key: str) -> None:
-        self._drop(key, self._labelled[key][0])
+        drop(self, key)
         bump()
 
     def export(self, name: str) -> Tensor:
@@ -120,7 +122,7 @@ class TensorList(_Container, MutableSequence[Tensor]):
         return index % size
 
     def _fill(self, tensors: list[Tensor]) -> None:
-        registry: dict[str, Any] = self._buffers if self._nograd else self._parameters  # type: ignore[assignment]
+        registry: dict[str, Any] = self._buffers if self._nograd else self._parameters
         held, entries = {id(tensor) for tensor in registry.values()}, []
         for tensor in tensors:
             # What was in the list already keeps its parameter, so that an optimizer still knows it.

@@ -47,15 +47,16 @@ def install(cls: type) -> None:
 
 def _descendants(cls: type) -> list[type]:
     found: dict[type, None] = {}
+    child: type
     for child in cls.__subclasses__():
         found[child] = None
         found.update(dict.fromkeys(_descendants(child)))
     return list(found)
 
 
-def _inherited(cls: type) -> Action:
+def _inherited(cls: Any) -> Action:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(cls, self).forward(*args, **kwargs)  # type: ignore[misc]
+        return super(cls, self).forward(*args, **kwargs)
 
     return forward
 
@@ -101,7 +102,7 @@ def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     outer = _pending.get(thread)
     _pending[thread] = self
     try:
-        return nn.Module._call_impl(self, *args, **kwargs)
+        return nn.Module._call_impl(self, *args, **kwargs)  # type: ignore[no-untyped-call]
     finally:
         if outer is None:
             _pending.pop(thread, None)

@@ -31,8 +31,8 @@ class _Actions:
     __slots__ = ("__weakref__", "generation", "registered", "resolved", "token")
 
     def __init__(self) -> None:
-        # The functions are attributes of the functional class, and this holds their names: a compiler that traces a call
-        # can treat a name as a constant, but not a function that it did not see coming from somewhere.
+        # The functions are attributes of the functional class, and this holds their names: a compiler that traces a
+        # call can treat a name as a constant, but not a function that it did not see coming from somewhere.
         self.registered: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         # By id, because looking a class up in a weak dictionary costs more than the rest of a dispatched call. The
         # reference tells whether the id still belongs to the class it was stored for.

@@ -3,7 +3,8 @@
 Only numbers, strings, None, lists and dicts are used, so that a state dict still loads with `weights_only=True`. One
 axis is a dict with its `name` and, if it is labelled, its `labels`:
 
-* a string, a number, a truth value and None stand for themselves, consecutive integers for `{"range": [start, stop, step]}`;
+* a string, a number, a truth value and None stand for themselves; integers at equal steps are not listed, but given
+  as a `range` of start, stop and step;
 * `["tuple", [...]]` and `["frozenset", [...]]` hold encoded labels;
 * `["enum", class, member]` is a member of an enumeration;
 * `[class, text]` is any other label whose text tells it apart, such as a date or a frozen dataclass.
@@ -93,7 +94,8 @@ def align_state(
             state_dict[full] = state_dict.pop(prefix + name)
         value = state_dict[full]
         if isinstance(value, Tensor):
-            given, value = encode(value._axes, prefix + name), value.data
+            given: Any = encode(value._axes, prefix + name)
+            value = value.data
         else:
             given = saved.get(name)
         if given is not None and isinstance(value, torch.Tensor):
@@ -129,7 +131,8 @@ def _align(data: torch.Tensor, saved: Sequence[Mapping[str, Any]], here: Sequenc
         positions = {label: position for position, label in enumerate(before)}
         if positions.keys() != set(after):
             raise ValueError(
-                f"{axis} differs: only in the checkpoint {_show(before, after)}, only in the module {_show(after, before)}"
+                f"{axis} differs: only the checkpoint has {_show(before, after)}, "
+                f"only the module has {_show(after, before)}"
             )
         index = torch.tensor([positions[label] for label in after], device=data.device)
         data = data.index_select(at, index)

@@ -16,25 +16,23 @@ from moduli.labels._tensor import wrap
 from ._cache import bump
 from ._dispatch import install
 from ._frozen import FrozenDict
-from ._functional import Action, Functional, unregistered
+from ._functional import F, Functional, unregistered
 from ._labels import align_state, encode
+from ._ownership import check_virtual, drop, own, register, replace
 from ._state import load_all_or_nothing, reunite, tied_entries
-from ._virtual import virtual
+from ._views import describe, device_of, owned_names, registered_target, tensors_of
 from ._virtual_tensor import VirtualTensor
 
-__all__ = ["TENSOR_BUFFER_PREFIX", "TENSOR_PARAM_PREFIX", "Module", "ModuleType", "nograd_tensors"]
+__all__ = ["Module", "ModuleType"]
 
 ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
 
-TENSOR_PARAM_PREFIX: Final = "tensor:"
-"""Prefix of the names under which owned tensors are registered as parameters."""
-
-TENSOR_BUFFER_PREFIX: Final = "buffer:"
-"""Prefix of the names under which owned tensors declared by `nograd_tensors` are registered as buffers."""
-
 _MISSING: Final = object()
+# Assigning the same one again, as `train()` and `eval()` do all the time, changes nothing.
+_UNCHANGING: Final = frozenset({bool, int, float, str, type(None)})
 _LABELS: Final = "labels"
+_CPU: Final = Device("cpu")
 
 
 class Module(Functional, nn.Module, DeviceBounded):
@@ -90,11 +88,12 @@ class Module(Functional, nn.Module, DeviceBounded):
             NotImplementedError: Always, unless a subclass defines it.
         """
         raise NotImplementedError(
-            f"{unregistered(type(self), type(args[0]) if args else type(None))}, or define {type(self).__name__}.forward"
+            unregistered(type(self), type(args[0]) if args else type(None))
+            + f", or define {type(self).__name__}.forward"
         )
 
     @classmethod
-    def register(cls, obj_type: Any) -> Callable[[Action], Action]:
+    def register(cls, obj_type: Any) -> Callable[[F], F]:
         """Register a function as the action of this class of modules on objects of a type.
 
         A call whose first argument is of that type runs it instead of `forward`, with hooks and `compile()` honoured.
@@ -119,12 +118,12 @@ class Module(Functional, nn.Module, DeviceBounded):
             >>> Shout()("hello"), Shout()(3)
             ('HELLO', 3)
         """
-        decorate = super().register(obj_type)
+        decorate: Callable[[F], F] = super().register(obj_type)
 
-        def decorator(function: Action) -> Action:
-            result = decorate(function)
+        def decorator(function: F) -> F:
+            decorate(function)
             install(cls)
-            return result
+            return function
 
         return decorator
 
@@ -157,18 +156,18 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(value) is Tensor:
-            self._own(name, value)
+            own(self, name, value)
         elif isinstance(value, (nn.Module, nn.Parameter)):
-            self._register(name, value)
+            register(self, name, value)
         else:
             if isinstance(value, DeviceBounded):
                 value = value.to_device(self.device)
             elif isinstance(value, VirtualTensor):
-                _check_virtual(self, name, value)
+                check_virtual(self, name, value)
             state = self.__dict__
             if name in state.get("_labelled", ()):
-                self._replace(name, value)
-            elif state.get(name, _MISSING) is value:
+                replace(self, name, value)
+            elif type(value) in _UNCHANGING and state.get(name, _MISSING) is value:
                 return
             else:
                 nn.Module.__setattr__(self, name, value)
@@ -181,93 +180,9 @@ class Module(Functional, nn.Module, DeviceBounded):
         if record is None:
             nn.Module.__delattr__(self, name)
         else:
-            self._drop(name, record[0])
+            drop(self, name)
         if not is_compiling():
             bump()
-
-    def _own(self, name: str, value: Tensor) -> None:
-        """Copy a labelled tensor into the module under a name."""
-        state = self.__dict__
-        if "_labelled" not in state:
-            raise AttributeError(
-                f"cannot assign the tensor {name!r} before {type(self).__name__}.__init__() was called"
-            )
-        declared = getattr(type(self), name, _MISSING)
-        if declared is not _MISSING:
-            _check_free(self, name, declared)
-            object.__setattr__(self, name, value)
-            return
-        self._keep(name, value, name in self.__nograd_tensors__)
-
-    def _keep(self, name: str, value: Tensor, buffer: bool) -> None:
-        _check_name(name)
-        state = self.__dict__
-        source, target = value.data, self._torch_device()
-        if source.device == target or source.is_meta:
-            # A tensor without storage has nothing to move.
-            data = source.detach().clone()
-        else:
-            data = source.detach().to(target)
-        key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
-        record = state["_labelled"].get(name)
-        if record is not None and not _stored(self, record[0]) and hasattr(self, record[0]):
-            _check_derived(self, name, record[0], key)
-            with torch.no_grad():
-                setattr(self, key, data)
-        elif buffer:
-            self.register_buffer(key, data)
-        else:
-            self.register_parameter(key, nn.Parameter(data, requires_grad=source.requires_grad))
-        if record is not None and record[0] != key:
-            nn.Module.__delattr__(self, record[0])
-        state["_labelled"][name] = (key, value._axes)
-        for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
-            registry.pop(name, None)
-        state["_non_persistent_buffers_set"].discard(name)
-
-    def _register(self, name: str, value: nn.Module | nn.Parameter) -> None:
-        """Assign a child or a plain parameter."""
-        declared = getattr(type(self), name, _MISSING)
-        if isinstance(declared, virtual):
-            object.__setattr__(self, name, value)
-            return
-        if declared is not _MISSING:
-            _check_free(self, name, declared)
-        if isinstance(value, nn.Module):
-            _move(value, self._torch_device())
-        self._replace(name, value)
-
-    def _replace(self, name: str, value: Any) -> None:
-        """Assign anything that may take the place of something registered; all or nothing."""
-        state = self.__dict__
-        registries = [state[key] for key in ("_parameters", "_buffers", "_modules", "_labelled") if key in state]
-        before, persistence = (
-            [dict(registry) for registry in registries],
-            set(state.get("_non_persistent_buffers_set", ())),
-        )
-        held = state.get(name, _MISSING)
-        record = state.get("_labelled", {}).get(name)
-        try:
-            if record is not None:
-                self._drop(name, record[0])
-            nn.Module.__setattr__(self, name, value)
-        except BaseException:
-            for registry, entries in zip(registries, before, strict=True):
-                registry.clear()
-                registry.update(entries)
-            if registries:
-                state["_non_persistent_buffers_set"].clear()
-                state["_non_persistent_buffers_set"].update(persistence)
-            if held is not _MISSING:
-                state[name] = held
-            raise
-
-    def _drop(self, name: str, key: str) -> None:
-        if not _stored(self, key) and hasattr(self, key):
-            _check_derived(self, name, key, None)
-        if _stored(self, key):
-            nn.Module.__delattr__(self, key)
-        del self.__dict__["_labelled"][name]
 
     # -- what is owned -----------------------------------------------------------------------------------------------
 
@@ -293,7 +208,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         tensor = getattr(self, name)
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{type(self).__name__}.{name} is a {type(tensor).__name__}, not a labelled Tensor, so it cannot be exported"
+                f"{type(self).__name__}.{name} cannot be exported: it is a {type(tensor).__name__}, not a labelled Tensor"
             )
         return tensor.detach().clone()
 
@@ -312,8 +227,8 @@ class Module(Functional, nn.Module, DeviceBounded):
         exported = {}
         for prefix, module in self.named_modules():
             if isinstance(module, Module):
-                _warn_unassigned(module)
-                for name in _owned_names(module):
+                warn_unassigned(module)
+                for name in owned_names(module):
                     exported[f"{prefix}.{name}" if prefix else name] = module.export(name)
         return FrozenDict(exported)
 
@@ -368,17 +283,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             >>> Module().to_device("meta").device
             Device('meta')
         """
-        return Device.new(self._torch_device())
-
-    def _torch_device(self) -> torch.device:
-        state = self.__dict__
-        for registry in (state["_parameters"], state["_buffers"]):
-            for tensor in registry.values():
-                if tensor is not None:
-                    return tensor.device  # type: ignore[no-any-return]
-        for tensor in _tensors(self):
-            return tensor.device
-        return state["_device"].torch_device()  # type: ignore[no-any-return]
+        return Device.new(device_of(self))
 
     def to_device(self, device: DeviceLike) -> Self:
         """Move this module and everything below it, in place, as `torch.nn.Module.to` does.
@@ -431,10 +336,10 @@ class Module(Functional, nn.Module, DeviceBounded):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # Conversions may give every name a tensor of its own, where several names share one.
         shared = tied_entries(self)
-        nn.Module._apply(self, fn, recurse)
+        nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         reunite(shared)
-        device = self._torch_device()
-        if next(_tensors(self), None) is None:
+        device = device_of(self)
+        if next(tensors_of(self), None) is None:
             # Without tensors nothing else tells where the module is moved to.
             device = fn(torch.empty(0, device=device)).device
         self.__dict__["_device"] = Device.new(device)
@@ -446,24 +351,24 @@ class Module(Functional, nn.Module, DeviceBounded):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with their registered names, as in torch."""
-        _warn_unassigned(self)
+        warn_unassigned(self)
         return nn.Module.named_parameters(self, prefix, recurse, remove_duplicate)
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """The parameter of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_parameter(self, _registered_target(self, target))
+        return nn.Module.get_parameter(self, registered_target(self, target))
 
     def get_buffer(self, target: str) -> torch.Tensor:
         """The buffer of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_buffer(self, _registered_target(self, target))
+        return nn.Module.get_buffer(self, registered_target(self, target))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict, all of it or nothing.
 
-        As in torch, and besides: labels saved with the tensors are compared with those of this module, put in its order
-        if they are the same ones, and refused if they are not; owned tensors may also be given under their public names,
-        as in the checkpoint of an ordinary module; names that are tied here stay tied; if loading fails, the module is
-        as it was before.
+        As in torch, and besides: labels saved with the tensors are compared with those of this module, put in its
+        order if they are the same ones, and refused if they are not; owned tensors may also be given under their
+        public names, as in the checkpoint of an ordinary module or in what `export_all` returns; names that are tied
+        here stay tied; if loading fails, the module is as it was before.
 
         Args:
             state_dict: What `state_dict` returned, or a plain mapping of names to tensors.
@@ -493,14 +398,14 @@ class Module(Functional, nn.Module, DeviceBounded):
         )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        _warn_unassigned(self)
+        warn_unassigned(self)
         nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
         labelled = self.__dict__["_labelled"]
         metadata = getattr(destination, "_metadata", None)
         if labelled and metadata is not None:
             where = prefix + type(self).__name__ if prefix else type(self).__name__
             metadata.setdefault(prefix[:-1], {})[_LABELS] = {
-                name: encode(labelled[name][1], f"{where}.{name}") for name in _owned_names(self)
+                name: encode(labelled[name][1], f"{where}.{name}") for name in owned_names(self)
             }
 
     def _load_from_state_dict(
@@ -522,7 +427,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             self,
             state_dict,
             prefix,
-            local_metadata,  # type: ignore[arg-type]
+            local_metadata,
             strict,
             missing_keys,
             unexpected_keys,
@@ -543,9 +448,9 @@ class Module(Functional, nn.Module, DeviceBounded):
     def __repr__(self) -> str:
         lines = self.extra_repr().splitlines()
         alone = len(lines) == 1
-        for name in _owned_names(self):
+        for name in owned_names(self):
             alone = False
-            lines.append(f"({name}): {_describe(self, name)}")
+            lines.append(f"({name}): {describe(self, name)}")
         for name, module in self._modules.items():
             alone = False
             lines.append(f"({name}): " + repr(module).replace("\n", "\n  "))
@@ -554,131 +459,8 @@ class Module(Functional, nn.Module, DeviceBounded):
         return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"  # type: ignore[no-untyped-call]
 
 
-_CPU: Final = Device("cpu")
-
-
-def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
-    """Declare attributes whose labelled tensors are kept as buffers: part of the state, never trained.
-
-    Names declared by all bases hold too. A declared name that is never assigned is probably misspelt, and warned about
-    once, when the module's parameters or state are first asked for.
-
-    Args:
-        *names: Names of attributes.
-
-    Returns:
-        A class decorator that annotates a `Module` class in place and returns it.
-
-    Raises:
-        TypeError: If a name is not a string, or the class is no `Module`.
-
-    Example:
-        >>> import torch
-        >>> from moduli.labels import Space, Tensor
-        >>> from moduli.nn import Module, nograd_tensors
-        >>> @nograd_tensors("basis")
-        ... class Fit(Module):
-        ...     pass
-        >>> m = Fit()
-        >>> m.basis = Tensor(torch.eye(2), (Space(2), Space(2)))
-        >>> [name for name, _ in m.named_buffers()], list(m.parameters())
-        (['buffer:basis'], [])
-    """
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(
-                f'nograd_tensors takes the names of attributes, not {name!r}; write @nograd_tensors("name") above the class'
-            )
-
-    def annotate(cls: ModuleType) -> ModuleType:
-        if not (isinstance(cls, type) and issubclass(cls, Module)):
-            raise TypeError(f"nograd_tensors decorates a class derived from moduli.nn.Module, not {cls!r}")
-        cls.__nograd_tensors__ = cls.__nograd_tensors__ | frozenset(names)
-        return cls
-
-    return annotate
-
-
-def _owned_names(module: Module) -> list[str]:
-    """Public names of the owned tensors that have a storage."""
-    return [name for name, (key, _) in module._labelled.items() if _stored(module, key) or hasattr(module, key)]
-
-
-def _stored(module: nn.Module, key: str) -> bool:
-    return key in module._parameters or key in module._buffers
-
-
-def _registered_target(module: nn.Module, target: str) -> str:
-    path, _, name = target.rpartition(".")
-    owner = module.get_submodule(path)
-    record = owner._labelled.get(name) if isinstance(owner, Module) else None
-    if record is None:
-        return target
-    return f"{path}.{record[0]}" if path else record[0]
-
-
-def _describe(module: Module, name: str) -> str:
-    tensor = getattr(module, name)
-    axes = ", ".join(f"{'_' if space.name is None else space.name}={len(space)}" for space in tensor.dims)
-    kind = "buffer" if module._labelled[name][0].startswith(TENSOR_BUFFER_PREFIX) else "parameter"
-    frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
-    return f"Tensor({axes}), {kind}, {str(tensor.dtype).removeprefix('torch.')}{frozen}"
-
-
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    for each in module.modules():
-        for registry in (each._parameters, each._buffers):
-            yield from (tensor for tensor in registry.values() if tensor is not None)
-
-
-def _move(module: nn.Module, device: torch.device) -> None:
-    if any(tensor.device != device and not tensor.is_meta for tensor in _tensors(module)):
-        module.to(device)
-
-
-def _check_name(name: str) -> None:
-    if not name or "." in name:
-        raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
-    if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):
-        raise KeyError(f"{name!r} is the registered name of a tensor; assign the tensor to its public name")
-
-
-def _check_free(module: Module, name: str, declared: Any) -> None:
-    """Refuse a name that the class uses for itself, unless it says what assigning means."""
-    if hasattr(type(declared), "__set__") and not (isinstance(declared, property) and declared.fset is None):
-        return
-    where = next(klass for klass in type(module).__mro__ if name in klass.__dict__)
-    raise AttributeError(
-        f"cannot assign to {type(module).__name__}.{name}: {where.__module__}.{where.__qualname__} defines {name!r} as a "
-        f"{type(declared).__name__}, which would hide what is assigned. Choose another name"
-    )
-
-
-def _check_derived(module: Module, name: str, key: str, replacement: str | None) -> None:
-    """Refuse to assign or delete a tensor that pruning or a parametrization computes, where that has no meaning."""
-    if nn.utils.parametrize.is_parametrized(module, key):
-        if replacement == key:
-            return
-        remedy = f"torch.nn.utils.parametrize.remove_parametrizations(module, {key!r})"
-    else:
-        remedy = f"torch.nn.utils.prune.remove(module, {key!r})"
-    raise RuntimeError(
-        f"{type(module).__name__}.{name} is computed from other parameters and cannot be replaced or deleted; "
-        f"first call {remedy}"
-    )
-
-
-def _check_virtual(module: Module, name: str, value: VirtualTensor) -> None:
-    if value.owner is not module or value.name != name:
-        owner = value.owner
-        raise ValueError(
-            f"the virtual tensor {value.name!r} of {'a lost module' if owner is None else type(owner).__name__} cannot "
-            f"become {name!r} of {'the same' if owner is module else 'another'} module, whose conversions it would not "
-            f"follow; write VirtualTensor.create(module, {name!r}, materializer)"
-        )
-
-
-def _warn_unassigned(module: Module) -> None:
+def warn_unassigned(module: Module) -> None:
+    """Warn, once per class, of names declared by `nograd_tensors` that nothing was assigned to."""
     cls = type(module)
     names = cls.__nograd_tensors__
     if not names:

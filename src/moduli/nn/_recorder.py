@@ -23,13 +23,12 @@ Link: TypeAlias = tuple[Any, Any, Any]
 """(container, key, object): valid while `container[key] is object`."""
 
 # Reading these couples the value to something that neither versions nor addresses show.
-_UNTRACKED: Final = frozenset(
-    {torch.Tensor.grad.__get__, torch.Tensor._grad.__get__, torch.Tensor.grad_fn.__get__}  # type: ignore[attr-defined]
-)
-_FLAGS: Final = frozenset({torch.Tensor.requires_grad.__get__, torch.Tensor.is_leaf.__get__})  # type: ignore[attr-defined]
+_UNTRACKED: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad", "grad_fn"))
+_FLAGS: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf"))
 _DATA: Final = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _CONTAINERS: Final = (list, tuple, dict)
+_SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
 _INTERNAL: Final = frozenset(nn.Module().__dict__) | {"_virtual_cache"}
 
 
@@ -114,7 +113,7 @@ class Recorder(Transparent):
 
 def _random_states() -> list[torch.Tensor]:
     states = [torch.random.get_rng_state()]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return states
 
@@ -188,7 +187,7 @@ def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | 
                 visit(target, path, depth)
         elif isinstance(obj, _CONTAINERS) and depth < 2:
             for key, entry in list(obj.items() if isinstance(obj, dict) else enumerate(obj)):
-                if isinstance(entry, (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)):
+                if isinstance(entry, _SEARCHED):
                     visit(entry, (*path, (obj, key, entry)), depth + 1)
 
     visit(owner, (), 0)

@@ -85,12 +85,11 @@ def _certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
 def _check_ties(module: nn.Module, groups: list[dict[str, Place]], state_dict: Mapping[str, Any]) -> None:
     for group in groups:
         given = {name: state_dict[name] for name in group if isinstance(state_dict.get(name), torch.Tensor)}
-        first, *others = given.items() if given else [("", None)]
-        for name, value in others:
-            same = value is first[1] or (value.shape == first[1].shape and bool(torch.equal(value, first[1])))
-            if not same:
+        first = next(iter(given), "")
+        for name, value in given.items():
+            if value is not given[first] and not torch.equal(value, given[first]):
                 raise RuntimeError(
-                    f"{type(module).__name__} has one tensor for {first[0]!r} and {name!r}, but the state dict has "
+                    f"{type(module).__name__} has one tensor for {first!r} and {name!r}, but the state dict has "
                     "different values for them; untie them by assigning one of them, or remove one from the state dict"
                 )
 
@@ -99,7 +98,7 @@ class _Snapshot:
     """What a module tree holds, to put it back."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._registries = [
+        self._registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (registry, dict(registry)) for each in module.modules() for registry in (each._parameters, each._buffers)
         ]
         tensors = {id(t): t for _, entries in self._registries for t in entries.values() if t is not None}

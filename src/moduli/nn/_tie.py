@@ -1,9 +1,12 @@
 """Tying: two names for one tensor."""
 
+from typing import cast
+
 from torch import nn
 
 from ._cache import bump
-from ._module import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, Module
+from ._module import Module
+from ._ownership import keep
 
 __all__ = ["tie"]
 
@@ -46,14 +49,10 @@ def tie(module: nn.Module, name: str, to: str) -> None:
         declared = public in holder.__nograd_tensors__
         if declared == trained:
             raise ValueError(
-                f"{to!r} is a {'parameter' if trained else 'buffer'}, but {name!r} is "
-                f"{'declared by nograd_tensors' if declared else 'not declared by nograd_tensors'}: they cannot be one tensor"
+                f"{to!r} is a {'parameter' if trained else 'buffer'}, but {name!r} is {'' if declared else 'not '}declared "
+                "by nograd_tensors: they cannot be one tensor"
             )
-        holder._keep(public, getattr(target, to.rpartition(".")[2]), buffer=declared)
-        holder.__dict__["_labelled"][public] = (
-            (TENSOR_BUFFER_PREFIX if declared else TENSOR_PARAM_PREFIX) + public,
-            record,
-        )
+        keep(holder, public, getattr(target, to.rpartition(".")[2]), buffer=declared)
         public = holder._labelled[public][0]
     elif trained:
         setattr(holder, public, tensor)
@@ -68,9 +67,9 @@ def tie(module: nn.Module, name: str, to: str) -> None:
 
 def _find(module: nn.Module, to: str) -> tuple[nn.Module, str, object]:
     target, public = _holder(module, to)
-    key, record = public, None
+    key, record = public, cast(object, None)
     if isinstance(target, Module) and public in target._labelled:
-        key, record = target._labelled[public]  # type: ignore[assignment]
+        key, record = target._labelled[public]
     if target._parameters.get(key) is None and target._buffers.get(key) is None:
         raise AttributeError(f"{type(module).__name__} has no tensor {to!r} to tie to")
     return target, key, record

@@ -16,7 +16,7 @@ __all__ = ["virtual"]
 T = TypeVar("T")
 
 
-class virtual(Generic[T]):  # noqa: N801
+class virtual(Generic[T]):
     """A tensor attribute computed from other attributes: the decorated method is called, its result *is* the attribute.
 
     It is computed from its sources as they are when it is read, so gradients reach them, it follows their dtype and

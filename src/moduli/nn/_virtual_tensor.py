@@ -225,8 +225,8 @@ class VirtualTensor:
         reference = getattr(owner, self._ref, None)
         if reference is None:
             raise RuntimeError(
-                f"{type(owner).__name__} no longer has the buffer {self._ref!r} that carries the dtype and device of its "
-                f"virtual tensor {self._name!r}; create the virtual tensor again"
+                f"{type(owner).__name__} no longer has the buffer {self._ref!r} that carries the dtype and device of "
+                f"its virtual tensor {self._name!r}; create the virtual tensor again"
             )
         return reference  # type: ignore[no-any-return]
 
@@ -306,9 +306,10 @@ def _operator(name: str) -> Callable[..., Any]:
     return operate
 
 
-_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-_OTHERS = "neg pos abs invert getitem contains float int complex index eq ne lt le gt ge".split()
-for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_OTHERS):
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNARY = ("neg", "pos", "abs", "invert", "float", "int", "complex", "index", "getitem", "contains")
+for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_COMPARISONS, *_UNARY):
     setattr(VirtualTensor, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -365,7 +366,7 @@ def _check(owner: Any, name: Any, materializer: Any) -> None:
 def _restore_dtypes_on_load(owner: nn.Module) -> None:
     hooks = owner._load_state_dict_pre_hooks.values()
     if not any(getattr(hook, "hook", None) is _restore_dtypes for hook in hooks):
-        owner.register_load_state_dict_pre_hook(_restore_dtypes)
+        owner.register_load_state_dict_pre_hook(_restore_dtypes)  # type: ignore[no-untyped-call]
 
 
 def _restore_dtypes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

@@ -1,0 +1,147 @@
+"""Assigning, replacing and deleting what a module owns: each either happens or leaves everything as it was."""
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from moduli.labels import Tensor
+
+from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored, tensors_of
+from ._virtual import virtual
+from ._virtual_tensor import VirtualTensor
+
+__all__ = ["check_virtual", "drop", "keep", "own", "register", "replace"]
+
+_MISSING: Final = object()
+_REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
+
+
+def own(module: nn.Module, name: str, value: Tensor) -> None:
+    """Copy a labelled tensor into a module under the name of an attribute."""
+    cls = type(module)
+    if "_labelled" not in module.__dict__:
+        raise AttributeError(f"cannot assign the tensor {name!r} before {cls.__name__}.__init__() was called")
+    declared = getattr(cls, name, _MISSING)
+    if declared is not _MISSING:
+        _check_free(module, name, declared)
+        object.__setattr__(module, name, value)
+    else:
+        keep(module, name, value, name in cls.__nograd_tensors__)  # type: ignore[attr-defined]
+
+
+def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
+    """Register a copy of a labelled tensor, in place of anything that had the name."""
+    _check_name(name)
+    state = module.__dict__
+    source, target = value.data, device_of(module)
+    # A tensor without storage has nothing to move.
+    same = source.device == target or source.is_meta
+    data = source.detach().clone() if same else source.detach().to(target)
+    key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
+    record = state["_labelled"].get(name)
+    if record is not None and not stored(module, record[0]) and hasattr(module, record[0]):
+        _check_computed(module, name, record[0], key)
+        with torch.no_grad():
+            setattr(module, key, data)
+    elif buffer:
+        module.register_buffer(key, data)
+    else:
+        module.register_parameter(key, nn.Parameter(data, requires_grad=source.requires_grad))
+    if record is not None and record[0] != key and stored(module, record[0]):
+        nn.Module.__delattr__(module, record[0])
+    state["_labelled"][name] = (key, value._axes)
+    for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
+        registry.pop(name, None)
+    state["_non_persistent_buffers_set"].discard(name)
+
+
+def register(module: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
+    """Assign a child or a plain parameter."""
+    declared = getattr(type(module), name, _MISSING)
+    if isinstance(declared, virtual):
+        object.__setattr__(module, name, value)
+        return
+    if declared is not _MISSING:
+        _check_free(module, name, declared)
+    if isinstance(value, nn.Module) and "_device" in module.__dict__:
+        device = device_of(module)
+        if any(tensor.device != device and not tensor.is_meta for tensor in tensors_of(value)):
+            value.to(device)
+    replace(module, name, value)
+
+
+def replace(module: nn.Module, name: str, value: Any) -> None:
+    """Assign, as torch does, what may take the place of something registered."""
+    state = module.__dict__
+    registries = [(state[key], dict(state[key])) for key in _REGISTRIES if key in state]
+    transient = set(state.get("_non_persistent_buffers_set", ()))
+    held = state.get(name, _MISSING)
+    try:
+        if name in state.get("_labelled", ()):
+            drop(module, name)
+        nn.Module.__setattr__(module, name, value)
+    except BaseException:
+        for registry, entries in registries:
+            registry.clear()
+            registry.update(entries)
+        if "_non_persistent_buffers_set" in state:
+            state["_non_persistent_buffers_set"] = transient
+        if held is not _MISSING:
+            state[name] = held
+        raise
+
+
+def drop(module: nn.Module, name: str) -> None:
+    """Remove an owned tensor."""
+    labelled = module.__dict__["_labelled"]
+    key = labelled[name][0]
+    if stored(module, key):
+        nn.Module.__delattr__(module, key)
+    elif hasattr(module, key):
+        _check_computed(module, name, key, None)
+    del labelled[name]
+
+
+def _check_name(name: str) -> None:
+    if not name or "." in name:
+        raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
+    if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):
+        raise KeyError(f"{name!r} is the registered name of a tensor; assign the tensor to its public name")
+
+
+def _check_free(module: nn.Module, name: str, declared: Any) -> None:
+    """Refuse a name that the class uses for itself, unless the class says what assigning to it means."""
+    if hasattr(type(declared), "__set__") and not (isinstance(declared, property) and declared.fset is None):
+        return
+    where = next(klass for klass in type(module).__mro__ if name in klass.__dict__)
+    raise AttributeError(
+        f"cannot assign to {type(module).__name__}.{name}: {where.__module__}.{where.__qualname__} defines {name!r} as "
+        f"a {type(declared).__name__}, which would hide what is assigned. Choose another name"
+    )
+
+
+def _check_computed(module: nn.Module, name: str, key: str, replacement: str | None) -> None:
+    """Refuse to replace or delete a tensor that pruning or a parametrization computes, where that has no meaning."""
+    if nn.utils.parametrize.is_parametrized(module, key):
+        if replacement == key:
+            return
+        remedy = f"torch.nn.utils.parametrize.remove_parametrizations(module, {key!r})"
+    else:
+        remedy = f"torch.nn.utils.prune.remove(module, {key!r})"
+    raise RuntimeError(
+        f"{type(module).__name__}.{name} is computed from other parameters and cannot be replaced or deleted; "
+        f"first call {remedy}"
+    )
+
+
+def check_virtual(module: nn.Module, name: str, value: VirtualTensor) -> None:
+    """Refuse a virtual tensor that would not follow the module it is assigned to."""
+    owner = value.owner
+    if owner is not module or value.name != name:
+        whose = "a lost module" if owner is None else type(owner).__name__
+        raise ValueError(
+            f"the virtual tensor {value.name!r} of {whose} cannot become {name!r} of "
+            f"{'the same' if owner is module else 'another'} module, whose conversions it would not follow; write "
+            f"VirtualTensor.create(module, {name!r}, materializer)"
+        )
