@@ -69,6 +69,9 @@ class Module(Functional, nn.Module, DeviceBounded):
     __nograd_tensors__: frozenset[str] = frozenset()
     """Names of attributes whose tensors are kept as buffers; filled by `nograd_tensors`."""
 
+    # Declared names that were assigned, or whose absence was warned about.
+    _assigned_nograd: set[str] = set()
+
     _labelled: dict[str, tuple[str, Axes]]
     _device: Device
 
@@ -132,6 +135,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         # With several bases, looking the attribute up would find the names of the first one only.
         names = [base.__dict__.get("__nograd_tensors__", frozenset()) for base in cls.__mro__]
         cls.__nograd_tensors__ = frozenset().union(*names)
+        cls._assigned_nograd = set()
         install(cls)
 
     # -- attributes --------------------------------------------------------------------------------------------------
@@ -465,11 +469,10 @@ def warn_unassigned(module: Module) -> None:
     names = cls.__nograd_tensors__
     if not names:
         return
-    warned = cls.__dict__.get("_warned_nograd", frozenset())
     known = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
-    unassigned = sorted(name for name in names - known - warned if not hasattr(cls, name))
+    unassigned = sorted(name for name in names - known - cls._assigned_nograd if not hasattr(cls, name))
     if unassigned:
-        type.__setattr__(cls, "_warned_nograd", warned | frozenset(unassigned))
+        cls._assigned_nograd.update(unassigned)
         warnings.warn(
             f"{cls.__name__} declares {', '.join(map(repr, unassigned))} with nograd_tensors but never assigned it; "
             "is the name misspelt?",

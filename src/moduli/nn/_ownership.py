@@ -27,7 +27,10 @@ def own(module: nn.Module, name: str, value: Tensor) -> None:
         _check_free(module, name, declared)
         object.__setattr__(module, name, value)
     else:
-        keep(module, name, value, name in cls.__nograd_tensors__)  # type: ignore[attr-defined]
+        buffer = name in cls.__nograd_tensors__  # type: ignore[attr-defined]
+        keep(module, name, value, buffer)
+        if buffer:
+            cls._assigned_nograd.add(name)  # type: ignore[attr-defined]
 
 
 def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:

@@ -1,0 +1,150 @@
+"""The page on modules, name by name: every public name exists with the documented shape."""
+
+import inspect
+import typing
+
+import moduli.nn as mn
+import pytest
+import torch
+from moduli.device import DeviceBounded
+from moduli.nn import Functional, Module, ModuleType
+from torch import nn
+
+from nn.helpers import Fit, labelled
+
+
+@pytest.mark.parametrize("name", ["ModuleType", "TENSOR_PARAM_PREFIX", "TENSOR_BUFFER_PREFIX", "Module", "nograd_tensors"])
+def test_the_module_level_names_exist(name):
+    assert name in mn.__all__
+    assert hasattr(mn, name)
+
+
+def test_module_type_is_a_type_variable_bound_to_classes_of_modules():
+    assert isinstance(ModuleType, typing.TypeVar)
+    assert ModuleType.__name__ == "ModuleType"
+
+
+def test_module_derives_from_functional_torch_module_and_device_bounded():
+    assert Module.__bases__ == (Functional, nn.Module, DeviceBounded)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("export", ["self", "name"]),
+        ("export_all", ["self"]),
+        ("freeze", ["self"]),
+        ("unfreeze", ["self"]),
+        ("__setattr__", ["self", "name", "value"]),
+        ("__delattr__", ["self", "name"]),
+        ("to_device", ["self", "device"]),
+        ("cpu", ["self"]),
+        ("gpu", ["self", "index"]),
+        ("allows", ["self", "obj"]),
+        ("invoke", ["self", "obj", "kwargs"]),
+    ],
+)
+def test_each_method_has_the_documented_arguments(name, parameters):
+    assert list(inspect.signature(getattr(Module, name)).parameters) == parameters
+
+
+def test_register_and_get_applicable_types_are_called_on_the_class():
+    assert inspect.ismethod(Module.register)
+    assert Module.get_applicable_types() == ()
+
+
+def test_device_is_a_property():
+    assert isinstance(inspect.getattr_static(Module, "device"), property)
+
+
+def test_no_other_public_names_would_shadow_the_children_of_users():
+    documented = {"export", "export_all", "freeze", "unfreeze", "device", "to_device", "gpu", "register",
+                  "get_applicable_types", "allows", "invoke"}  # fmt: skip
+    added = {name for name in dir(Module) if not name.startswith("_")} - set(dir(nn.Module))
+    assert added == documented
+
+
+@pytest.mark.parametrize("name", ["export", "freeze", "device", "forward", "parameters", "train", "register"])
+@pytest.mark.parametrize("value", [labelled(2), nn.Linear(1, 1)], ids=["tensor", "child"])
+def test_assigning_a_child_or_tensor_to_the_name_of_a_method_raises(name, value):
+    module = Fit()
+    with pytest.raises(AttributeError, match=name):
+        setattr(module, name, value)
+    assert {*module.state_dict()} == {*Fit().state_dict()}
+
+
+def test_a_method_of_the_users_own_class_is_protected_too():
+    class Mine(Module):
+        def step(self):
+            return 1
+
+    module = Mine()
+    with pytest.raises(AttributeError, match="step"):
+        module.step = nn.Linear(1, 1)
+    assert module.step() == 1
+    assert not module._modules
+
+
+def test_a_property_with_a_setter_receives_the_tensor():
+    class Logged(Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = labelled(2)
+
+        @property
+        def outer(self):
+            return self.inner * 2.0
+
+        @outer.setter
+        def outer(self, value):
+            self.inner = value / 2.0
+
+    module = Logged()
+    module.outer = labelled(2, seed=3)
+    assert torch.allclose(module.inner.data, labelled(2, seed=3).data / 2)
+
+
+def test_repr_shows_owned_tensors_with_their_axes():
+    text = repr(Fit())
+    assert "(coef): Tensor(channel=3), float32 parameter" in text
+    assert "(basis): Tensor(channel=3, x=4), float32 buffer" in text
+    assert "(head): Linear" in text
+
+
+def test_repr_of_an_empty_module_and_of_extra_repr_is_as_in_torch():
+    class Extra(Module):
+        def extra_repr(self):
+            return "size=3"
+
+    assert repr(Module()) == "Module()"
+    assert repr(Extra()) == "Extra(size=3)"
+    module = Extra()
+    module.w = labelled(1, requires_grad=False)
+    assert repr(module) == "Extra(\n  size=3\n  (w): Tensor(_=1), float32 parameter without gradient\n)"
+
+
+def test_dir_lists_public_names_only():
+    names = dir(Fit())
+    assert {"coef", "basis", "head"} <= set(names)
+    assert not any(":" in name for name in names)
+
+
+def test_nograd_tensors_refuses_what_is_no_name_or_no_module():
+    with pytest.raises(TypeError, match="names of attributes"):
+        mn.nograd_tensors(Module)
+    with pytest.raises(TypeError, match="Module"):
+        mn.nograd_tensors("a")(nn.Linear)
+
+
+def test_a_declared_name_that_is_never_assigned_warns_once():
+    @mn.nograd_tensors("bassis")
+    class Typo(Module):
+        def __init__(self):
+            super().__init__()
+            self.basis = labelled(2)
+
+    with pytest.warns(UserWarning, match="Typo declares 'bassis'"):
+        list(Typo().parameters())
+    list(Typo().parameters())
+    Typo().state_dict()
+    Typo().export_all()
