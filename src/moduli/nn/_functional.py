@@ -290,7 +290,7 @@ def _members(obj_type: Any) -> Iterator[type]:
             yield from _members(member)
         return
     # A parametrised generic passes for a class in some Python versions, hence the first test.
-    if typing.get_origin(obj_type) is not None or not inspect.isclass(obj_type):
+    if typing.get_origin(obj_type) is not None or not inspect.isclass(obj_type) or obj_type is Any:
         raise TypeError(_unusable(obj_type, "it is not a class"))
     try:
         issubclass(object, obj_type)

@@ -183,8 +183,10 @@ class VirtualTensor:
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         """Convert the reference tensor, and so the value, with the arguments of `torch.Tensor.to`."""
-        owner = self._alive()
-        setattr(owner, self._ref, self._reference().to(*args, **kwargs))
+        owner, reference = self._alive(), self._reference()
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        # Made anew, since nothing can be copied off the meta device and there is nothing to copy.
+        setattr(owner, self._ref, torch.empty(0, dtype=dtype or reference.dtype, device=device or reference.device))
 
     @property
     def value(self) -> Any:
