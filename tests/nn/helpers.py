@@ -13,7 +13,9 @@ def labelled(*shape_or_values, names=None, requires_grad=True, seed=0):
     """A labelled tensor of random values with positional axes."""
     data = torch.randn(*shape_or_values, generator=torch.Generator().manual_seed(seed))
     names = names or [None] * data.ndim
-    return Tensor(data.requires_grad_(requires_grad), tuple(Space(n, name) for n, name in zip(data.shape, names, strict=True)))
+    return Tensor(
+        data.requires_grad_(requires_grad), tuple(Space(n, name) for n, name in zip(data.shape, names, strict=True))
+    )
 
 
 @nograd_tensors("basis")
@@ -51,7 +53,10 @@ def picture(module):
     for prefix, each in module.named_modules(remove_duplicate=False):
         entries[prefix] = (
             type(each),
-            [(k, id(v), None if v is None else (v.detach().clone(), v.requires_grad)) for k, v in each._parameters.items()],
+            [
+                (k, id(v), None if v is None else (v.detach().clone(), v.requires_grad))
+                for k, v in each._parameters.items()
+            ],
             [(k, id(v), None if v is None else (v.detach().clone(), False)) for k, v in each._buffers.items()],
             [(k, id(v)) for k, v in each._modules.items()],
             dict(each.__dict__.get("_labelled", {})),

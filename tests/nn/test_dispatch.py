@@ -80,7 +80,8 @@ def test_resolution_is_the_first_registration_along_both_orders(registrations, o
         # Resolving in between must not freeze an answer.
         functionals[functional_at]().allows(objects[obj_at]())
     expected = next(
-        (table[o, f] for o in objects[obj_at].__mro__ for f in functionals[functional_at].__mro__ if (o, f) in table), None
+        (table[o, f] for o in objects[obj_at].__mro__ for f in functionals[functional_at].__mro__ if (o, f) in table),
+        None,
     )
     functional, obj = functionals[functional_at](), objects[obj_at]()
     assert functional.allows(obj) == (expected is not None)
@@ -112,7 +113,9 @@ def test_misses_are_cached_and_forgotten_on_registration():
 def test_no_registration_names_both_classes_and_the_registered_types():
     f, _ = pair()
     f.register(int | str)(action("n"))
-    with pytest.raises(NotImplementedError, match=r"F has no action on Base; registered types: int, str.*@F.register\(Base\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"F has no action on Base; registered types: int, str.*@F.register\(Base\)"
+    ):
         f()(Base())
 
 
@@ -190,7 +193,9 @@ class Unchecked(typing.Protocol):
     def run(self) -> None: ...
 
 
-@pytest.mark.parametrize("bad", [list[int], 3, "int", typing.Any, typing.TypeVar("T"), None, int | list[str], Named, Unchecked])
+@pytest.mark.parametrize(
+    "bad", [list[int], 3, "int", typing.Any, typing.TypeVar("T"), None, int | list[str], Named, Unchecked]
+)
 def test_unusable_types_are_refused_at_registration(bad):
     f, _ = pair()
     with pytest.raises(TypeError, match="cannot register"):
@@ -304,7 +309,9 @@ def test_without_forward_and_registration_the_error_names_both_classes():
     class Empty(Module):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"Empty has no action on int; no type is registered yet.*Empty\.forward"):
+    with pytest.raises(
+        NotImplementedError, match=r"Empty has no action on int; no type is registered yet.*Empty\.forward"
+    ):
         Empty()(3)
 
     @Empty.register(str)

@@ -69,7 +69,10 @@ class Live(RuleBasedStateMachine):
         if value is not None:
             delattr(self.part, name)
 
-    @rule(dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]), flag=st.sampled_from(["", "overwrite", "swap"]))
+    @rule(
+        dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
+        flag=st.sampled_from(["", "overwrite", "swap"]),
+    )
     def convert(self, dtype, flag):
         with future(flag):
             self.module.to(dtype)

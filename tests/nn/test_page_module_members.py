@@ -13,7 +13,9 @@ from torch import nn
 from nn.helpers import Fit, labelled
 
 
-@pytest.mark.parametrize("name", ["ModuleType", "TENSOR_PARAM_PREFIX", "TENSOR_BUFFER_PREFIX", "Module", "nograd_tensors"])
+@pytest.mark.parametrize(
+    "name", ["ModuleType", "TENSOR_PARAM_PREFIX", "TENSOR_BUFFER_PREFIX", "Module", "nograd_tensors"]
+)
 def test_the_module_level_names_exist(name):
     assert name in mn.__all__
     assert hasattr(mn, name)

@@ -233,7 +233,9 @@ def test_to_sets_dtype_and_device_of_the_reference_and_returns_none():
 
 def test_value_is_cast_even_if_the_materializer_fails_to_ensure_the_dtype():
     module = Scaled()
-    VirtualTensor.create(module, "v", lambda owner, dtype, device: torch.ones(2, dtype=torch.int32), dtype=torch.float64)
+    VirtualTensor.create(
+        module, "v", lambda owner, dtype, device: torch.ones(2, dtype=torch.int32), dtype=torch.float64
+    )
     assert module.v.value.dtype == torch.float64
 
 

@@ -47,12 +47,11 @@ def ambient() -> Ambient | None:
             devices.append(mode.device)
         elif not isinstance(mode, Transparent):
             return None
-    return (_grad(), _dtype(), tuple(devices), _casting())
+    more = (*devices, *_casting())
+    return (_grad(), _dtype(), more) if more else (_grad(), _dtype())
 
 
 def _casting() -> tuple[object, ...]:
-    if not _autocast():
-        return ()
     return tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)
     )

@@ -25,7 +25,7 @@ from moduli.labels import Tensor
 from ._ambient import Ambient, ambient
 from ._recorder import Link, Recorder, locate
 
-__all__ = ["bump", "cached", "compute", "evaluate", "invalidate", "reuse"]
+__all__ = ["bump", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
 
 _CACHE: Final = "_virtual_cache"
 
@@ -62,7 +62,7 @@ class _Scope:
 _local: Final = _Local()
 
 # One entry per recorder of any thread: asking this first spares most reads the look at thread-local state.
-_recording: Final[list[None]] = []
+recording: Final[list[None]] = []
 
 
 class _Entry:
@@ -83,13 +83,12 @@ class _Entry:
         "spent",
         "state",
         "value",
-        "version",
         "versions",
+        "watched",
     )
 
     value: Any
     leaf: torch.Tensor
-    version: int
     requires: bool
     epoch: int
     ambient: Ambient
@@ -97,6 +96,7 @@ class _Entry:
     spent: list[bool]
     links: list[Link]
     sources: list[torch.Tensor]
+    watched: list[torch.Tensor]
     versions: list[int]
     pointers: list[int]
     look: Callable[[torch.Tensor], tuple[Any, ...]]
@@ -108,7 +108,8 @@ class _Entry:
         """Whether torch's state and the form of every source are as they were: the part that `guard` can vouch for."""
         if self.ambient != ambient() or self.state != _states(self.sources, self.look):
             return False
-        self.guard = _guard(self.sources) if self.look is _look else None
+        # Under autocast the dispatch state does not show the dtype that is cast to.
+        self.guard = _guard(self.sources) if self.look is _look and len(self.ambient) == 2 else None
         return True
 
 
@@ -159,18 +160,31 @@ class _Cache(dict[str, _Entry]):
 
 def reuse(owner: nn.Module, name: str) -> _Entry | None:
     """The entry of a virtual tensor, if its value is still right."""
+    if not recording or not _local.recorders:
+        return right(owner, name)
+    # Looking at tensors is not part of the computation that is being recorded.
+    with torch._C.DisableTorchFunction():
+        entry = right(owner, name)
+        if entry is not None:
+            for recorder in _local.recorders:
+                recorder.absorb(entry.leaf, entry.sources, entry.links)
+    return entry
+
+
+def right(owner: nn.Module, name: str) -> _Entry | None:
+    """The entry of a virtual tensor, if its value is still right and no computation is being recorded."""
     cache = owner.__dict__.get(_CACHE)
     if cache is None:
         return None
     entry: _Entry | None = cache.get(name)
     if entry is None or entry.epoch != _epoch:
         return None
-    surrounding, leaf, sources, guard = entry.ambient, entry.leaf, entry.sources, entry.guard
+    grad, dtype = entry.ambient[:2]
+    sources, guard = entry.sources, entry.guard
     if (
-        surrounding[0] is not _grad()
-        or surrounding[1] is not _dtype()
-        or leaf._version != entry.version
-        or leaf.requires_grad is not entry.requires
+        grad is not _grad()
+        or dtype is not _dtype()
+        or entry.leaf.requires_grad is not entry.requires
         # A shallow copy of a module shares this cache but may have other sources.
         or cache.owner() is not owner
     ):
@@ -181,16 +195,13 @@ def reuse(owner: nn.Module, name: str) -> _Entry | None:
                 return None
     except (KeyError, IndexError, ValueError):
         return None
-    if list(map(_version, sources)) != entry.versions or list(map(_pointer, sources)) != entry.pointers:
+    if list(map(_version, entry.watched)) != entry.versions or list(map(_pointer, sources)) != entry.pointers:
         return None
     if guard is None or _function_modes() or forward_ad._current_level >= 0 or not guard.check(*sources):
         if not entry.holds():
             return None
         if entry.scope is not None and (entry.scope is not _local.scope or entry.spent[0]):
             return None
-    if _recording:
-        for recorder in _local.recorders:
-            recorder.absorb(leaf, sources, entry.links)
     return entry
 
 
@@ -245,13 +256,30 @@ def _record(
     epoch = _epoch
     recorder = Recorder()
     _local.recorders.append(recorder)
-    _recording.append(None)
+    recording.append(None)
     try:
         with recorder:
             value = compute(owner, name, call)
     finally:
-        _recording.pop()
+        recording.pop()
         _local.recorders.pop()
+    # What follows looks at tensors, which an outer recorder must not take for computation.
+    with torch._C.DisableTorchFunction():
+        _store(owner, name, function, value, recorder, epoch, surrounding, cache)
+    return value
+
+
+def _store(
+    owner: nn.Module,
+    name: str,
+    function: Any,
+    value: Any,
+    recorder: Recorder,
+    epoch: int,
+    surrounding: Ambient,
+    cache: _Cache,
+) -> None:
+    """Keep a value that was just computed, if it can be told when it is no longer right."""
     leaf = _leaf(owner, name, value)
     carries_graph = leaf.grad_fn is not None
     if carries_graph:
@@ -265,12 +293,14 @@ def _record(
         or (links := locate(owner, function, recorder)) is None
     ):
         cache.pop(name, None)
-        return value
+        return
     entry = _Entry()
-    entry.value, entry.leaf, entry.version, entry.requires = value, leaf, leaf._version, leaf.requires_grad
+    entry.value, entry.leaf, entry.requires = value, leaf, leaf.requires_grad
     entry.epoch, entry.ambient, entry.links = epoch, surrounding, links
     entry.sources = [tensor for tensor, _ in recorder.sources.values()]
-    entry.versions = list(map(_version, entry.sources))
+    # The value is watched too: a user may have changed it in place.
+    entry.watched = [*entry.sources, leaf]
+    entry.versions = list(map(_version, entry.watched))
     entry.pointers = list(map(_pointer, entry.sources))
     # Without gradients the guard can vouch for the sources; with them, and where flags were read, all is looked at.
     entry.look = _look_and_flag if recorder.flags or carries_graph or surrounding[0] else _look
@@ -286,7 +316,6 @@ def _record(
         # Backward frees the graph, and the next forward needs a new one.
         leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))  # type: ignore[union-attr]
     cache[name] = entry
-    return value
 
 
 def _cache_of(owner: nn.Module) -> _Cache:

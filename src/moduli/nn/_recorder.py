@@ -54,7 +54,8 @@ class Recorder(Transparent):
         self._random: list[torch.Tensor] = []
 
     def __enter__(self) -> "Recorder":
-        self._random = _random_states()
+        with torch._C.DisableTorchFunction():
+            self._random = _random_states()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

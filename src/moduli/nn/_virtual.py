@@ -5,11 +5,11 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from moduli.labels import Tensor
 
-from ._cache import bump, evaluate, reuse
+from ._cache import bump, evaluate, recording, reuse, right
 
 __all__ = ["virtual"]
 
@@ -73,15 +73,15 @@ class virtual(Generic[T]):
     def __get__(self, instance: nn.Module | None, owner: type | None = None) -> Self | T:
         if instance is None:
             return self
-        if is_compiling():
+        if is_dynamo_compiling():
             return self._function(instance)
-        name = self._name
-        if name is None or not isinstance(instance, nn.Module):
-            raise TypeError("a virtual tensor is declared in the body of a class derived from torch.nn.Module")
-        entry = reuse(instance, name)
+        name: Any = self._name
+        entry = reuse(instance, name) if recording else right(instance, name)
         if entry is not None:
             return entry.value  # type: ignore[no-any-return]
         function = self._function
+        if name is None or not isinstance(instance, nn.Module):
+            raise TypeError("a virtual tensor is declared in the body of a class derived from torch.nn.Module")
         return evaluate(instance, name, function, lambda: function(instance))  # type: ignore[no-any-return]
 
     def __set__(self, instance: nn.Module, value: Any) -> None:
