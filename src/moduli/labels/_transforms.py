@@ -29,6 +29,10 @@ def _level() -> int:
     return 0 if interpreter is None else interpreter.level()
 
 
+# The level is known while a compiler traces, which can't look into the interpreter stack itself.
+_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _flatten(t: Tensor) -> tuple[list[Any], _Context]:
     axes = t._axes.meant if isinstance(t._axes, UnfitAxes) else t._axes
     shape = tuple(t._data.shape) if isinstance(t._data, torch.Tensor) else ()
