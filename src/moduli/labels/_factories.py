@@ -2,7 +2,7 @@
 
 `tensor` labels data that exists. The others take *dims*, one per axis, each a size (a positional axis), a Space, or a
 list of labels; named axes may be given as keywords instead, ``zeros(batch=2, channel=["r", "g"])``. The names of the
-options (``dtype``, ``device``, ``requires_grad``, ``generator``) can't be used as keywords for axes; write a Space then.
+options (``dtype``, ``device``, ``requires_grad``, ``generator``) can't be keywords for axes; write a Space then.
 """
 
 from __future__ import annotations
@@ -183,12 +183,10 @@ def _refused(dim: Any) -> Any:
 
 
 def _several(dims: Any) -> bool:
-    """Whether one argument is a list of dims rather than a list of labels: every entry could be a dim."""
-    if isinstance(dims, torch.Size):
-        return True
-    return isinstance(dims, (tuple, list)) and all(
-        isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims
-    )
+    """Whether one argument is all dims: a tuple is, and a list unless an entry can only be a label."""
+    if isinstance(dims, list):
+        return all(isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims)
+    return isinstance(dims, tuple)
 
 
 def _is_size(dim: Any) -> bool:

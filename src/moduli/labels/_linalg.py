@@ -293,7 +293,7 @@ def qr(t: Tensor) -> QR:
         (torch.Size([2, 1]), (None, 'column'))
     """
     t = as_tensor(t)
-    left, _, right, _ = factors(t._axes, "qr", "")
+    left, _, right, _ = factors(t._axes, "qr", None)
     Q, R = torch.linalg.qr(as_floating(t._data), mode="reduced")
     return QR(wrap(rounded(Q, t._data.dtype), left), wrap(rounded(R, t._data.dtype), right))
 

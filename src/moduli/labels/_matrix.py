@@ -75,7 +75,7 @@ def column_order(axes: Axes, what: str, device: torch.device) -> torch.Tensor:
 
 
 @static
-def factors(axes: Axes, what: str, name: str) -> tuple[Axes, Axes, Axes, Axes]:
+def factors(axes: Axes, what: str, name: str | None) -> tuple[Axes, Axes, Axes, Axes]:
     """The axes of (..., row, k), (..., k), (..., k, column) and (..., column, row) for a new positional axis k."""
     check_matrix(axes, what)
     *lead, row, column = axes.pairs()
@@ -94,7 +94,7 @@ def check_matrix(axes: Axes, what: str) -> None:
         raise ValueError(f"{what} works on the last two axes, but the tensor has {axes.ndim}: {axes.listing()}")
 
 
-def new_name(axes: Axes, name: str) -> str | None:
+def new_name(axes: Axes, name: str | None) -> str | None:
     """The name for a new axis: only where all axes have one, and not this one."""
     return name if axes.named and name not in axes.names else None
 

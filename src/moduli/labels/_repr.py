@@ -266,7 +266,7 @@ def _bracket(cells: Any, width: int, depth: int, ndim: int) -> str:
     if depth == ndim - 1:
         return "[" + ", ".join("..." if cell is None else cell.rjust(width) for cell in cells) + "]"
     inner = ["..." if cell is None else _bracket(cell, width, depth + 1, ndim) for cell in cells]
-    return "[" + ("," + "\n" * (ndim - 1 - depth) + " " * (depth + 1)).join(inner) + "]"
+    return "[" + ("," + "\n" * min(ndim - 1 - depth, 2) + " " * (depth + 1)).join(inner) + "]"
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
