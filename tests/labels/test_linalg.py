@@ -73,9 +73,7 @@ ONE_VALUED = {
 @pytest.mark.parametrize("name", ONE_VALUED)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @given(rows=orders, columns=orders)
-def test_order_of_labels_is_immaterial(
-    name: str, batch: tuple[int, ...], rows: list[int], columns: list[int]
-) -> None:
+def test_order_of_labels_is_immaterial(name: str, batch: tuple[int, ...], rows: list[int], columns: list[int]) -> None:
     ours, theirs = ONE_VALUED[name]
     t = operators(batch)
     reference = ours(t)
@@ -267,7 +265,9 @@ OPERATORS = {
 def test_an_operator_acts_on_one_space(name: str) -> None:
     act = OPERATORS[name]
     x = torch.eye(2, dtype=F64)
-    with pytest.raises(ValueError, match=rf"{name}.*\['a', 'b'\].*\['b', 'c'\].*first: \['a'\].*second: \['c'\].*'row'"):
+    with pytest.raises(
+        ValueError, match=rf"{name}.*\['a', 'b'\].*\['b', 'c'\].*first: \['a'\].*second: \['c'\].*'row'"
+    ):
         act(Tensor(x, (Space(["a", "b"], "row"), Space(["b", "c"], "column"))))
     with pytest.raises(ValueError, match=r"square.*\['a', 'b'\], name='row'\) of size 2.*Space\(1, name='column'\)"):
         act(Tensor(x[:, :1], (Space(["a", "b"], "row"), Space(1, "column"))))
@@ -454,7 +454,9 @@ def test_options_that_labels_do_not_cover_are_refused() -> None:
 
 def test_methods_exist() -> None:
     t = operators()
-    for name in "eigh eigvalsh eig eigvals svd svdvals qr cholesky inv det slogdet pinv matrix_exp lowdin trace".split():
+    for (
+        name
+    ) in "eigh eigvalsh eig eigvals svd svdvals qr cholesky inv det slogdet pinv matrix_exp lowdin trace".split():
         getattr(t, name)()
     assert t.solve(torch.ones(3, dtype=F64)).names == ("column",)
     assert t.add_identity(1.0).names == t.names

@@ -32,7 +32,7 @@ from moduli.labels._tensor import wrap
         (tensor([1.0, 2.0], dtype=torch.float64), "Tensor([1., 2.], dtype=torch.float64)"),
         (tensor([1.0], "x", requires_grad=True), "Tensor(x: [1.], requires_grad=True)"),
         (tensor([True, False]), "Tensor([True, False])"),
-        (tensor([1 + 2j, -0.5j]), "Tensor([1.+2.0000j, 0.-0.5000j])"),
+        (tensor([1 + 2j, complex(0, -0.5)]), "Tensor([1.+2.0000j, 0.-0.5000j])"),
         (tensor([1.0, math.nan, math.inf]), "Tensor([1., nan, inf])"),
         (tensor([1.0, 2000.0]), "Tensor([1.0000e+00, 2.0000e+03])"),
         (tensor([], "x"), "Tensor(x: [])"),
