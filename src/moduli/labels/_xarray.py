@@ -92,7 +92,7 @@ def from_xarray(array: xarray.DataArray) -> Tensor:
     Example:
         >>> import moduli as mo, xarray as xr
         >>> mo.from_xarray(xr.DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "b"]}))
-        Tensor(x: a=1., b=2.)
+        Tensor(x: a=1., b=2., dtype=torch.float64)
     """
     module = _xarray()
     if not isinstance(array, module.DataArray):
