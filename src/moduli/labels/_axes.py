@@ -65,6 +65,8 @@ class Axes:
             return plans[key]  # type: ignore[no-any-return]
         except KeyError:
             pass
+        except TypeError:  # a label that can't be hashed: the function knows how to say so
+            return function(self, *args)
         value = function(self, *args)
         if len(plans) >= _MOST_PLANS:  # ever new labels (one space per batch, say) must not grow without bound
             plans.clear()

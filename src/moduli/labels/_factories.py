@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..device import Device, DeviceLike
-from ._axes import Axes, intern, split_names, unnamed
+from ._axes import SCALAR, Axes, intern, split_names, unnamed
 from ._space import Space
 from ._tensor import Tensor, finish
 
@@ -79,7 +79,7 @@ def tensor(
     if names is None and not spaces:
         return finish(values, unnamed(values.ndim))
     named = names if names is None or isinstance(names, str) else tuple(names)
-    axes, sizes = _labelled(named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
+    axes, sizes = SCALAR.run(_labelled, named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
     for axis, size in enumerate(sizes):
         if size >= 0 and values.shape[axis] != size:
             space = axes.dims([max(s, 0) for s in sizes])[axis]
@@ -109,7 +109,7 @@ def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
 
 
 def _labelled(
-    names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
+    anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where any will do."""
     order: list[str | None]
@@ -149,16 +149,14 @@ def _part(dim: Any, name: str | None) -> Part:
     return space.name, None if space.positional else space, len(space)
 
 
-def _layout(names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
+def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
     parts = [(name, None, -1) if dim is None else _part(dim, name) for name, dim in zip(names, dims, strict=True)]
     return intern([part[0] for part in parts], [part[1] for part in parts]), tuple(part[2] for part in parts)
 
 
-# Run at trace time: these see names, labels and Spaces only, and no tensor.
-_labelled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Run at trace time: a Device is not the compiler's business.
 _place._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- filled ------------------------------------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axe
     given = [*dims, *spaces.values()]
     # Sizes stay out of the label logic, so that a new one does not compile anew.
     kinds = [None if _is_size(dim) else _refused(dim) for dim in given]
-    axes, sizes = _layout((None,) * len(dims) + tuple(spaces), *kinds)
+    axes, sizes = SCALAR.run(_layout, (None,) * len(dims) + tuple(spaces), *kinds)
     return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
 
 

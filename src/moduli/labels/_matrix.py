@@ -68,13 +68,6 @@ def operator(axes: Axes, what: str) -> Operator:
 
 
 @static
-def column_order(axes: Axes, what: str, device: torch.device) -> torch.Tensor:
-    """For each row the position of its column, as an index on a device."""
-    order = operator(axes, what).order
-    return order.index(device) if order is not None else Gather(()).index(device)
-
-
-@static
 def factors(axes: Axes, what: str, name: str | None) -> tuple[Axes, Axes, Axes, Axes]:
     """The axes of (..., row, k), (..., k), (..., k, column) and (..., column, row) for a new positional axis k."""
     check_matrix(axes, what)
@@ -138,7 +131,7 @@ def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Te
     check_square(data, axes, what)
     if plan.order is None:
         return data, plan
-    return data.index_select(-1, column_order(axes, what, data.device)), plan
+    return gather(data, data.ndim - 1, plan.order, 0.0), plan
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:
@@ -202,13 +195,6 @@ def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> 
     batch = pair(lead, (b_lead,), how, fill)
     result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[row_at + 1 :]]
     return Solution(batch, order, intern_pairs(result))
-
-
-@static
-def right_order(axes: Axes, other: Axes, vector: bool, how: str, fill: complex, device: torch.device) -> torch.Tensor:
-    """For each row of a the position of the row of b, as an index on a device."""
-    order = solution(axes, other, vector, how, fill).order
-    return order.index(device) if order is not None else Gather(()).index(device)
 
 
 def apply_batch_step(data: torch.Tensor, step: Step | None, fill: complex) -> torch.Tensor:
