@@ -77,7 +77,9 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
 def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
     """Labelled results are made, not written into storage that has no labels."""
     if options.get("out") is not None:
-        raise TypeError(f"{getattr(function, '__name__', function)} of labelled tensors takes no out=; write into t.data")
+        raise TypeError(
+            f"{getattr(function, '__name__', function)} of labelled tensors takes no out=; write into t.data"
+        )
     options.pop("out", None)
 
 
@@ -95,7 +97,7 @@ def _operand(value: Any) -> tuple[Any, Axes | None]:
         return value._data, value._axes
     if isinstance(value, torch.Tensor):
         return (value, unnamed(value.ndim)) if value.ndim else (value, None)
-    if type(value) in _SCALARS or value is None:
+    if type(value) in _SCALARS:
         return value, None
     if isinstance(value, np.ndarray):
         data = torch.as_tensor(value)
@@ -264,24 +266,160 @@ def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
         RULES[twin] = rule
 
 
-UNARY: Final = (
-    "abs absolute acos arccos acosh arccosh angle asin arcsin asinh arcsinh atan arctan atanh arctanh bitwise_not ceil "
-    "cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 isfinite isinf isnan isneginf isposinf "
-    "isreal lgamma log log10 log1p log2 logical_not logit nan_to_num neg negative positive rad2deg reciprocal relu round "
-    "rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square tan tanh trunc conj conj_physical resolve_conj resolve_neg "
-    "real imag clone detach bernoulli"
-).split()
-UNARY_F: Final = (
-    "relu relu6 gelu silu mish softplus elu selu celu leaky_relu hardtanh hardsigmoid hardswish logsigmoid softsign "
-    "tanhshrink softshrink hardshrink threshold dropout alpha_dropout tanh sigmoid"
-).split()
-BINARY: Final = (
-    "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2 arctan2 hypot "
-    "maximum minimum fmax fmin copysign nextafter logaddexp logaddexp2 xlogy ldexp heaviside eq ne lt le gt ge not_equal "
-    "less less_equal greater greater_equal isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
-    "bitwise_left_shift bitwise_right_shift gcd lcm rsub"
-).split()
-TERNARY: Final = "where lerp addcmul addcdiv clamp clip".split()
+UNARY: Final = [
+    "abs",
+    "absolute",
+    "acos",
+    "arccos",
+    "acosh",
+    "arccosh",
+    "angle",
+    "asin",
+    "arcsin",
+    "asinh",
+    "arcsinh",
+    "atan",
+    "arctan",
+    "atanh",
+    "arctanh",
+    "bitwise_not",
+    "ceil",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "digamma",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "fix",
+    "floor",
+    "frac",
+    "i0",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_not",
+    "logit",
+    "nan_to_num",
+    "neg",
+    "negative",
+    "positive",
+    "rad2deg",
+    "reciprocal",
+    "relu",
+    "round",
+    "rsqrt",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "signbit",
+    "sin",
+    "sinc",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
+    "conj",
+    "conj_physical",
+    "resolve_conj",
+    "resolve_neg",
+    "real",
+    "imag",
+    "clone",
+    "detach",
+    "bernoulli",
+]
+UNARY_F: Final = [
+    "relu",
+    "relu6",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "elu",
+    "selu",
+    "celu",
+    "leaky_relu",
+    "hardtanh",
+    "hardsigmoid",
+    "hardswish",
+    "logsigmoid",
+    "softsign",
+    "tanhshrink",
+    "softshrink",
+    "hardshrink",
+    "threshold",
+    "dropout",
+    "alpha_dropout",
+    "tanh",
+    "sigmoid",
+]
+BINARY: Final = [
+    "add",
+    "sub",
+    "subtract",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "float_power",
+    "atan2",
+    "arctan2",
+    "hypot",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "copysign",
+    "nextafter",
+    "logaddexp",
+    "logaddexp2",
+    "xlogy",
+    "ldexp",
+    "heaviside",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "isclose",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "gcd",
+    "lcm",
+    "rsub",
+]
+TERNARY: Final = ["where", "lerp", "addcmul", "addcdiv", "clamp", "clip"]
 
 for _name in UNARY:
     register(getattr(torch, _name), unary_rule(getattr(torch, _name)))

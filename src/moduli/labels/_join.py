@@ -22,7 +22,7 @@ class _Policy(threading.local):
 policy: Final = _Policy()
 
 
-class join:  # noqa: N801 - used like a function: with join("outer"): ...
+class join:
     """Choose how labels that occur on one side only are treated, within a scope.
 
     By default (``"exact"``) two labelled axes pair only if they have the same labels, in any order. Inside the scope

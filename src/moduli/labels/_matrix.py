@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ._axes import Axes, intern_pairs, static
-from ._gather import Gather, gather
+from ._gather import Gather, gather, index_of
 from ._pairing import Plan, Step, pair
 from ._space import Space, show_labels
 
@@ -65,13 +65,6 @@ def operator(axes: Axes, what: str) -> Operator:
         intern_pairs([*lead, spectrum]),
         intern_pairs([*lead, pairs[-2], spectrum]),
     )
-
-
-@static
-def column_order(axes: Axes, what: str, device: torch.device) -> torch.Tensor:
-    """For each row the position of its column, as an index on a device."""
-    order = operator(axes, what).order
-    return order.index(device) if order is not None else Gather(()).index(device)
 
 
 @static
@@ -138,7 +131,7 @@ def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Te
     check_square(data, axes, what)
     if plan.order is None:
         return data, plan
-    return data.index_select(-1, column_order(axes, what, data.device)), plan
+    return data.index_select(-1, index_of(plan.order, data.device)), plan
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:
@@ -202,13 +195,6 @@ def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> 
     batch = pair(lead, (b_lead,), how, fill)
     result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[row_at + 1 :]]
     return Solution(batch, order, intern_pairs(result))
-
-
-@static
-def right_order(axes: Axes, other: Axes, vector: bool, how: str, fill: complex, device: torch.device) -> torch.Tensor:
-    """For each row of a the position of the row of b, as an index on a device."""
-    order = solution(axes, other, vector, how, fill).order
-    return order.index(device) if order is not None else Gather(()).index(device)
 
 
 def apply_batch_step(data: torch.Tensor, step: Step | None, fill: complex) -> torch.Tensor:

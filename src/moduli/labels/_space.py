@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final, overload
 
+from ._constant import constant
 from ._errors import UnknownLabelError
 
 __all__ = ["BROADCAST", "Space"]
@@ -16,6 +17,24 @@ _BROADCAST: Final = 2
 
 
 @final
+@constant(
+    "broadcast",
+    "index",
+    "labelled",
+    "labels",
+    "map",
+    "name",
+    "positional",
+    "rename",
+    "size",
+    "__len__",
+    "__getitem__",
+    "__iter__",
+    "__contains__",
+    "__or__",
+    "__and__",
+    "__sub__",
+)
 class Space:
     """The ordered, distinct labels of one axis, with an optional name.
 

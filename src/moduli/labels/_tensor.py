@@ -18,7 +18,6 @@ from ._axes import SCALAR, Axes, axes_of, static, unnamed
 from ._space import Space
 
 if TYPE_CHECKING:
-    from . import _methods
     from ._methods import Methods
 else:
 
@@ -91,9 +90,9 @@ class Tensor(Methods, DeviceBounded):
         if not isinstance(data, torch.Tensor):
             data = torch.as_tensor(data)
         spaces = (dims,) if isinstance(dims, Space) else tuple(dims)
-        check_fit(tuple(data.shape), spaces)
+        # Anything may be remembered on some Axes; those of a scalar always exist.
+        self._axes = _fitted(SCALAR, spaces, tuple(data.shape))
         self._data = data
-        self._axes = axes_of_spaces(spaces)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -245,8 +244,7 @@ class Tensor(Methods, DeviceBounded):
         count = self._data.numel()
         if count != 1:
             raise AmbiguousTruthError(
-                f"the truth value of a Tensor with {count} elements is ambiguous; "
-                "use .all(), .any(), or mo.equal(a, b)"
+                f"the truth value of a Tensor with {count} elements is ambiguous; use .all(), .any(), or mo.equal(a, b)"
             )
         return bool(self._data)
 
@@ -306,7 +304,11 @@ class Tensor(Methods, DeviceBounded):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         rule = RULES.get(func)
         if rule is None:
@@ -391,22 +393,17 @@ def _dims(axes: Axes, shape: tuple[int, ...]) -> tuple[Space, ...]:
     return axes.dims(shape)
 
 
-def axes_of_spaces(spaces: tuple[Space, ...]) -> Axes:
-    """`axes_of`, as a constant under torch.compile."""
-    return axes_of(spaces)
-
-
-def check_fit(shape: tuple[int, ...], spaces: tuple[Space, ...]) -> None:
-    """Refuse Spaces whose number or sizes are not those of the data."""
+@static
+def _fitted(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -> Axes:
+    """The Axes of Spaces whose number and sizes are those of the data; refuse others."""
     if len(shape) != len(spaces):
-        raise ValueError(f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}")
+        raise ValueError(
+            f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}"
+        )
     for axis, (size, space) in enumerate(zip(shape, spaces, strict=True)):
         if not isinstance(space, Space):
             raise TypeError(f"dims are Spaces, one per axis, but number {axis} is {space!r}; write Space({space!r})")
         if len(space) != size:
             called = f"axis {axis}" if space.name is None else f"axis {axis} ({space.name!r})"
             raise ValueError(f"{called} of the data has size {size}, but its space has {len(space)} labels: {space!r}")
-
-
-axes_of_spaces._dynamo_marked_constant = True  # type: ignore[attr-defined]
-check_fit._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return axes_of(spaces)

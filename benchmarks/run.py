@@ -1,0 +1,138 @@
+"""Run the benchmarks, print their tables, and write them to docs/benchmarks.md.
+
+    python benchmarks/run.py                  all of them
+    python benchmarks/run.py layout labels    some; the sections of the others stay as they are
+    python benchmarks/run.py --strict         exit with an error when a bar is missed
+
+A benchmark is a file here with a function `table()`, which returns rows: dicts with "name", "value", "bar" (a
+number in the same unit, a text such as "at least 6 x", or None), "unit" and "ok".
+"""
+
+import argparse
+import importlib.util
+import inspect
+import os
+import platform
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import moduli
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+INTRODUCTION = """# Benchmarks
+
+`make bench` measures these on the machine at hand and writes this page. Candidates take turns in one process, on one
+thread; each number is the median over the turns. The bar is what the project asks of itself; one that was missed is
+shown as missed.
+"""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Run benchmarks and write docs/benchmarks.md.")
+    parser.add_argument("names", nargs="*", help="which files, without .py; all when left out")
+    parser.add_argument("--strict", action="store_true", help="exit with an error when a bar is missed")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where to write the page")
+    options = parser.parse_args(argv)
+
+    known = {p.stem: p for p in sorted(HERE.glob("*.py")) if not p.stem.startswith("_") and p != Path(__file__)}
+    unknown = [name for name in options.names if name.removesuffix(".py") not in known]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(known)}")
+
+    console = Console()
+    sections = existing(options.page)
+    missed = failed = 0
+    for name in [n.removesuffix(".py") for n in options.names] or known:
+        try:
+            module = load(name, known[name])
+            if not hasattr(module, "table"):
+                continue
+            rows = module.table()
+        except ModuleNotFoundError as error:
+            console.print(f"[red]{name}: {error.name} is not installed; `make bench` installs the peers[/red]")
+            failed += 1
+            continue
+        missed += sum(not row["ok"] for row in rows)
+        console.print(drawn(title(module), rows))
+        sections[name] = section(module, rows)
+    if sections:
+        ordered = "\n".join(f"<!-- {name} -->\n{sections[name]}" for name in sorted(sections))
+        options.page.write_text(f"{INTRODUCTION}\n{ordered}", encoding="utf-8")
+        console.print(f"written to {options.page}")
+    return 1 if failed or (options.strict and missed) else 0
+
+
+def load(name: str, path: Path):
+    """Import a benchmark under a name that cannot clash with an installed package."""
+    spec = importlib.util.spec_from_file_location(f"moduli_benchmark_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def title(module) -> str:
+    return (inspect.getdoc(module) or module.__name__).partition("\n")[0]
+
+
+def drawn(heading: str, rows: list[dict]) -> Table:
+    table = Table(title=heading, title_justify="left")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    table.add_column("bar", justify="right")
+    table.add_column("")
+    for row in rows:
+        verdict = "" if row["bar"] is None else "[green]met[/green]" if row["ok"] else "[red]missed[/red]"
+        table.add_row(row["name"], shown(row["value"], row["unit"]), shown(row["bar"], row["unit"]), verdict)
+    return table
+
+
+def section(module, rows: list[dict]) -> str:
+    heading, _, rest = (inspect.getdoc(module) or module.__name__).partition("\n")
+    lines = [f"## {heading.rstrip('.')}", ""]
+    if rest.strip():
+        lines += [rest.strip(), ""]
+    lines += ["| what | measured | bar | |", "|---|---:|---:|---|"]
+    for row in rows:
+        verdict = "" if row["bar"] is None else "met" if row["ok"] else "**missed**"
+        name = row["name"].replace("|", "\\|")
+        lines.append(f"| {name} | {shown(row['value'], row['unit'])} | {shown(row['bar'], row['unit'])} | {verdict} |")
+    return "\n".join([*lines, "", machine(), ""])
+
+
+def shown(value: float | str | None, unit: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
+
+
+def machine() -> str:
+    """When and on what a section was measured."""
+    cpu = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        models = re.findall(r"^model name\s*:\s*(.+)$", described.read_text(), re.MULTILINE)
+        cpu = models[0] if models else cpu
+    return (
+        f"Measured {datetime.now(UTC):%Y-%m-%d} on {cpu} ({os.cpu_count()} cores), {platform.system()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, moduli {moduli.__version__}."
+    )
+
+
+def existing(page: Path) -> dict[str, str]:
+    """The sections that the page has now, by benchmark."""
+    if not page.exists():
+        return {}
+    parts = re.split(r"^<!-- (\w+) -->\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {name: text.rstrip() + "\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""What mkdocs does beyond markdown: one API page per room, made from the rooms' own lists of public names.
+
+The build fails, with a list, when a public name, method or property has no docstring, and when a built page would load
+something from another host.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+# In the order of the house: each room uses only those before it.
+ROOMS = (
+    "device",
+    "layout",
+    "kernels",
+    "labels",
+    "nn",
+    "particles",
+    "population",
+    "linalg",
+    "optim",
+    "m",
+    "presets",
+    "io",
+    "evolve",
+    "lab",
+    "testing",
+)
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+
+def rooms() -> list[ModuleType]:
+    """The front door and every room that exists, imported from this checkout."""
+    if str(SOURCE) not in sys.path:
+        sys.path.insert(0, str(SOURCE))
+    front = importlib.import_module("moduli")
+    names = [f"moduli.{room}" for room in ROOMS]
+    return [front] + [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+def undocumented(module: ModuleType, seen: set[str] | None = None) -> Iterator[str]:
+    """Every public name, method and property of a module that has no docstring, by its full name."""
+    seen = set() if seen is None else seen
+    if module.__name__ in seen:
+        return
+    seen.add(module.__name__)
+    if not inspect.getdoc(module):
+        yield module.__name__
+    if not hasattr(module, "__all__"):
+        yield f"{module.__name__}.__all__ (a room lists its public names)"
+        return
+    for name in module.__all__:
+        path = f"{module.__name__}.{name}"
+        if name.startswith("__"):
+            continue
+        if not hasattr(module, name):
+            yield f"{path} (in __all__, but does not exist)"
+            continue
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            if value.__name__.startswith(module.__name__ + "."):
+                yield from undocumented(value, seen)
+        elif inspect.isclass(value):
+            yield from _undocumented_class(value, path)
+        elif callable(value) and not _is_alias(value):
+            if not inspect.getdoc(value):
+                yield path
+        elif not _has_constant_docstring(module, name):
+            yield f"{path} (write a string after its assignment)"
+
+
+def _undocumented_class(cls: type, path: str) -> Iterator[str]:
+    own = cls.__dict__.get("__doc__")
+    # A dataclass without a docstring is given its signature as one.
+    if not own or own.startswith(f"{cls.__name__}("):
+        yield path
+    for name, value in vars(cls).items():
+        member = isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
+        if member and not name.startswith("_") and not _has_docstring(cls, name):
+            yield f"{path}.{name}"
+
+
+def _has_docstring(cls: type, name: str) -> bool:
+    """Whether a method or property has a docstring, its own or that of what it overrides, as help() would show it."""
+    return any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
+
+
+def _is_alias(value: object) -> bool:
+    """Whether a callable value is a type alias such as `list[int]`, which has only its origin's docstring."""
+    return hasattr(value, "__origin__") or (
+        type(value).__module__ in ("typing", "types") and not inspect.isroutine(value)
+    )
+
+
+def _has_constant_docstring(module: ModuleType, name: str) -> bool:
+    """Whether the assignment of `name`, in this module or in one it was imported from, is followed by a string."""
+    pending, seen = [module], set()
+    while pending:
+        current = pending.pop()
+        if current.__name__ in seen or not getattr(current, "__file__", None):
+            continue
+        seen.add(current.__name__)
+        body = ast.parse(Path(str(current.__file__)).read_text(encoding="utf-8")).body
+        for statement, following in zip(body, [*body[1:], None], strict=True):
+            if isinstance(statement, ast.ImportFrom) and any((a.asname or a.name) == name for a in statement.names):
+                origin = "." * statement.level + (statement.module or "")
+                package = current.__name__ if hasattr(current, "__path__") else current.__name__.rpartition(".")[0]
+                pending.append(importlib.import_module(origin, package))
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                text = following.value if isinstance(following, ast.Expr) else None
+                return isinstance(text, ast.Constant) and isinstance(text.value, str)
+    return False
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
+    """The API page of a room. The front door's names are described in the rooms they come from, and linked to."""
+    is_front = module is all_rooms[0]
+    static = griffe.load(module.__name__, search_paths=[SOURCE], resolve_aliases=False)
+    parts = [f"# {module.__name__}\n\n{_module_docstring(module)}"]
+    links = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if name.startswith("__") or any(value is room for room in all_rooms):
+            continue
+        home = next((r for r in all_rooms[1:] if getattr(r, name, None) is value and name in r.__all__), None)
+        if is_front and home is not None:
+            links.append(f"- [`{name}`][{home.__name__}.{name}] {_summary(value)}")
+        elif inspect.ismodule(value):
+            parts.append(f"\n## {name}\n\n{_module_docstring(value)}")
+            parts += [
+                _entry(value, inner, griffe.load(value.__name__, search_paths=[SOURCE]), 3) for inner in value.__all__
+            ]
+        else:
+            parts.append(_entry(module, name, static, 2))
+    if links:
+        parts.insert(1, "\n".join(["", *links, ""]))
+    return "\n".join(parts) + "\n"
+
+
+def _entry(module: ModuleType, name: str, static: "griffe.Object | griffe.Alias", level: int) -> str:
+    """One name: by mkdocstrings where the source shows it, otherwise from the object that was made at import."""
+    if name in static.members:
+        return f"\n::: {module.__name__}.{name}\n    options:\n      heading_level: {level}\n"
+    value = getattr(module, name)
+    try:
+        signature = f"{name}{inspect.signature(value)}"
+    except (TypeError, ValueError):
+        signature = name
+    summary, _, rest = (inspect.getdoc(value) or "").partition("\n")
+    body = f"\n```text\n{rest.strip()}\n```\n" if rest.strip() else ""
+    anchor = f"{{ #{module.__name__}.{name} }}"
+    return f"\n{'#' * level} {name} {anchor}\n\n```python\n{signature}\n```\n\n{summary}\n{body}"
+
+
+def _module_docstring(module: ModuleType) -> str:
+    return f"::: {module.__name__}\n    options:\n      members: false\n      show_root_heading: false\n"
+
+
+def _summary(value: object) -> str:
+    return (inspect.getdoc(value) or "").partition("\n")[0]
+
+
+class Examples(griffe.Extension):
+    """Lets griffe read an "Example:" section like "Examples:"; otherwise its prompts become nested block quotes."""
+
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        """Called for each object that was read from source."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+
+
+# -- what mkdocs calls ------------------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Append the API pages to the navigation."""
+    titles = [module.__name__ for module in rooms()]
+    config.nav = [*(config.nav or []), {"API": [{title: f"api/{title}.md"} for title in titles]}]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Refuse undocumented names, then make the API pages."""
+    all_rooms = rooms()
+    seen: set[str] = set()
+    missing = [name for module in all_rooms for name in undocumented(module, seen)]
+    if missing:
+        raise PluginError("these public names have no docstring:\n  " + "\n  ".join(missing))
+    for module in all_rooms:
+        files.append(File.generated(config, f"api/{module.__name__}.md", content=page(module, all_rooms)))
+    return files
+
+
+_FOREIGN = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=\"?(https?:)?//[^>]*>")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse pages that load something from another host."""
+    foreign = [
+        f"{built.relative_to(config.site_dir)}: {match.group(0)}"
+        for built in sorted(Path(config.site_dir).rglob("*.html"))
+        for match in _FOREIGN.finditer(built.read_text(encoding="utf-8"))
+    ]
+    if foreign:
+        raise PluginError("these pages would load something from another host:\n  " + "\n  ".join(foreign))

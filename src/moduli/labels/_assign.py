@@ -1,0 +1,262 @@
+"""Writing into a labelled tensor, and operations that place entries by label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._axes import Axes, DimLike, intern_pairs, static
+from ._gather import Gather, gather
+from ._index import get
+from ._pairing import apply_step, check_sizes, current_plan, differing
+from ._shape import _taken, freeze
+from ._space import Space
+from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
+
+__all__ = ["diag_embed", "diagonal", "index_add", "one_hot"]
+
+
+def _getitem(self: Tensor, key: Any) -> Tensor:
+    return get(self, key)
+
+
+def _setitem(self: Tensor, key: Any, value: Any) -> None:
+    """``t[key] = value``: the value's axes and labels are aligned to those of ``t[key]`` first."""
+    shape = self._data.shape
+    count = self._data.numel()
+    # Where every entry of t[key] lives, found by indexing the numbers 0, 1, 2, ... in its place.
+    numbers = torch.arange(count, device=self._data.device).reshape(shape)
+    target = get(wrap(numbers, self._axes), key)
+    if not isinstance(target, Tensor):  # inside a function transform, without axes
+        target = as_tensor(target)
+    aligned = _fitted(value, target)
+    self._data[torch.unravel_index(target._data, tuple(shape))] = aligned
+
+
+def _fitted(value: Any, target: Tensor) -> Any:
+    if (
+        not isinstance(value, (Tensor, torch.Tensor))
+        and not hasattr(value, "__array__")
+        and not isinstance(value, list)
+    ):
+        return torch.as_tensor(value) if not isinstance(value, (int, float, complex, bool)) else value
+    value = as_tensor(value)
+    plan = current_plan(target._axes, (value._axes,))
+    if plan.axes.ndim != target._axes.ndim or plan.steps[0] is not None:
+        raise ValueError(f"a value with {value._axes!r} does not fit into {target._axes!r}")
+    check_sizes(plan, (target._data, value._data))
+    step = plan.steps[1]
+    return value._data if step is None else apply_step(value._data, step, plan.fill)
+
+
+Tensor.__getitem__ = _getitem  # type: ignore[attr-defined,method-assign,unused-ignore]
+Tensor.__setitem__ = _setitem  # type: ignore[attr-defined,method-assign,unused-ignore]
+
+
+@method
+def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """Add a source to selected entries along an axis; repeated entries add up.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        index: For each entry of the source its position in ``t`` (a vector), or None to go by the source's labels.
+        source: What is added. Its other axes are paired with those of ``t``.
+        alpha: A factor for the source.
+
+    Raises:
+        ValueError: If the source's axes do not fit.
+        UnknownLabelError: If the index is None and the source has a label that ``t`` has not.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.zeros(x=["a", "b", "c"])
+        >>> t.index_add("x", None, mo.tensor([1.0, 2.0], x=["c", "a"]))
+        Tensor(x: a=2., b=0., c=1.)
+        >>> t.index_add("x", [0, 0], mo.tensor([1.0, 2.0], "x"))
+        Tensor(x: a=3., b=0., c=0.)
+    """
+    source = as_tensor(source)
+    at, order, gathers, positions = _placed(t._axes, source._axes, dim, index is None)
+    data = source._data if order is None else source._data.permute(order)
+    for axis, plan in gathers:
+        data = gather(data, axis, plan, 0.0)
+    if positions is not None:
+        index = torch.tensor(positions, device=data.device)
+    elif isinstance(index, Tensor):
+        index = index._data
+    index = torch.as_tensor(index, device=data.device)
+    if index.ndim != 1 or index.shape[0] != data.shape[at] or index.is_floating_point():
+        raise ValueError(
+            f"the index of {t._axes.describe(at)} is a vector of {data.shape[at]} positions, got shape {tuple(index.shape)}"
+        )
+    for axis, size in enumerate(t._data.shape):
+        if axis != at and data.shape[axis] != size:
+            raise ValueError(f"{t._axes.describe(axis)} has size {size}, but the source has {data.shape[axis]} there")
+    dtype = torch.promote_types(t._data.dtype, data.dtype)
+    return wrap(torch.index_add(t._data.to(dtype), at, index, data.to(dtype), alpha=alpha), t._axes)
+
+
+@static
+def _placed(
+    axes: Axes, source: Axes, dim: DimLike, by_label: bool
+) -> tuple[int, tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None]:
+    at = axes.axis(dim)
+    if source.ndim != axes.ndim:
+        raise ValueError(f"the source has {source.ndim} axes and the tensor {axes.ndim}; they must have the same axes")
+    order = tuple(range(axes.ndim))
+    if axes.named and source.named:
+        if set(axes.names) != set(source.names):
+            raise ValueError(f"the source has the axes {list(source.names)}, the tensor {list(axes.names)}")
+        order = tuple(source.names.index(name) for name in axes.names)
+    gathers = []
+    positions = None
+    for axis, own in enumerate(axes.spaces):
+        other = source.spaces[order[axis]]
+        if axis == at:
+            if by_label:
+                if own is None or other is None or not (own.labelled and other.labelled):
+                    raise ValueError(f"without an index, {axes.describe(at)} must have labels in both tensors")
+                positions = tuple(own.index(label) for label in other)
+        elif own is not None and other is not None and own.labels != other.labels:
+            if len(own) != len(other) or any(label not in other for label in own):
+                raise ValueError(differing(own, other, axes.describe(axis)))
+            gathers.append((axis, Gather([other.index(label) for label in own])))
+    return at, None if order == tuple(range(axes.ndim)) else order, tuple(gathers), positions
+
+
+@method
+def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
+    """A new last axis with 1 at the position that each integer gives, and 0 elsewhere.
+
+    Args:
+        t: Integers from 0 to the size of the space.
+        space: The classes: a Space, labels, or their number.
+        name: The name of the new axis.
+
+    Raises:
+        TypeError: If the tensor does not hold integers.
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1, 0], "item").one_hot(["cat", "dog"], name="class").sel({"class": "dog"})
+        Tensor(item: [1, 0])
+    """
+    axes, size = _classes(t._axes, freeze(space), name)
+    if t._data.is_floating_point() or t._data.is_complex() or t._data.dtype is torch.bool:
+        raise TypeError(f"one_hot takes integers, not {t._data.dtype}")
+    return wrap((t._data.unsqueeze(-1) == torch.arange(size, device=_in_range(t._data, size))).to(torch.int64), axes)
+
+
+def _in_range(data: torch.Tensor, size: int) -> torch.device:
+    if not torch.compiler.is_compiling() and data.numel():
+        low, high = int(data.min()), int(data.max())
+        if low < 0 or high >= size:
+            raise ValueError(f"one_hot has {size} classes, but the numbers run from {low} to {high}")
+    return data.device
+
+
+@static
+def _classes(axes: Axes, labels: Any, name: str | None) -> tuple[Axes, int]:
+    space = Space(labels) if name is None else Space(labels).rename(name)
+    return intern_pairs([*axes.pairs(), (space.name, None if space.positional else space)]), len(space)
+
+
+@method
+def diagonal(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
+    """The entries whose two labels are equal, as a new last axis.
+
+    Args:
+        t: The tensor.
+        dim0: One axis, by name or position; its labels and name are those of the result.
+        dim1: The other; it has the same labels in any order.
+
+    Raises:
+        ValueError: If the labels differ, or sizes do.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], row=["a", "b"], column=["b", "a"])
+        >>> t.diagonal()
+        Tensor(row: a=2., b=3.)
+    """
+    at0, at1, plan, axes = _diagonal_axes(t._axes, dim0, dim1)
+    data = t._data
+    if data.shape[at0] != data.shape[at1]:
+        raise ValueError(
+            f"{t._axes.describe(at0)} has size {data.shape[at0]} and {t._axes.describe(at1)} size {data.shape[at1]}: "
+            "a diagonal needs them equal"
+        )
+    if plan is not None:
+        data = gather(data, at1, plan, 0.0)
+    return finish(data.diagonal(0, at0, at1), axes)
+
+
+@static
+def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, Gather | None, Axes]:
+    at0, at1 = axes.axis(dim0), axes.axis(dim1)
+    if at0 == at1:
+        raise ValueError(f"a diagonal needs two axes, got {axes.describe(at0)} twice")
+    a, b = axes.spaces[at0], axes.spaces[at1]
+    plan = None
+    for at, space in ((at0, a), (at1, b)):
+        if space is not None and space.broadcast:
+            raise ValueError(f"{axes.describe(at)} is BROADCAST and has no diagonal")
+    if a is not None and b is not None and a.labels != b.labels:
+        if len(a) != len(b) or any(label not in b for label in a):
+            raise ValueError(differing(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}"))
+        plan = Gather([b.index(label) for label in a])
+    rest = _taken(axes, [i for i in range(axes.ndim) if i not in (at0, at1)])
+    name = axes.names[at0]
+    space = a if a is not None else b
+    return at0, at1, plan, intern_pairs([*rest.pairs(), (name, None if space is None else space.rename(name))])
+
+
+@method
+def diag_embed(t: Tensor, name: str | None = None) -> Tensor:
+    """A matrix on the last axis and a new one with the same labels, with the entries where the labels are equal.
+
+    Args:
+        t: The tensor.
+        name: The name of the new, last axis.
+
+    Raises:
+        ValueError: If there is no axis, or the last one is BROADCAST.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], x=["a", "b"]).diag_embed("y").sel(y="b")
+        Tensor(x: a=0., b=2.)
+    """
+    return wrap(torch.diag_embed(t._data), _embedded(t._axes, name))
+
+
+@static
+def _embedded(axes: Axes, name: str | None) -> Axes:
+    if not axes.ndim:
+        raise ValueError("a tensor without axes has nothing to put on a diagonal")
+    space = axes.spaces[-1]
+    if space is not None and space.broadcast:
+        raise ValueError(f"{axes.describe(axes.ndim - 1)} is BROADCAST and can't become a diagonal")
+    return intern_pairs([*axes.pairs(), (name, None if space is None else space.rename(name))])
+
+
+RULES.update(
+    {
+        torch.diagonal: lambda input, offset=0, dim1=0, dim2=1: _offset_free(offset) or diagonal(input, dim1, dim2),
+        torch.diag_embed: lambda input, offset=0: _offset_free(offset) or diag_embed(input),
+        torch.index_add: lambda input, dim, index, source, *, alpha=1: index_add(
+            input, dim, index, source, alpha=alpha
+        ),
+        torch.nn.functional.one_hot: lambda tensor, num_classes=-1: one_hot(
+            tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes
+        ),
+    }
+)
+
+
+def _offset_free(offset: int) -> None:
+    if offset:
+        raise TypeError("an offset diagonal pairs entries with different labels; take it from t.data")

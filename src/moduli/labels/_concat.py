@@ -1,0 +1,428 @@
+"""Tensors put together and taken apart along an axis: cat, stack, split, flatten, unflatten."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._axes import Axes, DimLike, DimsLike, intern_pairs, static
+from ._gather import Gather, gather
+from ._join import policy
+from ._pairing import apply_step, check_sizes, current_plan, pair_spaces
+from ._shape import freeze
+from ._space import Space, check_name
+from ._tensor import RULES, Tensor, as_tensor, method, wrap
+
+__all__ = ["cat", "chunk", "flatten", "split", "stack", "unbind", "unflatten"]
+
+
+def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
+    """Join tensors along an axis they all have.
+
+    Along that axis, labels are put one after the other and must be distinct; positional axes give a positional axis. All
+    other axes are paired by name (or by position) and by label, as in arithmetic.
+
+    Args:
+        tensors: At least one tensor, all with the same axes.
+        dim: The axis to join along, by name or position in the first tensor.
+
+    Raises:
+        ValueError: If there is none, axes differ, a label occurs twice along the joined axis, or one tensor has labels
+            there and another has not.
+
+    Example:
+        >>> import moduli as mo
+        >>> a = mo.tensor([[1.0, 2.0]], row=["p"], column=["a", "b"])
+        >>> b = mo.tensor([[4.0, 3.0]], row=["q"], column=["b", "a"])
+        >>> mo.cat([a, b], "row").sel(column="a")
+        Tensor(row: p=1., q=3.)
+    """
+    tensors = [as_tensor(t) for t in tensors]
+    if not tensors:
+        raise ValueError("cat needs at least one tensor")
+    first = tensors[0]
+    how = policy.how
+    at, steps, axes = _joined(first._axes, tuple(t._axes for t in tensors[1:]), dim, how)
+    sizes: list[int | None] = [None] * first._data.ndim
+    parts = []
+    for t, (order, gathers, stretched) in zip(tensors, steps, strict=True):
+        data = t._data if order is None else t._data.permute(order)
+        for axis, plan in gathers:
+            data = gather(data, axis, plan, policy.fill)
+        for axis in range(data.ndim):
+            if axis == at or axis in stretched:
+                continue
+            if sizes[axis] is None:
+                sizes[axis] = data.shape[axis]
+            elif sizes[axis] != data.shape[axis]:
+                raise ValueError(
+                    f"{axes.describe(axis)} has size {sizes[axis]} in one tensor and {data.shape[axis]} in another; "
+                    "only the joined axis may differ"
+                )
+        parts.append((data, stretched))
+    aligned = [
+        data.expand([sizes[i] or 1 if i in stretched else size for i, size in enumerate(data.shape)])
+        if stretched
+        else data
+        for data, stretched in parts
+    ]
+    return wrap(torch.cat(aligned, at), axes)
+
+
+_CatStep = tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], frozenset[int]]
+
+
+@static
+def _joined(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str) -> tuple[int, tuple[_CatStep, ...], Axes]:
+    at = axes.axis(dim)
+    operands = (axes, *others)
+    by_name = all(operand.named for operand in operands)
+    orders = []
+    for operand in operands:
+        if operand.ndim != axes.ndim or (by_name and set(operand.names) != set(axes.names)):
+            raise ValueError(f"tensors to be joined have the same axes, but one has {operand!r} and another {axes!r}")
+        orders.append(tuple(operand.axis(n) if by_name else i for i, n in enumerate(axes.names)))  # type: ignore[arg-type]
+    gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
+    stretched: list[set[int]] = [set() for _ in operands]
+    pairs: list[tuple[str | None, Space | None]] = []
+    for axis in range(axes.ndim):
+        names = {operand.names[order[axis]] for operand, order in zip(operands, orders, strict=True)} - {None}
+        if len(names) > 1:
+            raise ValueError(f"axes that meet by position have different names: {sorted(map(str, names))}; rename one")
+        name = next(iter(names), None)
+        spaces = [operand.spaces[order[axis]] for operand, order in zip(operands, orders, strict=True)]
+        if axis == at:
+            pairs.append((name, _end_to_end(spaces, axes.describe(at))))
+            continue
+        space, plans = pair_spaces(spaces, how, name, axis)
+        pairs.append((name, space))
+        for i, (plan, own) in enumerate(zip(plans, spaces, strict=True)):
+            if plan is not None:
+                gathers[i].append((axis, plan))
+            if own is not None and own.broadcast and not (space is not None and space.broadcast):
+                stretched[i].add(axis)
+    identity = tuple(range(axes.ndim))
+    steps = tuple(
+        (None if order == identity else order, tuple(moves), frozenset(wide))
+        for order, moves, wide in zip(orders, gathers, stretched, strict=True)
+    )
+    return at, steps, intern_pairs(pairs)
+
+
+def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
+    """The space of the joined axis: all labels in order, or positional."""
+    with_labels = [space for space in spaces if space is not None and space.labelled]
+    if not with_labels:
+        return None
+    if len(with_labels) != len(spaces):
+        raise ValueError(
+            f"{called} has labels in some of the tensors to be joined and none in others; "
+            "label all of them, or none (t.relabel(axis, None))"
+        )
+    labels = list(itertools.chain.from_iterable(with_labels))
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"label {twice!r} of {called} occurs in more than one of the tensors to be joined")
+    return Space(labels)
+
+
+def stack(
+    tensors: Sequence[Tensor] | Mapping[Hashable, Tensor], name: str | None = None, *, labels: Any = None, dim: int = 0
+) -> Tensor:
+    """Put tensors side by side along a new axis.
+
+    Args:
+        tensors: The tensors, paired as in arithmetic; a mapping gives the labels of the new axis by its keys.
+        name: The name of the new axis.
+        labels: Its labels; positional if not given.
+        dim: Its position in the result.
+
+    Raises:
+        ValueError: If there is no tensor, or the number of labels is wrong.
+
+    Example:
+        >>> import moduli as mo
+        >>> a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([3.0, 4.0], x=["b", "a"])
+        >>> mo.stack({"first": a, "second": b}, "run").sel(x="a")
+        Tensor(run: first=1., second=4.)
+    """
+    if isinstance(tensors, Mapping):
+        labels = list(tensors) if labels is None else labels
+        tensors = list(tensors.values())
+    operands = [as_tensor(t) for t in tensors]
+    if not operands:
+        raise ValueError("stack needs at least one tensor")
+    plan = current_plan(operands[0]._axes, tuple(t._axes for t in operands[1:]))
+    data = [t._data for t in operands]
+    check_sizes(plan, data)
+    data = [d if step is None else apply_step(d, step, plan.fill) for d, step in zip(data, plan.steps, strict=True)]
+    if any(d.shape != data[0].shape for d in data):
+        data = list(torch.broadcast_tensors(*data))
+    at, axes = _stacked(plan.axes, dim, name, freeze(labels), len(operands))
+    return wrap(torch.stack(data, at), axes)
+
+
+@static
+def _stacked(axes: Axes, dim: int, name: str | None, labels: Any, count: int) -> tuple[int, Axes]:
+    check_name(name)
+    space = None if labels is None else Space(labels)
+    if space is not None and len(space) != count:
+        raise ValueError(f"{count} tensors were given, but {len(space)} labels: {space!r}")
+    if not -axes.ndim - 1 <= dim <= axes.ndim:
+        raise IndexError(f"there is no place {dim} for a new axis among {axes.ndim}; {axes.listing()}")
+    pairs = axes.pairs()
+    at = dim % (axes.ndim + 1)
+    name = name if name is not None or space is None else space.name
+    pairs.insert(at, (name, None if space is None or space.positional else space))
+    return at, intern_pairs(pairs)
+
+
+# -- taking apart ------------------------------------------------------------------------------------------------------
+
+
+@method
+def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tensor, ...]:
+    """Cut a tensor into pieces along an axis; labels go with their entries.
+
+    Args:
+        t: The tensor.
+        sizes: The size of every piece (the last may be smaller), or one size for each.
+        dim: The axis, by name or position.
+
+    Raises:
+        ValueError: If the sizes do not add up to the size of the axis.
+
+    Example:
+        >>> import moduli as mo
+        >>> [piece.dims[0].labels for piece in mo.tensor([1.0, 2.0, 3.0], x=list("abc")).split(2, "x")]
+        [('a', 'b'), ('c',)]
+    """
+    at = _axis_at(t._axes, dim)
+    size = t._data.shape[at]
+    if isinstance(sizes, int):
+        if sizes <= 0:
+            raise ValueError(f"the size of a piece is positive, got {sizes}")
+        cuts = [min(sizes, size - start) for start in range(0, size, sizes)] or [0]
+    else:
+        cuts = [int(each) for each in sizes]
+        if sum(cuts) != size or min(cuts, default=0) < 0:
+            raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
+    pieces = t._data.split(cuts, at)
+    return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
+
+
+@method
+def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
+    """Cut a tensor into at most so many pieces of equal size (the last may be smaller).
+
+    Args:
+        t: The tensor.
+        count: How many pieces.
+        dim: The axis, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> [len(piece) for piece in mo.zeros(5).chunk(2)]
+        [3, 2]
+    """
+    if count <= 0:
+        raise ValueError(f"the number of pieces is positive, got {count}")
+    at = _axis_at(t._axes, dim)
+    return split(t, max(-(-t._data.shape[at] // count), 1), at)
+
+
+@method
+def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
+    """The slices along an axis, without it.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> [float(x) for x in mo.tensor([1.0, 2.0], x=["a", "b"]).unbind("x")]
+        [1.0, 2.0]
+    """
+    at, axes = _without(t._axes, dim)
+    return tuple(wrap(piece, axes) for piece in t._data.unbind(at))
+
+
+@static
+def _axis_at(axes: Axes, dim: DimLike) -> int:
+    return axes.axis(dim)
+
+
+@static
+def _without(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
+    at = axes.axis(dim)
+    return at, intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
+
+
+@static
+def _pieces(axes: Axes, at: int, cuts: tuple[int, ...]) -> tuple[Axes, ...]:
+    name, space = axes.pairs()[at]
+    if space is None or space.broadcast:
+        return tuple(axes if cut == 1 or space is None else _with(axes, at, name, None) for cut in cuts)
+    starts = itertools.accumulate(cuts, initial=0)
+    return tuple(_with(axes, at, name, space[start : start + cut]) for start, cut in zip(starts, cuts, strict=False))
+
+
+def _with(axes: Axes, at: int, name: str | None, space: Space | None) -> Axes:
+    pairs = axes.pairs()
+    pairs[at] = (name, space)
+    return intern_pairs(pairs)
+
+
+# -- products of axes --------------------------------------------------------------------------------------------------
+
+
+@method
+def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor:
+    """Make one axis of several.
+
+    Its labels are the tuples of the labels of the given axes (with positions for positional ones); if all of them are
+    positional, so is the result. The new axis takes the place of the first of them. `unflatten` is the way back.
+
+    Args:
+        t: The tensor.
+        dims: The axes, in the order in which they are run through (the last one fastest); all by default.
+        name: The name of the new axis.
+
+    Raises:
+        ValueError: If one of them is BROADCAST, or there is none.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], y=["a", "b"], x=["p", "q"])
+        >>> t.flatten("y x", name="pixel").dims[0].labels
+        (('a', 'p'), ('a', 'q'), ('b', 'p'), ('b', 'q'))
+    """
+    key = tuple(dims) if isinstance(dims, list) else dims
+    order, first, count, mixed = _grouped(t._axes, key)
+    data = t._data.permute(order)
+    shape = data.shape
+    group = tuple(shape[first : first + count])
+    axes = _product(t._axes, key, name, group if mixed else None)
+    return wrap(data.reshape(*shape[:first], math.prod(group), *shape[first + count :]), axes)
+
+
+@static
+def _grouped(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, bool]:
+    """The permutation that puts the group together, where it starts, its length, and whether labels and positions mix."""
+    group = axes.axes(dims)
+    if not group:
+        raise ValueError("flatten needs at least one axis")
+    spaces = [axes.spaces[i] for i in group]
+    for i, space in zip(group, spaces, strict=True):
+        if space is not None and space.broadcast:
+            raise ValueError(f"{axes.describe(i)} is BROADCAST and has no entries to run through; squeeze it first")
+    place = min(group)
+    before = [i for i in range(place) if i not in group]
+    after = [i for i in range(place, axes.ndim) if i not in group]
+    labelled = [space is not None for space in spaces]
+    return (*before, *group, *after), len(before), len(group), any(labelled) and not all(labelled)
+
+
+@static
+def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...] | None) -> Axes:
+    order, first, count, _ = _grouped(axes, dims)
+    group = order[first : first + count]
+    spaces = [axes.spaces[i] for i in group]
+    if all(space is None for space in spaces):
+        product = None
+    else:
+        factors = [range(sizes[i]) if s is None and sizes else s for i, s in enumerate(spaces)]
+        product = Space(itertools.product(*factors))  # type: ignore[arg-type]
+    check_name(name)
+    pairs = [(axes.names[i], axes.spaces[i]) for i in order]
+    pairs[first : first + count] = [(name, product)]
+    return intern_pairs(pairs)
+
+
+@method
+def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None, /, **named: Any) -> Tensor:
+    """Make several axes of one, the inverse of `flatten`.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        dims: The new axes: Spaces, or sizes.
+        named: The new axes by name: a size, labels or a Space each.
+
+    Raises:
+        ValueError: If their sizes do not multiply to the size of the axis, or its labels are not the product of theirs.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], y=["a", "b"], x=["p", "q"])
+        >>> flat = t.flatten("y x", name="pixel")
+        >>> bool((flat.unflatten("pixel", t.dims) == t).all())
+        True
+        >>> mo.zeros(6).rename("n").unflatten("n", row=2, column=3).shape
+        torch.Size([2, 3])
+    """
+    given = tuple((None, freeze(space)) for space in dims or ())
+    given += tuple((name, freeze(space)) for name, space in named.items())
+    at, sizes, order, axes = _factored(t._axes, dim, given)
+    data = t._data
+    if math.prod(sizes) != data.shape[at]:
+        raise ValueError(f"{t._axes.describe(at)} has size {data.shape[at]}, which is not the product of {sizes}")
+    if order is not None:
+        data = gather(data, at, order, 0.0)
+    return wrap(data.unflatten(at, sizes), axes)
+
+
+@static
+def _factored(
+    axes: Axes, dim: DimLike, given: tuple[tuple[str | None, Any], ...]
+) -> tuple[int, tuple[int, ...], Gather | None, Axes]:
+    at = axes.axis(dim)
+    spaces = tuple(Space(space) if name is None else Space(space).rename(name) for name, space in given)
+    if not spaces:
+        raise ValueError("unflatten needs the Spaces of the new axes")
+    old = axes.spaces[at]
+    order = None
+    if old is not None and old.labelled:
+        wanted: Sequence[Hashable] = tuple(itertools.product(*spaces))
+        if len(spaces) == 1:
+            wanted = spaces[0].labels
+        missing = [label for label in wanted if label not in old]
+        if missing or len(wanted) != len(old):
+            raise ValueError(
+                f"the labels of {axes.describe(at)}, {old!r}, are not the product of {spaces}: "
+                f"{missing[0] if missing else 'some'!r} is missing; make the axis positional first with "
+                f"t.relabel({axes.names[at] or at!r}, None) if its labels do not matter"
+            )
+        if tuple(wanted) != tuple(old.labels):
+            order = Gather([old.index(label) for label in wanted])
+    pairs = axes.pairs()
+    pairs[at : at + 1] = [(space.name, None if space.positional else space) for space in spaces]
+    return at, tuple(len(space) for space in spaces), order, intern_pairs(pairs)
+
+
+def _stack_rule(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return stack(tensors, dim=dim)
+
+
+def _flatten_rule(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    first, last = _axis_at(input._axes, start_dim), _axis_at(input._axes, end_dim)
+    return flatten(input, tuple(range(first, last + 1)))
+
+
+RULES.update(
+    {
+        torch.cat: cat,
+        torch.concat: cat,
+        torch.concatenate: cat,
+        torch.stack: _stack_rule,
+        torch.split: split,
+        torch.chunk: chunk,
+        torch.unbind: unbind,
+        torch.flatten: _flatten_rule,
+    }
+)

@@ -1,0 +1,448 @@
+"""Indexing: ``t[...]`` with labels that follow exactly, ``sel`` by label, ``isel`` by position.
+
+An index is taken apart into tokens, one per axis, and applied as torch applies it: first what selects along single axes
+(positions, slices, Spaces, new axes), then the index tensors, which are paired with each other. The labels of the first
+kind depend on the index alone and are remembered; a mask or an index tensor has to be looked at.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ._axes import BROADCAST_PAIR, Axes, intern_pairs, static, unnamed
+from ._errors import UnknownLabelError
+from ._gather import Gather, gather
+from ._pairing import apply_step, check_sizes, current_plan
+from ._space import Space
+from ._tensor import Tensor, finish, method
+
+__all__ = ["isel", "sel"]
+
+# A token of the first kind, in a form that can be remembered.
+_Token = tuple[Any, ...]
+_ALL: Final[_Token] = ("slice", None, None, None)
+
+
+def get(t: Tensor, key: Any) -> Tensor:
+    """``t[key]``."""
+    if type(key) is int:
+        axes = t._axes.run(_first_dropped)
+        try:
+            return finish(t._data[key], axes)
+        except IndexError:
+            raise IndexError(_beyond(t, 0, key)) from None
+    tokens, advanced = parse(t, key)
+    data, axes = _apply_basic(t, tokens)
+    if advanced:
+        data, axes = _apply_advanced(data, axes, advanced)
+    return finish(data, axes)
+
+
+def _beyond(t: Tensor, axis: int, at: int) -> str:
+    if not t._data.ndim:
+        return "a tensor without axes can't be indexed by a position; use .item()"
+    return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
+
+
+def _first_dropped(axes: Axes) -> Axes:
+    return intern_pairs(axes.pairs()[1:])
+
+
+# -- taking a key apart ------------------------------------------------------------------------------------------------
+
+
+def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]]]:
+    """The tokens of the first kind for every axis, and the index tensors with the place of their token."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [_converted(each) for each in keys]
+    dots = [i for i, each in enumerate(keys) if each is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index has at most one '...'")
+    used = 0
+    for each in keys:
+        used += _consumed(each)
+    if used > t._data.ndim:
+        raise IndexError(f"the index {key!r} is for {used} axes, but there are {t._data.ndim}; {t._axes.listing()}")
+    fill = [slice(None)] * (t._data.ndim - used)
+    at = dots[0] if dots else len(keys)
+    keys[at : at + 1] = fill
+    tokens: list[_Token] = []
+    advanced: list[tuple[int, Any]] = []
+    axis = 0
+    for each in keys:
+        if isinstance(each, (torch.Tensor, Tensor, list)):
+            # Positions will be gone and new axes there when the index tensors are applied.
+            advanced.append((sum(token[0] != "at" for token in tokens), each))
+            for _ in range(_consumed(each)):
+                tokens.append(_ALL)
+        else:
+            tokens.append(_token(t, axis, each))
+        axis += _consumed(each)
+    return tuple(tokens), advanced
+
+
+def _converted(key: Any) -> Any:
+    """One part of a key as an int, slice, None, ..., bool, Space, list of ints, or an index tensor."""
+    if key is None or key is Ellipsis or isinstance(key, (bool, slice, Space)):
+        return key
+    if isinstance(key, (Tensor, torch.Tensor)):
+        data = key._data if isinstance(key, Tensor) else key
+        if data.is_floating_point() or data.is_complex():
+            raise IndexError(
+                f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
+            )
+        if data.ndim:
+            return key
+        return bool(data) if data.dtype is torch.bool else int(data)
+    if isinstance(key, np.ndarray):
+        if key.dtype.kind not in "biu":
+            raise IndexError(
+                f"an array of {key.dtype} can't be an index; integers select positions, booleans are masks"
+            )
+        return _converted(torch.as_tensor(key))
+    if isinstance(key, np.bool_):
+        return bool(key)
+    if isinstance(key, (list, range)):
+        values = list(key)
+        if any(isinstance(each, (list, tuple, torch.Tensor, Tensor, np.ndarray)) for each in values):
+            return _converted(torch.as_tensor(values))
+        if values and all(isinstance(each, (bool, np.bool_)) for each in values):
+            return torch.as_tensor(values)
+        return [_position(each) for each in values]
+    return _position(key)
+
+
+def _position(key: Any) -> int:
+    if isinstance(key, (str, bytes, bool)):
+        raise TypeError(f"{key!r} is not a position; select by label with t.sel(axis={key!r})")
+    try:
+        return operator.index(key)
+    except TypeError:
+        raise TypeError(
+            f"an index is a position, slice, list, mask, Space, None or '...', not a {type(key).__name__}; "
+            "select by label with t.sel(axis=label)"
+        ) from None
+
+
+def _consumed(key: Any) -> int:
+    if key is None or key is Ellipsis or isinstance(key, bool):
+        return 0
+    if isinstance(key, Tensor):
+        key = key._data
+    if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
+        return key.ndim
+    return 1
+
+
+def _token(t: Tensor, axis: int, key: Any) -> _Token:
+    if key is None:
+        return ("new", None)
+    if isinstance(key, bool):
+        return ("new", key)
+    if isinstance(key, int):
+        size = t._data.shape[axis]
+        if not -size <= key < size:
+            raise IndexError(_beyond(t, axis, key))
+        return ("at", key)
+    if isinstance(key, slice):
+        start, stop, step = (None if part is None else operator.index(part) for part in (key.start, key.stop, key.step))
+        if step is not None and step <= 0:
+            if step == 0:
+                raise ValueError("the step of a slice can't be zero")
+            return ("list", tuple(range(*slice(start, stop, step).indices(t._data.shape[axis]))))
+        return ("slice", start, stop, step)
+    return ("space", key)
+
+
+# -- positions, slices, spaces, new axes -------------------------------------------------------------------------------
+
+
+def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, Axes]:
+    moves, gathers, sizes, axes = t._axes.run(_basic, tokens)
+    data = t._data
+    for axis, size in sizes:
+        if data.shape[axis] != size:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
+            )
+    for axis, plan in gathers:
+        data = gather(data, axis, plan, 0.0)
+    if moves is not None:
+        data = data[tuple(slice(*move[1:]) if move[0] == "slice" else move[1] for move in moves)]
+    return data, axes
+
+
+def _basic(
+    axes: Axes, tokens: tuple[_Token, ...]
+) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], tuple[tuple[int, int], ...], Axes]:
+    """What torch is to do, what is to be gathered first, sizes that must be so, and the axes that result."""
+    sizes: list[tuple[int, int]] = []
+    moves: list[_Token] = []
+    gathers: list[tuple[int, Gather]] = []
+    pairs: list[tuple[str | None, Space | None]] = []
+    axis = 0
+    for token in tokens:
+        if token[0] == "new":
+            moves.append(token)
+            pairs.append(BROADCAST_PAIR if token[1] is None else (None, None))
+            continue
+        name, space = axes.names[axis], axes.spaces[axis]
+        if token[0] == "at":
+            moves.append(token)
+        elif token[0] == "slice":
+            moves.append(token)
+            if space is not None and token != _ALL:
+                space = space[slice(*token[1:])]
+                space = None if space.positional else space
+            pairs.append((name, space))
+        elif token[0] == "list":
+            moves.append(_ALL)
+            gathers.append((axis, Gather(token[1])))
+            pairs.append((name, _picked(space, token[1], axes.describe(axis))))
+        else:
+            moves.append(_ALL)
+            chosen, positions = _chosen(axes, axis, token[1])
+            if positions is not None:
+                gathers.append((axis, Gather(positions)))
+            elif space is None:
+                sizes.append((axis, len(chosen)))
+            pairs.append((chosen.name if name is None else name, None if chosen.positional else chosen))
+        axis += 1
+    nothing = all(move == _ALL for move in moves)
+    return None if nothing else tuple(moves), tuple(gathers), tuple(sizes), intern_pairs(pairs)
+
+
+def _picked(space: Space | None, positions: Sequence[int], called: str) -> Space | None:
+    if space is None:
+        return None
+    if space.labelled and len({at % len(space) for at in positions}) != len(positions):
+        twice = next(space[at] for at in positions if list(positions).count(at) > 1)
+        raise ValueError(
+            f"the index takes label {twice!r} of {called} more than once, and labels are distinct; "
+            "make the axis positional first: t.relabel(axis, None)"
+        )
+    picked = space[list(positions)]
+    return None if picked.positional else picked
+
+
+def _chosen(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | None]:
+    """The Space of an axis indexed by a Space, and the positions to take; None for all as they are."""
+    name, space = axes.names[axis], axes.spaces[axis]
+    called = axes.describe(axis)
+    if wanted.name is not None and name is not None and wanted.name != name:
+        raise UnknownLabelError(f"{called} can't be indexed by {wanted!r}, which has another name")
+    wanted = wanted.rename(name if name is not None else wanted.name)
+    if wanted.broadcast or (space is not None and space.broadcast):
+        if space is not None and space.broadcast and wanted.broadcast:
+            return space, None
+        raise UnknownLabelError(
+            f"{called}, {space or 'positional'!r}, can't be indexed by {wanted!r}: only one is BROADCAST"
+        )
+    if space is None:
+        if wanted.positional:
+            return wanted, None
+        return wanted, [_position(label) for label in wanted]
+    if wanted.positional:
+        if len(wanted) != len(space):
+            raise UnknownLabelError(f"{called} has {len(space)} labels and can't be indexed by {wanted!r}")
+        return space, None
+    missing = [label for label in wanted if label not in space]
+    if missing:
+        raise UnknownLabelError(f"{called}, {space!r}, has no label {missing[0]!r} of the index {wanted!r}")
+    positions = [space.index(label) for label in wanted]
+    return wanted, None if positions == list(range(len(space))) else positions
+
+
+# -- index tensors and masks -------------------------------------------------------------------------------------------
+
+
+def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
+    """Apply index tensors to what the tokens of the first kind have left, exactly where torch puts them."""
+    if len(advanced) == 1:
+        at, index = advanced[0]
+        if isinstance(index, list):
+            positions = tuple(index)
+            _check_positions(data, axes, at, positions)
+            return gather(data, at, _positions(axes, positions), 0.0), _picked_axes(axes, at, positions)
+        if isinstance(index, torch.Tensor) and index.ndim == 1:
+            return _by_vector(data, axes, at, index)
+    return _together(data, axes, advanced)
+
+
+def _check_positions(data: torch.Tensor, axes: Axes, at: int, positions: Sequence[int]) -> None:
+    size = data.shape[at]
+    for position in positions:
+        if not -size <= position < size:
+            raise IndexError(f"position {position} is out of range for {axes.describe(at)} of size {size}")
+
+
+@static
+def _positions(axes: Axes, positions: tuple[int, ...]) -> Gather:
+    return Gather(positions)
+
+
+@static
+def _picked_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
+    pairs = axes.pairs()
+    pairs[at] = (axes.names[at], _picked(axes.spaces[at], positions, axes.describe(at)))
+    return intern_pairs(pairs)
+
+
+def _by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
+    """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
+    space = axes.spaces[at]
+    if index.dtype is torch.bool and index.shape[0] != data.shape[at]:
+        raise IndexError(
+            f"a mask of {index.shape[0]} entries does not fit {axes.describe(at)} of size {data.shape[at]}"
+        )
+    result = data[(slice(None),) * at + (index,)]
+    if space is None:
+        return result, axes
+    positions = index.nonzero().flatten() if index.dtype is torch.bool else index
+    return result, _picked_axes(axes, at, tuple(positions.tolist()))
+
+
+def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
+    """Several index tensors, or one with axes of its own: they are paired, and their axes replace those indexed."""
+    indices: list[torch.Tensor] = []
+    index_axes: list[Axes] = []
+    places: list[int] = []
+    for at, index in advanced:
+        if isinstance(index, list):
+            _check_positions(data, axes, at, index)
+            index = torch.tensor(index, dtype=torch.int64, device=data.device)
+        labelled = isinstance(index, Tensor)
+        raw = index._data if isinstance(index, Tensor) else index
+        if raw.dtype is torch.bool:
+            if labelled:
+                raw = _aligned_mask(index, axes, at)
+            if tuple(raw.shape) != tuple(data.shape[at : at + raw.ndim]):
+                raise IndexError(
+                    f"a mask of shape {tuple(raw.shape)} does not fit the axes from {axes.describe(at)} on, of shape "
+                    f"{tuple(data.shape[at : at + raw.ndim])}"
+                )
+            if len(advanced) == 1 and raw.ndim == 1:
+                return _by_vector(data, axes, at, raw)
+            for offset, part in enumerate(raw.nonzero(as_tuple=True)):
+                indices.append(part)
+                index_axes.append(unnamed(1))
+                places.append(at + offset)
+        else:
+            indices.append(raw)
+            index_axes.append(index._axes if labelled else unnamed(raw.ndim))
+            places.append(at)
+    plan = current_plan(index_axes[0], tuple(index_axes[1:]))
+    check_sizes(plan, indices)
+    indices = [
+        i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)
+    ]
+    key: list[Any] = [slice(None)] * data.ndim
+    for place, index in zip(places, indices, strict=True):
+        key[place] = index
+    return data[tuple(key)], _replaced(axes, tuple(places), plan.axes)
+
+
+def _aligned_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
+    """A labelled mask, aligned to the axes it is for."""
+    covered = intern_pairs(axes.pairs()[at : at + mask._axes.ndim])
+    plan = current_plan(covered, (mask._axes,))
+    if plan.axes.ndim != covered.ndim or plan.steps[0] is not None:
+        raise IndexError(f"a mask with {mask._axes.listing()} does not fit {covered!r}")
+    step = plan.steps[1]
+    return mask._data if step is None else apply_step(mask._data, step, False)
+
+
+@static
+def _replaced(axes: Axes, places: tuple[int, ...], new: Axes) -> Axes:
+    adjacent = places == tuple(range(places[0], places[0] + len(places)))
+    kept = [pair for i, pair in enumerate(axes.pairs()) if i not in places]
+    front = places[0] if adjacent else 0
+    kept[front:front] = new.pairs()
+    return intern_pairs(kept)
+
+
+# -- by name -----------------------------------------------------------------------------------------------------------
+
+
+@method
+def isel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -> Tensor:
+    """Select by position along named axes.
+
+    Args:
+        t: The tensor.
+        indexers: Axis (name or position) to index, as a mapping.
+        named: Axis name to index: a position (the axis disappears), slice, list, mask or index tensor.
+
+    Raises:
+        UnknownLabelError: If an axis does not exist.
+        IndexError: If a position is out of range.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], row=["a", "b"], column=["p", "q"])
+        >>> t.isel(column=0)
+        Tensor(row: a=1., b=3.)
+    """
+    key: list[Any] = [slice(None)] * t._data.ndim
+    for which, index in {**(indexers or {}), **named}.items():
+        key[t._axes.axis(which)] = index
+    return get(t, tuple(key))
+
+
+@method
+def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -> Tensor:
+    """Select by label along named axes.
+
+    Args:
+        t: The tensor.
+        indexers: Axis (name or position) to labels, as a mapping.
+        named: Axis name to a label (the axis disappears), or to a list of labels or a Space (the axis is reordered).
+
+    Raises:
+        UnknownLabelError: If an axis or a label does not exist.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 0.5, 2.0], channel=["r", "g", "b"])
+        >>> float(t.sel(channel="g"))
+        0.5
+        >>> t.sel(channel=["b", "r"])
+        Tensor(channel: b=2., r=1.)
+    """
+    key: list[Any] = [slice(None)] * t._data.ndim
+    for which, labels in {**(indexers or {}), **named}.items():
+        axis = t._axes.axis(which)
+        if isinstance(labels, slice):
+            raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
+        key[axis] = _located(t._axes, axis, t._data.shape[axis], _frozen(labels))
+    return get(t, tuple(key))
+
+
+def _frozen(labels: Any) -> tuple[bool, Hashable]:
+    if isinstance(labels, Tensor):
+        labels = labels._data
+    if isinstance(labels, (torch.Tensor, np.ndarray)):
+        labels = labels.tolist()
+    if isinstance(labels, (list, range)):
+        return True, tuple(labels)
+    return isinstance(labels, Space), labels
+
+
+@static
+def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int | Space:
+    several, labels = wanted
+    space = axes.spaces[axis]
+    known = space if space is not None else Space(size, axes.names[axis])
+    try:
+        if several:
+            for label in labels:
+                known.index(label)
+            return labels if isinstance(labels, Space) else Space(labels)
+        return known.index(labels)
+    except UnknownLabelError as error:
+        raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None

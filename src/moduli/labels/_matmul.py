@@ -1,0 +1,165 @@
+"""Matrix products: ``a @ b`` with labels aligned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._axes import Axes, intern_pairs
+from ._einsum import einsum
+from ._gather import Gather, gather
+from ._join import policy
+from ._pairing import Plan, Step, apply_step, check_sizes, pair, pair_spaces
+from ._tensor import RULES, Tensor, as_tensor, finish, method
+
+__all__ = ["matmul", "outer"]
+
+
+# The axes of the result; whether there is nothing to align; the plan of the batch axes; how the labels of either
+# contracted axis are rearranged; and which of the two is BROADCAST: -1 the left, 1 the right, 0 none.
+_Product = tuple[Axes, bool, Plan, Gather | None, Gather | None, int]
+
+
+@method
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product, as torch's: the last axis of ``a`` with the second-last of ``b``.
+
+    The labels of the contracted axes are aligned whichever side has them in another order; leading axes are paired as in
+    arithmetic. The same as ``a @ b``, which `torch.compile` can't trace for anything but plain tensors: use this function
+    inside compiled code.
+
+    Args:
+        a: A vector, a matrix, or a batch of matrices.
+        b: Likewise.
+
+    Raises:
+        ValueError: If the contracted axes have different names, labels or sizes, or an operand has no axes.
+
+    Example:
+        >>> import moduli as mo
+        >>> a = mo.tensor([[1.0, 2.0]], row=["r"], k=["x", "y"])
+        >>> b = mo.tensor([[10.0], [100.0]], k=["y", "x"], column=["c"])
+        >>> mo.matmul(a, b).item()
+        120.0
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    x, y = a._data, b._data
+    axes, simple, batch, left, right, stretch = a._axes.run(_planned, b._axes, policy.how, policy.fill)
+    if x.dtype != y.dtype:
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        x, y = x.to(dtype), y.to(dtype)
+    if not simple:
+        x, y = _aligned(batch, left, right, stretch, x, y)
+    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else -1]:
+        raise ValueError(
+            f"the contracted axes have sizes {x.shape[-1]} and {y.shape[-2 if y.ndim > 1 else -1]} "
+            f"in shapes {tuple(a._data.shape)} and {tuple(b._data.shape)}"
+        )
+    return finish(torch.matmul(x, y), axes)
+
+
+def _aligned(
+    batch: Plan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_sizes(batch, (x, y))
+    first, second = batch.steps
+    if first is not None:
+        x = apply_step(x, _over_batch(first, x.ndim), batch.fill)
+    if second is not None:
+        y = apply_step(y, _over_batch(second, y.ndim), batch.fill)
+    row = y.ndim - 2 if y.ndim > 1 else 0
+    if left is not None:
+        x = gather(x, x.ndim - 1, left, batch.fill)
+    if right is not None:
+        y = gather(y, row, right, batch.fill)
+    if stretch < 0:
+        x = x.expand(*x.shape[:-1], y.shape[row])
+    elif stretch > 0:
+        y = y.expand(*y.shape[:row], x.shape[-1], *y.shape[row + 1 :])
+    return x, y
+
+
+def _over_batch(step: Step, ndim: int) -> Step:
+    """A step of the leading axes, as a step of the whole operand."""
+    permute, insert, gathers = step
+    if permute is not None:
+        permute = permute + tuple(range(len(permute), ndim))
+    return permute, insert, gathers
+
+
+def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
+    if not axes.ndim or not other.ndim:
+        raise ValueError("matmul needs at least one axis on both sides; multiply numbers with *")
+    row = other.ndim - 2 if other.ndim > 1 else 0
+    name, second = axes.names[-1], other.names[row]
+    if name is not None and second is not None and name != second:
+        raise ValueError(
+            f"matmul would sum {name!r}, the last axis of {axes!r}, against {second!r}, the axis of {other!r} it meets; "
+            "permute or rename one of them, or contract by name with mo.dot(a, b, over=...)"
+        )
+    spaces = [axes.spaces[-1], other.spaces[row]]
+    _, (left, right) = pair_spaces(spaces, how, name or second, axes.ndim - 1)
+    stretch = 0
+    wide = [space is not None and space.broadcast for space in spaces]
+    if wide[0] != wide[1]:
+        stretch = -1 if wide[0] else 1
+    first_batch = intern_pairs(axes.pairs()[:-2])
+    second_batch = intern_pairs(other.pairs()[:-2])
+    batch = pair(first_batch, (second_batch,), how, fill)
+    pairs = batch.axes.pairs()
+    if axes.ndim > 1:
+        pairs.append(axes.pairs()[-2])
+    if other.ndim > 1:
+        pairs.append(other.pairs()[-1])
+    simple = left is None and right is None and not stretch and not batch.checks and batch.steps == (None, None)
+    return intern_pairs(pairs), simple, batch, left, right, stretch
+
+
+@method
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """All products of an entry of one vector with an entry of another.
+
+    Args:
+        a: A tensor with one axis, the first of the result.
+        b: A tensor with one axis, the second of the result.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.outer(mo.tensor([1.0, 2.0], "x"), mo.tensor([3.0, 4.0], "y")).data
+        tensor([[3., 4.],
+                [6., 8.]])
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    if a._data.ndim != 1 or b._data.ndim != 1:
+        raise ValueError(f"outer takes two tensors with one axis each, got {a._data.ndim} and {b._data.ndim} axes")
+    return einsum("i,j->ij", a, b)
+
+
+def _matmul(self: Tensor, other: Any) -> Tensor:
+    if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
+        return NotImplemented
+    return matmul(self, other)
+
+
+def _rmatmul(self: Tensor, other: Any) -> Tensor:
+    if not isinstance(other, torch.Tensor) and not hasattr(other, "__array__"):
+        return NotImplemented
+    return matmul(as_tensor(other), self)
+
+
+Tensor.__matmul__ = _matmul  # type: ignore[attr-defined,method-assign,unused-ignore]
+Tensor.__rmatmul__ = _rmatmul  # type: ignore[attr-defined,method-assign,unused-ignore]
+
+RULES.update(
+    {
+        torch.matmul: matmul,
+        torch.mm: matmul,
+        torch.mv: matmul,
+        torch.bmm: matmul,
+        torch.Tensor.matmul: matmul,
+        torch.Tensor.__matmul__: matmul,
+        torch.Tensor.__rmatmul__: lambda self, other: matmul(other, self),
+        torch.outer: outer,
+    }
+)

@@ -1,0 +1,270 @@
+"""Where the numbers live and how gradients see them: dtype, device, copies, leaves, backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..device import Device
+from ._axes import Axes, static
+from ._pairing import apply_step, check_sizes, current_plan
+from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
+
+__all__ = ["attach", "backward", "clone", "detach", "to"]
+
+
+@method
+def to(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The tensor with another dtype or on another device, as torch's ``to``.
+
+    Args:
+        t: The tensor.
+        args: A dtype, a device (also a `Device`), or a tensor to be like.
+        kwargs: ``dtype``, ``device``, ``copy``, ``non_blocking``, ``memory_format``.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> mo.zeros(2).to(torch.float64).dtype
+        torch.float64
+    """
+    plain = [_plain(each) for each in args]
+    return finish(t._data.to(*plain, **{key: _plain(value) for key, value in kwargs.items()}), t._axes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Device):
+        return value.torch_device()
+    if isinstance(value, str) and value.startswith("gpu"):
+        return Device.new(value).torch_device()
+    return value._data if isinstance(value, Tensor) else value
+
+
+@method
+def detach(t: Tensor) -> Tensor:
+    """The same numbers without gradient history; they share memory.
+
+    Args:
+        t: The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2).attach().detach().requires_grad
+        False
+    """
+    return finish(t._data.detach(), t._axes)
+
+
+@method
+def clone(t: Tensor) -> Tensor:
+    """A copy, through which gradients flow.
+
+    Args:
+        t: The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.zeros(2)
+        >>> t.clone().data.data_ptr() == t.data.data_ptr()
+        False
+    """
+    return finish(t._data.clone(), t._axes)
+
+
+@method
+def attach(t: Tensor) -> Tensor:
+    """A fresh leaf: a copy of the numbers that records gradients from here on.
+
+    Args:
+        t: The tensor; its numbers are real or complex floating-point numbers.
+
+    Raises:
+        TypeError: If the dtype can't have gradients.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.zeros(2).attach()
+        >>> t.requires_grad, t.is_leaf
+        (True, True)
+    """
+    if not (t._data.is_floating_point() or t._data.is_complex()):
+        raise TypeError(f"a tensor of {t._data.dtype} can't have gradients; convert it with .to(torch.float32) first")
+    return wrap(t._data.detach().clone().requires_grad_(), t._axes)
+
+
+@method
+def requires_grad_(t: Tensor, requires_grad: bool = True) -> Tensor:
+    """Record gradients for this very tensor from here on, or stop recording them.
+
+    Args:
+        t: The tensor.
+        requires_grad: Whether to record.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2).requires_grad_().requires_grad
+        True
+    """
+    t._data.requires_grad_(requires_grad)
+    return t
+
+
+@method
+def backward(t: Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+    """Compute the gradients of the leaves, as torch's ``backward``.
+
+    Args:
+        t: The tensor; without a gradient it has one element.
+        gradient: The gradient with respect to this tensor; its labels are aligned.
+        retain_graph: Keep the graph for another call.
+        create_graph: Make the gradients differentiable.
+
+    Example:
+        >>> import moduli as mo
+        >>> x = mo.tensor([1.0, 2.0], x=["a", "b"], requires_grad=True)
+        >>> (2 * x).backward(mo.tensor([1.0, 10.0], x=["b", "a"]))
+        >>> x.grad
+        Tensor(x: a=20., b=2.)
+    """
+    if gradient is not None:
+        gradient = as_tensor(gradient)
+        plan = current_plan(t._axes, (gradient._axes,))
+        if plan.axes.ndim != t._axes.ndim or plan.steps[0] is not None:
+            raise ValueError(f"a gradient with {gradient._axes!r} does not fit a tensor with {t._axes!r}")
+        check_sizes(plan, (t._data, gradient._data))
+        step = plan.steps[1]
+        gradient = gradient._data if step is None else apply_step(gradient._data, step, plan.fill)
+        gradient = gradient.expand(t._data.shape)
+    torch.autograd.backward(t._data, gradient, retain_graph, create_graph)
+
+
+@method
+def item(t: Tensor) -> Any:
+    """The only element, as a Python number.
+
+    Args:
+        t: A tensor with one element.
+
+    Raises:
+        ValueError: If there are more elements, or none.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([2.5], "x").item()
+        2.5
+    """
+    if t._data.numel() != 1:
+        raise ValueError(
+            f"item() is for one element, and this tensor of shape {tuple(t._data.shape)} has {t._data.numel()}"
+        )
+    return t._data.item()
+
+
+@method
+def tolist(t: Tensor) -> Any:
+    """The elements as nested lists of Python numbers.
+
+    Args:
+        t: The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], "x").tolist()
+        [1.0, 2.0]
+    """
+    return t._data.tolist()
+
+
+@method
+def numpy(t: Tensor) -> np.ndarray[Any, Any]:
+    """The elements as a NumPy array that shares memory, as torch's ``numpy``.
+
+    Args:
+        t: The tensor, on the CPU and without gradients.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], "x").numpy()
+        array([1., 2.], dtype=float32)
+    """
+    return t._data.numpy()
+
+
+@method
+def numel(t: Tensor) -> int:
+    """The number of elements.
+
+    Args:
+        t: The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2, 3).numel()
+        6
+    """
+    return t._data.numel()
+
+
+@method
+def size(t: Tensor, dim: int | str | None = None) -> Any:
+    """The size of an axis, by name or position; the whole shape without an argument.
+
+    Args:
+        t: The tensor.
+        dim: The axis.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([[1.0, 2.0]], "row column").size("column")
+        2
+    """
+    return t._data.shape if dim is None else t._data.shape[_at(t._axes, dim)]
+
+
+@static
+def _at(axes: Axes, dim: int | str) -> int:
+    return axes.axis(dim)
+
+
+def _converter(name: str, dtype: torch.dtype) -> Any:
+    def convert(t: Tensor) -> Tensor:
+        return finish(t._data.to(dtype), t._axes)
+
+    convert.__name__ = convert.__qualname__ = name
+    convert.__doc__ = f"""The tensor as `{dtype}`.
+
+    Args:
+        t: The tensor.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.ones(2).{name}().dtype
+        {dtype}
+    """
+    return method(convert)
+
+
+for _name, _dtype in {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "long": torch.int64,
+    "int": torch.int32,
+    "bool": torch.bool,
+    "cfloat": torch.complex64,
+    "cdouble": torch.complex128,
+}.items():
+    _converter(_name, _dtype)
+
+RULES.update(
+    {
+        torch.numel: numel,
+        torch.is_complex: lambda input: input._data.is_complex(),
+        torch.is_floating_point: lambda input: input._data.is_floating_point(),
+        torch.Tensor.to: to,
+        torch.Tensor.item: item,
+        torch.Tensor.numel: numel,
+    }
+)

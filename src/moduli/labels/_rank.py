@@ -1,0 +1,294 @@
+"""Along one axis: which element is largest, in what order they stand, how they add up, how they share one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ._axes import Axes, DimLike, intern, static
+from ._reduce import _one, amax, amin
+from ._tensor import Tensor, finish, method, wrap
+
+__all__ = [
+    "Ranked", "argmax", "argmin", "argsort", "cumprod", "cumsum", "log_softmax", "max", "min", "softmax", "sort", "topk",
+]  # fmt: skip
+
+
+class Ranked(NamedTuple):
+    """Values along an axis in order, and the positions they came from.
+
+    Example:
+        >>> import moduli as mo
+        >>> values, indices = mo.tensor([3.0, 1.0], x=["a", "b"]).sort("x")
+        >>> values.data.tolist(), indices.data.tolist()
+        ([1.0, 3.0], [1, 0])
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+@static
+def _along(axes: Axes, dim: DimLike) -> int:
+    return axes.axis(dim)
+
+
+@static
+def _ranked(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
+    """The axes after ranking along one of them: its entries now stand in different orders, so it has positions only."""
+    at = axes.axis(dim)
+    return at, intern(axes.names, [None if i == at else space for i, space in enumerate(axes.spaces)])
+
+
+# -- the largest and the smallest --------------------------------------------------------------------------------------
+
+
+@method
+def argmax(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, labels: bool = False) -> Any:
+    """Where the largest element is.
+
+    Args:
+        t: The tensor.
+        dim: The axis to search, by name or position. Without it the whole tensor is searched.
+        keepdim: Keep the axis as a BROADCAST axis of the same name.
+        labels: Return labels instead of positions: one label if one axis was all there is, a tuple of labels if the
+            whole tensor was searched, otherwise an object array of labels, one for each remaining position.
+
+    Returns:
+        A Tensor of positions (in the flattened data if no axis is given), or labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[1.0, 5.0], [4.0, 2.0]], row=["a", "b"], column=["p", "q"])
+        >>> t.argmax("column")
+        Tensor(row: a=1, b=0)
+        >>> t.argmax("column", labels=True).tolist(), t.argmax(labels=True)
+        (['q', 'p'], ('a', 'q'))
+    """
+    return _arg(torch.argmax, t, dim, keepdim, labels)
+
+
+@method
+def argmin(t: Tensor, dim: DimLike | None = None, keepdim: bool = False, *, labels: bool = False) -> Any:
+    """Where the smallest element is.
+
+    Args:
+        t: The tensor.
+        dim: The axis to search, by name or position. Without it the whole tensor is searched.
+        keepdim: Keep the axis as a BROADCAST axis of the same name.
+        labels: Return labels instead of positions, as in `argmax`.
+
+    Returns:
+        A Tensor of positions (in the flattened data if no axis is given), or labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([3.0, 1.0], x=["a", "b"]).argmin("x", labels=True)
+        'b'
+    """
+    return _arg(torch.argmin, t, dim, keepdim, labels)
+
+
+def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: bool) -> Any:
+    if dim is None:
+        flat = function(t._data)
+        if labels:
+            places = np.unravel_index(int(flat), tuple(t._data.shape))
+            return tuple(space[int(place)] for space, place in zip(t.dims, places, strict=True))
+        return finish(flat, intern((), ()))
+    at, axes = _one(t._axes, dim, keepdim)
+    result = function(t._data, at, keepdim)
+    if not labels:
+        return finish(result, axes)
+    space = t.dims[at]
+    if not result.ndim:
+        return space[int(result)]
+    found = np.empty(tuple(result.shape), dtype=object)
+    found.flat = [space[place] for place in result.flatten().tolist()]
+    return found
+
+
+@method
+def max(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
+    """The largest element, or along an axis the largest elements and their positions.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position; the whole tensor by default.
+        keepdim: Keep the axis as a BROADCAST axis of the same name.
+
+    Returns:
+        A Tensor without axes, or a `Ranked` pair of values and indices as in torch.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([3.0, 1.0], "x").max().item()
+        3.0
+    """
+    return amax(t) if dim is None else _extreme(torch.max, t, dim, keepdim)
+
+
+@method
+def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
+    """The smallest element, or along an axis the smallest elements and their positions.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position; the whole tensor by default.
+        keepdim: Keep the axis as a BROADCAST axis of the same name.
+
+    Returns:
+        A Tensor without axes, or a `Ranked` pair of values and indices as in torch.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([[3.0, 1.0]], "y x").min("x").indices
+        Tensor(y: [1])
+    """
+    return amin(t) if dim is None else _extreme(torch.min, t, dim, keepdim)
+
+
+def _extreme(function: Any, t: Tensor, dim: DimLike, keepdim: bool) -> Ranked:
+    at, axes = _one(t._axes, dim, keepdim)
+    values, indices = function(t._data, at, keepdim)
+    return Ranked(finish(values, axes), finish(indices, axes))
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@method
+def sort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool = False) -> Ranked:
+    """The elements in order along an axis, and the positions they came from.
+
+    Every line of a tensor has an order of its own, so the sorted axis keeps its name but has positions instead of labels.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        descending: Largest first.
+        stable: Keep the order of equal elements.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([3.0, 1.0], x=["a", "b"]).sort("x").values
+        Tensor(x: [1., 3.])
+    """
+    at, axes = _ranked(t._axes, dim)
+    values, indices = torch.sort(t._data, dim=at, descending=descending, stable=stable)
+    return Ranked(wrap(values, axes), wrap(indices, axes))
+
+
+@method
+def argsort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool = False) -> Tensor:
+    """The positions that sort the elements along an axis.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        descending: Largest first.
+        stable: Keep the order of equal elements.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([3.0, 1.0], x=["a", "b"])
+        >>> t[t.argsort("x").data]
+        Tensor(x: b=1., a=3.)
+    """
+    return sort(t, dim, descending, stable=stable).indices
+
+
+@method
+def topk(t: Tensor, k: int, dim: DimLike = -1, largest: bool = True, sorted: bool = True) -> Ranked:
+    """The k largest (or smallest) elements along an axis, and their positions.
+
+    Args:
+        t: The tensor.
+        k: How many.
+        dim: The axis, by name or position.
+        largest: The largest, or the smallest.
+        sorted: In order.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([3.0, 1.0, 2.0], x=["a", "b", "c"]).topk(2, "x").indices
+        Tensor(x: [0, 2])
+    """
+    at, axes = _ranked(t._axes, dim)
+    if not 0 <= k <= t._data.shape[at]:
+        raise ValueError(f"k={k} is not between 0 and the size {t._data.shape[at]} of {t._axes.describe(at)}")
+    values, indices = torch.topk(t._data, k, at, largest, sorted)
+    return Ranked(wrap(values, axes), wrap(indices, axes))
+
+
+# -- scans and shares --------------------------------------------------------------------------------------------------
+
+
+@method
+def cumsum(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The running sum along an axis.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        dtype: The dtype to add in.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumsum("x")
+        Tensor(x: a=1., b=3., c=6.)
+    """
+    return finish(torch.cumsum(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+
+
+@method
+def cumprod(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The running product along an axis.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        dtype: The dtype to multiply in.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumprod("x")
+        Tensor(x: a=1., b=2., c=6.)
+    """
+    return finish(torch.cumprod(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+
+
+@method
+def softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(x) divided by its sum along an axis.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        dtype: The dtype to compute in.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([0.0, 0.0], x=["a", "b"]).softmax("x")
+        Tensor(x: a=0.5000, b=0.5000)
+    """
+    return finish(torch.softmax(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+
+
+@method
+def log_softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The logarithm of `softmax`, computed without overflow.
+
+    Args:
+        t: The tensor.
+        dim: The axis, by name or position.
+        dtype: The dtype to compute in.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([0.0, 0.0], x=["a", "b"]).log_softmax("x")
+        Tensor(x: a=-0.6931, b=-0.6931)
+    """
+    return finish(torch.log_softmax(t._data, _along(t._axes, dim), dtype=dtype), t._axes)

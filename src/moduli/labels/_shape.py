@@ -1,0 +1,450 @@
+"""Axes rearranged: renamed, relabelled, permuted, inserted, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._axes import BROADCAST_PAIR, Axes, DimLike, DimsLike, axes_of, intern, intern_pairs, split_names, static
+from ._gather import Gather, gather
+from ._pairing import differing
+from ._space import BROADCAST, Space
+from ._tensor import RULES, Tensor, finish, method, wrap
+
+__all__ = [
+    "align_to",
+    "flip",
+    "h",
+    "movedim",
+    "permute",
+    "relabel",
+    "rename",
+    "roll",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+]
+
+
+@method
+def rename(
+    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None
+) -> Tensor:
+    """The same tensor with other axis names.
+
+    Args:
+        t: The tensor.
+        names: All names in order (``"row column"`` or a sequence, None for no name), or a mapping from old names or
+            positions to new names.
+        new: Old name to new name, as keywords.
+
+    Raises:
+        UnknownLabelError: If an old name does not exist.
+        ValueError: If two axes would have the same name, or the number of names is wrong.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.zeros(2, 3).rename("row column")
+        >>> t.rename(row="line").names
+        ('line', 'column')
+        >>> t.rename({0: None}).names
+        (None, 'column')
+    """
+    if isinstance(names, str):
+        names = split_names(names)
+    if isinstance(names, Mapping):
+        changes = tuple(names.items())
+    elif names is not None:
+        names = tuple(names)
+        if len(names) != t._axes.ndim:
+            raise ValueError(f"{len(names)} names for {t._axes.ndim} axes: {list(names)}; {t._axes.listing()}")
+        changes = tuple(enumerate(names))
+    else:
+        changes = ()
+    return wrap(t._data, _renamed(t._axes, (*changes, *new.items())))
+
+
+@static
+def _renamed(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) -> Axes:
+    names = list(axes.names)
+    for old, name in changes:
+        names[axes.axis(old)] = name
+    for name in names:
+        Space(0, name)  # refuses what can't be a name
+    return intern(names, axes.spaces)
+
+
+@method
+def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new: Any) -> Tensor:
+    """The same numbers with other labels on some axes.
+
+    Args:
+        t: The tensor.
+        dim: One axis, by name or position, whose labels follow as the next argument.
+        labels: Its labels: a Space, a list of labels, or None to make the axis positional.
+        new: Axis name to labels, as keywords.
+
+    Raises:
+        ValueError: If the number of labels is not the size of the axis.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 2.0], "x")
+        >>> t.relabel(x=["a", "b"])
+        Tensor(x: a=1., b=2.)
+        >>> t.relabel(x=["a", "b"]).relabel("x", None).dims
+        (Space(2, name='x'),)
+    """
+    changes: list[tuple[DimLike, Any]] = [(name, freeze(given)) for name, given in new.items()]
+    if dim is not None:
+        changes.append((dim, freeze(labels)))
+    axes, sizes = _relabelled(t._axes, tuple(changes))
+    for at, size in sizes:
+        if t._data.shape[at] != size:
+            raise ValueError(f"{t._axes.describe(at)} has size {t._data.shape[at]}, but {size} labels were given")
+    return wrap(t._data, axes)
+
+
+def freeze(given: Any) -> Any:
+    """Labels as an argument of label logic, which must be hashable."""
+    if given is None or isinstance(given, (Space, int, range, tuple)):
+        return given
+    return tuple(given)
+
+
+@static
+def _relabelled(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple[Axes, tuple[tuple[int, int], ...]]:
+    pairs = axes.pairs()
+    sizes = []
+    for which, given in changes:
+        at = axes.axis(which)
+        space = None if given is None else Space(given)
+        if space is not None:
+            sizes.append((at, len(space)))
+        name = pairs[at][0] if space is None or space.name is None else space.name
+        pairs[at] = (name, None if space is None or space.positional else space)
+    return intern_pairs(pairs), tuple(sizes)
+
+
+@method
+def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
+    """The tensor with its axes and labels in the order of the given Spaces.
+
+    If all axes on both sides have names, axes are matched by name, otherwise by position. Labels must be the same, in any
+    order; a positional axis takes the labels of a Space of its size, and BROADCAST stretches.
+
+    Args:
+        t: The tensor.
+        dims: One Space per axis of the result.
+
+    Raises:
+        ValueError: If axes or labels differ; the message lists what is missing on each side.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([1.0, 2.0], x=["a", "b"])
+        >>> t.align_to([mo.Space(["b", "a"], name="x")])
+        Tensor(x: b=2., a=1.)
+    """
+    dims = tuple(dims)
+    order, gathers, sizes, axes = _alignment(t._axes, dims, tuple(t._data.shape))
+    data = t._data if order is None else t._data.permute(order)
+    for at, plan in gathers:
+        data = gather(data, at, plan, 0.0)
+    if sizes is not None:
+        data = data.expand(sizes)
+    return wrap(data, axes)
+
+
+@static
+def _alignment(
+    axes: Axes, dims: tuple[Space, ...], shape: tuple[int, ...]
+) -> tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None, Axes]:
+    target = axes_of(dims)
+    if target.ndim != axes.ndim:
+        raise ValueError(f"can't align {axes.ndim} axes to {target.ndim} spaces; {axes.listing()}, to be {dims}")
+    if axes.named and target.named:
+        if set(axes.names) != set(target.names):
+            raise ValueError(f"can't align axes {list(axes.names)} to axes {list(target.names)}: the names differ")
+        order = tuple(axes.names.index(name) for name in target.names)
+    else:
+        order = tuple(range(axes.ndim))
+    gathers = []
+    for at, (source, wanted) in enumerate(zip(order, dims, strict=True)):
+        name, space = axes.names[source], axes.spaces[source]
+        called = axes.describe(source)
+        if name is not None and wanted.name is not None and name != wanted.name:
+            raise ValueError(f"can't align {called} to {wanted!r}: the names differ")
+        if space is None or not (space.labelled and wanted.labelled):
+            stretches = space is not None and space.broadcast
+            if shape[source] != len(wanted) and not stretches:
+                raise ValueError(
+                    f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
+                )
+        elif space.labels != wanted.labels:
+            if len(space) != len(wanted) or any(label not in space for label in wanted):
+                raise ValueError(differing(space, wanted, called))
+            gathers.append((at, Gather([space.index(label) for label in wanted])))
+    names = [b if b is not None else axes.names[order[at]] for at, b in enumerate(target.names)]
+    spaces = [b if b is not None else axes.spaces[order[at]] for at, b in enumerate(target.spaces)]
+    spaces = [
+        None if space is not None and space.broadcast and not dims[i].broadcast else space
+        for i, space in enumerate(spaces)
+    ]
+    sizes = tuple(len(space) for space in dims)
+    stretch = None if sizes == tuple(shape[source] for source in order) else sizes
+    return None if order == tuple(range(axes.ndim)) else order, tuple(gathers), stretch, intern(names, spaces)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@method
+def permute(t: Tensor, *dims: DimsLike) -> Tensor:
+    """The axes in another order.
+
+    Args:
+        t: The tensor.
+        dims: All axes in the new order: names, positions, or one string of names.
+
+    Raises:
+        ValueError: If an axis is missing or given twice.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2, 3, 4).rename("a b c").permute("c a b").shape
+        torch.Size([4, 2, 3])
+    """
+    order = _order(t._axes, dims[0] if len(dims) == 1 else dims)  # type: ignore[arg-type]
+    return wrap(t._data.permute(order[0]), order[1])
+
+
+@static
+def _order(axes: Axes, dims: Any) -> tuple[tuple[int, ...], Axes]:
+    order = axes.axes(dims)
+    if len(order) != axes.ndim:
+        raise ValueError(f"a permutation names every axis once, got {dims!r}; {axes.listing()}")
+    return order, _taken(axes, order)
+
+
+def _taken(axes: Axes, order: Sequence[int]) -> Axes:
+    return intern([axes.names[i] for i in order], [axes.spaces[i] for i in order])
+
+
+@method
+def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
+    """Two axes exchanged.
+
+    Args:
+        t: The tensor.
+        dim0: One axis, by name or position.
+        dim1: The other.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2, 3).rename("a b").transpose("a", "b").names
+        ('b', 'a')
+    """
+    order, axes = _exchanged(t._axes, dim0, dim1)
+    return wrap(t._data.permute(order), axes)
+
+
+@static
+def _exchanged(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[tuple[int, ...], Axes]:
+    order = list(range(axes.ndim))
+    a, b = axes.axis(dim0), axes.axis(dim1)
+    order[a], order[b] = b, a
+    return tuple(order), _taken(axes, order)
+
+
+@method
+def h(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
+    """The conjugate transpose: two axes exchanged, and every element conjugated.
+
+    Args:
+        t: The tensor.
+        dim0: One axis; the second-last by default.
+        dim1: The other; the last by default.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([[1 + 2j]], "row column").h().item()
+        (1-2j)
+    """
+    order, axes = _exchanged(t._axes, dim0, dim1)
+    return wrap(t._data.permute(order).conj(), axes)
+
+
+@method
+def movedim(t: Tensor, source: DimLike, destination: int) -> Tensor:
+    """One axis moved to another position; the others keep their order.
+
+    Args:
+        t: The tensor.
+        source: The axis, by name or position.
+        destination: Its position in the result.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(2, 3, 4).rename("a b c").movedim("c", 0).names
+        ('c', 'a', 'b')
+    """
+    order, axes = _moved(t._axes, source, destination)
+    return wrap(t._data.permute(order), axes)
+
+
+@static
+def _moved(axes: Axes, source: DimLike, destination: int) -> tuple[tuple[int, ...], Axes]:
+    at, to = axes.axis(source), axes.axis(destination)
+    order = [i for i in range(axes.ndim) if i != at]
+    order.insert(to, at)
+    return tuple(order), _taken(axes, order)
+
+
+# -- axes of size one --------------------------------------------------------------------------------------------------
+
+
+@method
+def unsqueeze(t: Tensor, dim: int, name: str | None = None) -> Tensor:
+    """Insert a BROADCAST axis.
+
+    Args:
+        t: The tensor.
+        dim: The position of the new axis in the result (negative from the end).
+        name: Its name.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.zeros(3).unsqueeze(0).dims
+        (BROADCAST, Space(3))
+    """
+    at, axes = _inserted(t._axes, dim, name)
+    return wrap(t._data.unsqueeze(at), axes)
+
+
+@static
+def _inserted(axes: Axes, dim: int, name: str | None) -> tuple[int, Axes]:
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"the place of a new axis is a position, not {dim!r}; the name is the second argument")
+    if not -axes.ndim - 1 <= dim <= axes.ndim:
+        raise IndexError(f"there is no place {dim} for a new axis among {axes.ndim}; {axes.listing()}")
+    at = dim % (axes.ndim + 1)
+    pairs = axes.pairs()
+    pairs.insert(at, BROADCAST_PAIR if name is None else (name, BROADCAST.rename(name)))
+    return at, intern_pairs(pairs)
+
+
+@method
+def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
+    """Remove axes of size one.
+
+    Without an argument the BROADCAST axes are removed, and only those: a batch that happens to hold one element stays a
+    batch. An axis that is given must have size one.
+
+    Args:
+        t: The tensor.
+        dim: The axes to remove, by name or position.
+
+    Raises:
+        ValueError: If a given axis has another size.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.zeros(1, 3).unsqueeze(0)
+        >>> t.squeeze().shape, t.squeeze(1).shape
+        (torch.Size([1, 3]), torch.Size([1, 3]))
+    """
+    gone, axes = _squeezed(t._axes, tuple(dim) if isinstance(dim, list) else dim)
+    for at in gone:
+        if t._data.shape[at] != 1:
+            raise ValueError(
+                f"{t._axes.describe(at)} has size {t._data.shape[at]}; only an axis of size 1 can be removed"
+            )
+    return finish(t._data.squeeze(gone), axes)
+
+
+@static
+def _squeezed(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
+    if dim is None:
+        gone = tuple(i for i, space in enumerate(axes.spaces) if space is not None and space.broadcast)
+    else:
+        gone = axes.axes(dim)
+    return gone, _taken(axes, [i for i in range(axes.ndim) if i not in gone])
+
+
+# -- order within an axis ----------------------------------------------------------------------------------------------
+
+
+@method
+def flip(t: Tensor, dim: DimsLike) -> Tensor:
+    """Reverse the order along axes; labels go with their entries.
+
+    Args:
+        t: The tensor.
+        dim: The axes, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], x=["a", "b"]).flip("x")
+        Tensor(x: b=2., a=1.)
+    """
+    which, axes = _flipped(t._axes, tuple(dim) if isinstance(dim, list) else dim)
+    return wrap(t._data.flip(which), axes)
+
+
+@static
+def _flipped(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
+    which = axes.axes(dim)
+    spaces = [s if s is None or i not in which else s[::-1] for i, s in enumerate(axes.spaces)]
+    return which, intern(axes.names, spaces)
+
+
+@method
+def roll(t: Tensor, shift: int, dim: DimLike) -> Tensor:
+    """Rotate the entries along an axis; labels go with their entries.
+
+    Args:
+        t: The tensor.
+        shift: By how many places.
+        dim: The axis, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).roll(1, "x")
+        Tensor(x: c=3., a=1., b=2.)
+    """
+    at, axes = _rolled(t._axes, shift, dim)
+    return wrap(t._data.roll(shift, at), axes)
+
+
+@static
+def _rolled(axes: Axes, shift: int, dim: DimLike) -> tuple[int, Axes]:
+    at = axes.axis(dim)
+    space = axes.spaces[at]
+    if space is None or not len(space):
+        return at, axes
+    cut = -shift % len(space)
+    labels: list[Hashable] = [*space.labels[cut:], *space.labels[:cut]]
+    pairs = axes.pairs()
+    pairs[at] = (axes.names[at], space if space.broadcast else Space(labels, space.name))
+    return at, intern_pairs(pairs)
+
+
+# -- rules for torch's own functions -----------------------------------------------------------------------------------
+
+RULES.update(
+    {
+        torch.permute: permute,
+        torch.transpose: transpose,
+        torch.swapaxes: transpose,
+        torch.movedim: movedim,
+        torch.unsqueeze: unsqueeze,
+        torch.squeeze: squeeze,
+        torch.flip: flip,
+        torch.adjoint: h,
+        torch.t: lambda input: input.T if input.ndim == 2 else input,
+        torch.roll: roll,
+    }
+)

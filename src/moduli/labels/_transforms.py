@@ -1,0 +1,215 @@
+"""Labelled tensors under function transforms: the pytree registration, and vmap over a named axis.
+
+Transforms take tensors apart into leaves and put other leaves back, which may have another rank: one axis fewer inside
+`torch.vmap`, one more in its result, or not be tensors at all. So nothing is checked when leaves are put back. Where it is
+certain which axis was taken, the labels of the others stay; otherwise the axes become unfit, and refuse to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ._axes import SCALAR, Axes, UnfitAxes, intern_pairs, static, unnamed
+from ._gather import Gather, gather
+from ._pairing import differing
+from ._space import Space
+from ._tensor import Tensor, wrap
+
+__all__ = ["vmap"]
+
+_Context = tuple[Axes, tuple[int, ...], int]
+
+
+def _level() -> int:
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return 0 if interpreter is None else interpreter.level()
+
+
+# The level is known while a compiler traces, which can't look into the interpreter stack itself.
+_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _flatten(t: Tensor) -> tuple[list[Any], _Context]:
+    axes = t._axes.meant if isinstance(t._axes, UnfitAxes) else t._axes
+    shape = tuple(t._data.shape) if isinstance(t._data, torch.Tensor) else ()
+    return [t._data], (axes, shape, _level())
+
+
+def _flatten_with_keys(t: Tensor) -> tuple[list[tuple[Any, Any]], _Context]:
+    leaves, context = _flatten(t)
+    return [(pytree.GetAttrKey("data"), leaves[0])], context
+
+
+def _unflatten(leaves: Iterable[Any], context: _Context) -> Tensor:
+    (leaf,) = leaves
+    axes, shape, level = context
+    if isinstance(leaf, Tensor):
+        return _derivative(leaf, axes)
+    if not isinstance(leaf, torch.Tensor):
+        return wrap(leaf, axes)
+    return wrap(leaf, _fitting(leaf, axes, shape, level))
+
+
+def _fitting(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int) -> Axes:
+    """The axes of a leaf that was put back."""
+    if leaf.ndim == axes.ndim and all(
+        space is None or len(space) == size for space, size in zip(axes.spaces, leaf.shape, strict=True)
+    ):
+        return axes
+    functorch = torch._C._functorch
+    if (
+        leaf.ndim == axes.ndim - 1
+        and functorch.is_batchedtensor(leaf)
+        # A batch level that did not exist when the tensor was taken apart: vmap itself took this axis.
+        and functorch.maybe_get_level(leaf) > level
+    ):
+        taken = functorch.maybe_get_bdim(leaf)
+        if tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
+            return _without(axes, taken)
+    return UnfitAxes.of(axes)
+
+
+def _derivative(inner: Tensor, outer: Axes) -> Tensor:
+    """A Jacobian: leaves with the axes of the input, put back where the output was. It has the axes of both."""
+    meant = inner._axes.meant if isinstance(inner._axes, UnfitAxes) else inner._axes
+    if not isinstance(inner._data, torch.Tensor) or inner._data.ndim != outer.ndim + meant.ndim:
+        return wrap(inner._data, UnfitAxes.of(outer))
+    return wrap(inner._data, _both(outer, meant))
+
+
+@static
+def _both(axes: Axes, other: Axes) -> Axes:
+    """Two sets of axes; a name that occurs in both stays with the first, because names are distinct."""
+    return intern_pairs([*axes.pairs(), *((None if n in axes.names else n, s) for n, s in other.pairs())])
+
+
+@static
+def _without(axes: Axes, at: int) -> Axes:
+    return intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
+
+
+pytree.register_pytree_node(
+    Tensor,
+    _flatten,  # type: ignore[arg-type]
+    _unflatten,
+    flatten_with_keys_fn=_flatten_with_keys,  # type: ignore[arg-type]
+    serialized_type_name="moduli.labels.Tensor",
+)
+
+
+# -- vmap over a named axis --------------------------------------------------------------------------------------------
+
+
+def vmap(
+    function: Callable[..., Any],
+    over: str,
+    *,
+    randomness: str = "error",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """Vectorise a function over a named axis.
+
+    Inside, the function sees every labelled argument without that axis; arguments that do not have it, and everything
+    that is not a labelled tensor, are the same for all. Every tensor it returns has the axis in front, with its labels.
+
+    Args:
+        function: The function for one entry of the axis.
+        over: The name of the axis.
+        randomness: ``"error"``, ``"same"`` or ``"different"`` random numbers for the entries, as in `torch.vmap`.
+        chunk_size: How many entries at a time; all at once by default.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        ValueError: When called, if no argument has the axis, or two have different labels or sizes on it.
+
+    Example:
+        >>> import moduli as mo
+        >>> x = mo.tensor([[1.0, 2.0], [3.0, 4.0]], batch=["p", "q"], feature=["a", "b"])
+        >>> w = mo.tensor([1.0, 10.0], feature=["b", "a"])
+        >>> mo.vmap(lambda row: mo.dot(row, w, over="feature"), over="batch")(x)
+        Tensor(batch: p=12., q=34.)
+    """
+    if not isinstance(over, str):
+        raise TypeError(f"over is the name of an axis, not {over!r}")
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_labelled)
+        places = [i for i, leaf in enumerate(leaves) if _is_labelled(leaf) and over in leaf._axes.names]
+        if not places:
+            raise ValueError(f"no argument has an axis named {over!r} to map over")
+        data, dims, inner, space = _mapped_operands([leaves[i] for i in places], over)
+        returned: list[tuple[Any, list[Axes | None]]] = []
+
+        def one(*slices: torch.Tensor) -> list[Any]:
+            filled = list(leaves)
+            for place, part, axes in zip(places, slices, inner, strict=True):
+                filled[place] = wrap(part, axes)
+            called_args, called_kwargs = pytree.tree_unflatten(filled, spec)
+            results, out_spec = pytree.tree_flatten(function(*called_args, **called_kwargs), is_leaf=_is_labelled)
+            plain = [result._data if _is_labelled(result) else result for result in results]
+            for result in plain:
+                if not isinstance(result, torch.Tensor):
+                    raise TypeError(f"a mapped function returns tensors, not a {type(result).__name__}")
+            returned.append((out_spec, [r._axes if _is_labelled(r) else unnamed(r.ndim) for r in results]))
+            return plain
+
+        results = torch.vmap(one, tuple(dims), 0, randomness, chunk_size=chunk_size)(*data)
+        out_spec, out_axes = returned[-1]
+        labelled = [
+            wrap(result, _in_front(SCALAR if axes is None else axes, over, space))
+            for result, axes in zip(results, out_axes, strict=True)
+        ]
+        return pytree.tree_unflatten(labelled, out_spec)
+
+    return mapped
+
+
+def _is_labelled(value: Any) -> bool:
+    return type(value) is Tensor
+
+
+def _mapped_operands(
+    tensors: list[Tensor], over: str
+) -> tuple[list[torch.Tensor], list[int], list[Axes], Space | None]:
+    """The data, the axis to take, the axes left, and the labels of the mapped axis."""
+    space, plans = _mapped_labels(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), over)
+    data: list[torch.Tensor] = []
+    dims: list[int] = []
+    inner: list[Axes] = []
+    for t, (at, plan, left) in zip(tensors, plans, strict=True):
+        data.append(t._data if plan is None else gather(t._data, at, plan, 0.0))
+        dims.append(at)
+        inner.append(left)
+    sizes = {part.shape[at] for part, at in zip(data, dims, strict=True)}
+    if len(sizes) > 1:
+        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sorted(sizes)}")
+    return data, dims, inner, space
+
+
+@static
+def _mapped_labels(
+    axes: Axes, others: tuple[Axes, ...], over: str
+) -> tuple[Space | None, tuple[tuple[int, Gather | None, Axes], ...]]:
+    spaces = [each.spaces[each.axis(over)] for each in (axes, *others)]
+    first = next((space for space in spaces if space is not None), None)
+    plans: list[tuple[int, Gather | None, Axes]] = []
+    for each, space in zip((axes, *others), spaces, strict=True):
+        plan = None
+        if space is not None and first is not None and space.labels != first.labels:
+            if len(space) != len(first) or any(label not in space for label in first):
+                raise ValueError(differing(first, space, f"axis {over!r}"))
+            plan = Gather([space.index(label) for label in first])
+        at = each.axis(over)
+        plans.append((at, plan, _without(each, at)))
+    return first, tuple(plans)
+
+
+@static
+def _in_front(axes: Axes, name: str, space: Space | None) -> Axes:
+    return intern_pairs([(name, space), *axes.pairs()])

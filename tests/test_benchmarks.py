@@ -1,0 +1,89 @@
+"""The machinery of the benchmarks: fair turns, and a page that keeps what was not measured again."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A directory with two small benchmarks, and a function that runs them as the command does."""
+    program = load("run")
+    for name, value in (("first", 1.5), ("second", 12345.0)):
+        (tmp_path / f"{name}.py").write_text(
+            f'"""The {name} claim.\n\nIn a few | words.\n"""\n'
+            "def table():\n"
+            f'    return [{{"name": "a | b", "value": {value}, "bar": 2.0, "unit": "us", "ok": {value} <= 2.0}},\n'
+            '            {"name": "free", "value": 0.5, "bar": None, "unit": "x", "ok": True},\n'
+            '            {"name": "text", "value": 7.0, "bar": "at least 6 x", "unit": "x", "ok": True}]\n'
+        )
+    (tmp_path / "_helper.py").write_text("raise RuntimeError('helpers are not benchmarks')")
+    (tmp_path / "tool.py").write_text("")
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    before = set(sys.modules)
+    yield lambda *args: program.main([*args, "--page", str(tmp_path / "page.md")])
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_the_page_is_written_and_kept(run, tmp_path, capsys):
+    assert run() == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "## The first claim\n\nIn a few | words.\n" in page
+    assert "| a \\| b | 1.5 us | 2 us | met |" in page
+    assert "| a \\| b | 12,345 us | 2 us | **missed** |" in page
+    assert "| free | 0.5 x |  |  |" in page
+    assert "| text | 7 x | at least 6 x | met |" in page
+    assert torch.__version__ in page
+    assert "The second claim" in capsys.readouterr().out
+
+    first = tmp_path / "first.py"
+    first.write_text(first.read_text().replace("The first claim", "The newer claim"))
+    assert run("first") == 0
+    newer = (tmp_path / "page.md").read_text()
+    assert newer == page.replace("The first claim", "The newer claim")
+
+
+def test_a_missed_bar_fails_when_asked(run):
+    assert run("--strict") == 1
+    assert run("first", "--strict") == 0
+
+
+def test_unknown_benchmarks_and_missing_peers_are_named(run, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("third")
+    assert "no benchmark is called third; there are: first, second, tool" in capsys.readouterr().err
+    (tmp_path / "third.py").write_text("import a_peer_nobody_has")
+    assert run("third") == 1
+    assert "a_peer_nobody_has is not installed" in capsys.readouterr().out
+
+
+def test_candidates_take_turns_on_one_thread():
+    interleaved = load("_timing").interleaved
+    threads, calls = torch.get_num_threads(), []
+    candidates = {name: lambda name=name: calls.append((name, torch.get_num_threads())) for name in "abc"}
+    times = interleaved(candidates, rounds=3, number=2)
+    assert list(times) == ["a", "b", "c"]
+    assert all(time >= 0 for time in times.values())
+    assert "".join(name for name, _ in calls[::2]) == "abcbcacab"
+    assert {count for _, count in calls} == {1}
+    assert torch.get_num_threads() == threads
+
+
+def test_the_number_of_calls_is_found():
+    calls = []
+    interleaved = load("_timing").interleaved
+    assert interleaved({"a": lambda: calls.append(1)}, rounds=2, seconds=1e-4)["a"] < 1e-3
+    assert len(calls) > 20

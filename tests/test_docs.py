@@ -1,0 +1,271 @@
+"""What is written is run: every Python block of README and docs, and every example in a docstring.
+
+The blocks of one page run in order in one namespace, in an empty directory. A ```text block that directly follows a
+Python block is what that block must print; `...` in it stands for anything.
+"""
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import pkgutil
+import re
+import sys
+import textwrap
+import traceback
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import moduli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = ["moduli", *sorted(found.name for found in pkgutil.walk_packages(moduli.__path__, "moduli."))]
+
+# A module that needs an extra is documented by whoever has it.
+EXTRAS = {"plotly", "ray", "sklearn", "xarray"}
+
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks) *$", re.M | re.S
+)
+
+
+def blocks(text):
+    """The fenced blocks of a page: (language, line of its first line, code, whether it directly follows the last)."""
+    end = 0
+    for match in FENCE.finditer(text):
+        language = (match["info"].split() or [""])[0]
+        line = text.count("\n", 0, match.start("body")) + 1
+        yield language, line, textwrap.dedent(match["body"]), not text[end : match.start()].strip()
+        end = match.end()
+
+
+def run_page(path):
+    """Run a page; returns how many blocks there were. A failure names the file and the line."""
+    name = f"page_{re.sub(r'[^a-z0-9]', '_', path.stem.lower())}"
+    # A real module, so that what a page defines can be pickled and found by name.
+    page = sys.modules[name] = types.ModuleType(name)
+    printed, count = None, 0
+    try:
+        for language, line, code, adjacent in blocks(path.read_text(encoding="utf-8")):
+            if language == "python":
+                printed = run_block(path, line, code, page)
+                count += 1
+            elif language == "text" and adjacent and printed is not None:
+                compare(path, line, code, printed)
+                printed = None
+            else:
+                printed = None
+    finally:
+        del sys.modules[name]
+    return count
+
+
+def run_block(path, line, code, page):
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile("\n" * (line - 1) + code, str(path), "exec"), page.__dict__)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = at[-1] if at else getattr(error, "lineno", None) or line
+        told = "".join(traceback.format_exception(error))
+        pytest.fail(f"{path}:{where}: {type(error).__name__}: {error}\n\n{told}", pytrace=False)
+    return out.getvalue()
+
+
+def compare(path, line, expected, printed):
+    want, got = ("".join(f"{row.rstrip()}\n" for row in text.rstrip().splitlines()) for text in (expected, printed))
+    if not doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS):
+        pytest.fail(f"{path}:{line}: the page says\n\n{want}\nbut the block before it prints\n\n{got}", pytrace=False)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty directory to run in, and torch's seeds and default dtype put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    dtype, state = torch.get_default_dtype(), torch.get_rng_state()
+    torch.manual_seed(0)
+    yield tmp_path
+    torch.set_default_dtype(dtype)
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_run(path, elsewhere):
+    run_page(path)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name, elsewhere):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name in EXTRAS:
+            pytest.skip(f"needs {error.name}")
+        raise
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(example, out=report.write)
+    assert not runner.failures, report.getvalue()
+
+
+# -- the machinery itself ---------------------------------------------------------------------------------------------
+
+
+def written(tmp_path, text):
+    path = tmp_path / "page.md"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def test_blocks_share_a_namespace_and_their_output_is_compared(elsewhere):
+    path = written(
+        elsewhere,
+        """\
+        ```python
+        import pickle
+        class Point: x = 1
+        ```
+
+        words between
+
+        ```python title="with more after the language"
+        print(pickle.loads(pickle.dumps(Point())).x, "and")
+        print(0.123456)
+        ```
+
+        ```text
+        1 and
+        0.12...
+        ```
+
+        ```text
+        this follows no Python
+        ```
+
+        !!! note
+            ```python
+            print("indented")
+            ```
+            ```text
+            indented
+            ```
+
+        ```bash
+        false
+        ```
+        """,
+    )
+    assert run_page(path) == 3
+
+
+def test_a_wrong_output_names_the_line(elsewhere):
+    path = written(elsewhere, "words\n\n```python\nprint(1)\n```\n\n```text\n2\n```\n")
+    with pytest.raises(pytest.fail.Exception, match=r"page\.md:8: the page says\n\n2\n\nbut .* prints\n\n1\n"):
+        run_page(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "error"),
+    [("x = 1\n1 / 0\n", 3, "ZeroDivisionError"), ("x = 1\nx = = 2\n", 3, "SyntaxError"), ("exit()\n", 2, "SystemExit")],
+)
+def test_a_failing_block_names_the_line(code, line, error, elsewhere):
+    path = written(elsewhere, "```python\n" + code + "```\n")
+    with pytest.raises(pytest.fail.Exception, match=rf"page\.md:{line}: {error}"):
+        run_page(path)
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_is_documented(hooks):
+    seen = set()
+    assert [name for room in hooks.rooms() for name in hooks.undocumented(room, seen)] == []
+
+
+def test_undocumented_names_are_found(hooks, elsewhere, monkeypatch):
+    (elsewhere / "bare_room.py").write_text(
+        textwrap.dedent(
+            '''
+            from dataclasses import dataclass
+            from functools import cached_property
+            from moduli.device import DeviceLike, Device
+            __all__ = ["f", "g", "C", "D", "E", "LIMIT", "SPOKEN", "Alias", "DeviceLike", "Device", "absent"]
+            def f(): ...
+            def g():
+                """Said."""
+            class C:
+                """Said."""
+                def silent(self): ...
+                @property
+                def mute(self): ...
+                @cached_property
+                def dumb(self): ...
+                @classmethod
+                def still(cls): ...
+                @staticmethod
+                def hushed(): ...
+                def _private(self): ...
+                def said(self):
+                    """Said."""
+            class D(C):
+                def said(self): ...
+            @dataclass
+            class E:
+                x: int
+            LIMIT = 3
+            SPOKEN: int = 4
+            """Said."""
+            Alias = list[int]
+            '''
+        )
+    )
+    monkeypatch.syspath_prepend(str(elsewhere))
+    found = {name.partition(" ")[0].removeprefix("bare_room") for name in hooks.undocumented(_import("bare_room"))}
+    assert found == {
+        "",
+        ".f",
+        ".C.silent",
+        ".C.mute",
+        ".C.dumb",
+        ".C.still",
+        ".C.hushed",
+        ".D",
+        ".E",
+        ".LIMIT",
+        ".Alias",
+        ".absent",
+    }
+
+
+def _import(name):
+    importlib.invalidate_caches()
+    module = importlib.import_module(name)
+    del sys.modules[name]
+    return module
+
+
+def test_a_room_without_a_list_of_names_is_reported(hooks):
+    room = types.ModuleType("listless", "Said.")
+    assert list(hooks.undocumented(room)) == ["listless.__all__ (a room lists its public names)"]
+
+
+def test_names_made_at_import_are_described_too(hooks):
+    room = types.ModuleType("made", "Said.")
+    exec('def f(x, y=2):\n    """Said.\n\n    More.\n    """\n', room.__dict__)
+    text = hooks._entry(room, "f", types.SimpleNamespace(members={}), 2)
+    assert "## f { #made.f }" in text
+    assert "f(x, y=2)" in text
+    assert "More." in text
