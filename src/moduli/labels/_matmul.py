@@ -136,20 +136,20 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return einsum("i,j->ij", a, b)
 
 
-def _matmul(self: Tensor, other: Any) -> Tensor:
+def _matmul(self: Tensor, other: Any) -> Any:
     if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(self, other)
 
 
-def _rmatmul(self: Tensor, other: Any) -> Tensor:
+def _rmatmul(self: Tensor, other: Any) -> Any:
     if not isinstance(other, torch.Tensor) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(as_tensor(other), self)
 
 
-Tensor.__matmul__ = _matmul  # type: ignore[attr-defined,method-assign,unused-ignore]
-Tensor.__rmatmul__ = _rmatmul  # type: ignore[attr-defined,method-assign,unused-ignore]
+Tensor.__matmul__ = _matmul  # type: ignore[method-assign,assignment]
+Tensor.__rmatmul__ = _rmatmul  # type: ignore[method-assign,assignment]
 
 RULES.update(
     {
