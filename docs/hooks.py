@@ -177,7 +177,9 @@ def _module_docstring(module: ModuleType) -> str:
 
 
 def _summary(value: object) -> str:
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+    """The first line of a docstring; constants and type aliases only have that of their type."""
+    described = inspect.isclass(value) or (callable(value) and not _is_alias(value))
+    return (inspect.getdoc(value) or "").partition("\n")[0] if described else ""
 
 
 class Examples(griffe.Extension):
