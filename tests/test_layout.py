@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import os
 import pickle
 import subprocess
@@ -162,6 +163,7 @@ def late_tie(net):
 
 EDITS_BY_HAND = {
     "edit in a child": lambda net: setattr(net[0], "bias", None),
+    "renamed child": lambda net: net._modules.update(tail=net._modules.pop("3")),
     "deletion": lambda net: delattr(net[0], "bias"),
     "append": lambda net: net.append(nn.Linear(2, 2)),
     "set_submodule": lambda net: net.set_submodule("0", nn.Linear(3, 4, bias=False)),
@@ -191,6 +193,29 @@ def test_each_kind_of_edit_is_noticed(kind):
     before = layout_of(net)
     EDITS_BY_HAND[kind](net)
     assert check_against_torch(net) is not before
+
+
+def test_rearranging_the_same_tensors_is_noticed():
+    """Two tensors move between parameters and buffers of three modules, with empty modules of the same names around."""
+    tensors = {"x": nn.Parameter(torch.zeros(2)), "y": nn.Parameter(torch.zeros(2))}
+    places = [(where, kind) for where in ("", "c", "d") for kind in ("_parameters", "_buffers")]
+    configurations = list(itertools.product(places, places, (None, "x", "y")))
+
+    def arrange(net, configuration):
+        *homes, empty = configuration
+        children = {where: nn.Module() for where, _ in homes if where}
+        if empty is not None:
+            children[empty] = nn.Module()
+        net.__dict__.update(_parameters={}, _buffers={}, _modules=children)
+        for (name, tensor), (where, kind) in zip(tensors.items(), homes, strict=True):
+            (children[where] if where else net).__dict__[kind][name] = tensor
+        return net
+
+    expected = {configuration: layout_of(arrange(nn.Module(), configuration)) for configuration in configurations}
+    net = nn.Module()
+    for before, after in itertools.product(configurations, configurations):
+        assert layout_of(arrange(net, before)) is expected[before]
+        assert layout_of(arrange(net, after)) is expected[after]
 
 
 def test_what_is_not_structure_changes_nothing():

@@ -26,7 +26,8 @@ from ._factories import empty, full, ones, rand, randn, tensor, zeros
 from ._index import isel, sel
 from ._join import join
 from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
-from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, lowdin, qr, svd, svdvals
+from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
+from ._lowdin import lowdin
 from ._maths import (
     abs,
     acos,
@@ -97,6 +98,7 @@ from ._solve import Slogdet, add_identity, det, inv, matrix_exp, pinv, slogdet, 
 from ._space import BROADCAST, Space
 from ._tensor import AmbiguousTruthError, Tensor
 from ._transforms import vmap
+from ._xarray import from_xarray, to_xarray
 
 __all__ = [
     "AmbiguousTruthError",
@@ -162,6 +164,7 @@ __all__ = [
     "flatten",
     "flip",
     "floor",
+    "from_xarray",
     "full",
     "full_like",
     "h",
@@ -245,6 +248,7 @@ __all__ = [
     "tan",
     "tanh",
     "tensor",
+    "to_xarray",
     "topk",
     "trace",
     "transpose",

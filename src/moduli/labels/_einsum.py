@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,11 +22,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Index = Hashable
 
 
-class _Contraction(NamedTuple):
-    equation: str
-    gathers: tuple[tuple[tuple[int, Gather], ...], ...]
-    checks: tuple[tuple[tuple[int, int], ...], ...]
-    axes: Axes
+# The equation for torch, what is rearranged in each operand, the sizes that must agree, and the axes of the result.
+_Contraction = tuple[str, tuple[tuple[tuple[int, Gather], ...], ...], tuple[tuple[tuple[int, int], ...], ...], Axes]
 
 
 def einsum(equation: str, *tensors: Tensor) -> Tensor:
@@ -93,7 +90,8 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
 
 
 def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
-    for parts in plan.checks:
+    equation, gathers, checks, axes = plan
+    for parts in checks:
         operand, axis = parts[0]
         size = data[operand].shape[axis]
         for other, other_axis in parts[1:]:
@@ -103,7 +101,7 @@ def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
                     f"{data[other].shape[other_axis]} (axis {other_axis} of operand {other}); only BROADCAST stretches"
                 )
     fill = policy.fill if policy.how != "exact" else 0.0
-    for number, moves in enumerate(plan.gathers):
+    for number, moves in enumerate(gathers):
         for axis, move in moves:
             data[number] = gather(data[number], axis, move, fill)
     if any(each.dtype != data[0].dtype for each in data):
@@ -111,7 +109,7 @@ def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
         for each in data[1:]:
             dtype = torch.promote_types(dtype, each.dtype)
         data = [each.to(dtype) for each in data]
-    return finish(torch.einsum(plan.equation, *data), plan.axes)
+    return finish(torch.einsum(equation, *data), axes)
 
 
 @static
@@ -262,7 +260,7 @@ def _planned(
     left = ",".join("".join(letter[index] for index in term) for term in terms)
     right = "".join(letter[index] for index in result)
     axes = intern_pairs(pairs[index] for index in result)
-    return _Contraction(f"{left}->{right}", tuple(map(tuple, gathers)), tuple(checks), axes)
+    return f"{left}->{right}", tuple(tuple(moves) for moves in gathers), tuple(checks), axes
 
 
 def _dots_in_order(result: list[_Index]) -> list[_Index]:

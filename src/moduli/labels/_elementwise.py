@@ -145,7 +145,7 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
         except TypeError as error:
             if _operable(other):
                 raise
-            return _not_implemented(error)
+            return _not_implemented(error)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
@@ -160,7 +160,7 @@ def _reflected(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]
         except TypeError as error:
             if _operable(other):
                 raise
-            return _not_implemented(error)
+            return _not_implemented(error)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
@@ -217,12 +217,13 @@ def _unary_operator(function: Function, name: str) -> Callable[[Tensor], Tensor]
     return apply
 
 
-for _name, _function in {
+_SIGNS: Final[dict[str, Function]] = {
     "__neg__": operator.neg,
     "__pos__": operator.pos,
     "__abs__": operator.abs,
     "__invert__": operator.invert,
-}.items():
+}
+for _name, _function in _SIGNS.items():
     setattr(Tensor, _name, _unary_operator(_function, _name))
 
 

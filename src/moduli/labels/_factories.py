@@ -1,8 +1,8 @@
 """Making labelled tensors: from data, filled with a number, at random, or like another one.
 
-`tensor` labels data that exists. The others take *dims*, one per axis, each a size (a positional axis), a Space, or a list
-of labels; named axes may be given as keywords instead, ``zeros(batch=2, channel=["r", "g"])``. The names of the options
-(``dtype``, ``device``, ``requires_grad``, ``generator``) can't be used as keywords for axes; write a Space then.
+`tensor` labels data that exists. The others take *dims*, one per axis, each a size (a positional axis), a Space, or a
+list of labels; named axes may be given as keywords instead, ``zeros(batch=2, channel=["r", "g"])``. The names of the
+options (``dtype``, ``device``, ``requires_grad``, ``generator``) can't be keywords for axes; write a Space then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..device import Device, DeviceLike
-from ._axes import Axes, intern, split_names, unnamed
+from ._axes import SCALAR, Axes, intern, split_names, static, unnamed
 from ._space import Space
 from ._tensor import Tensor, finish
 
@@ -37,17 +37,17 @@ def tensor(
 ) -> Tensor:
     """Label data: give its axes names, and their positions labels.
 
-    ``tensor(data, "batch channel")`` names the axes. ``tensor(data, channel=["r", "g", "b"])`` names and labels them, in
-    the order of the keywords. Both together: the names give the order, the keywords the labels of some.
+    ``tensor(data, "batch channel")`` names the axes. ``tensor(data, channel=["r", "g", "b"])`` names and labels them,
+    in the order of the keywords. Both together: the names give the order, the keywords the labels of some.
 
-    A torch tensor is kept with its memory and its gradient history, unless dtype or device ask for a conversion. Numbers,
-    lists and NumPy arrays are copied, as by `torch.tensor`.
+    A torch tensor is kept with its memory and its gradient history, unless dtype or device ask for a conversion.
+    Numbers, lists and NumPy arrays are copied, as by `torch.tensor`.
 
     Args:
         data: A torch tensor, a NumPy array, a number, or nested lists of numbers.
         names: The names of all axes, in one string (``"batch channel"``) or a sequence, where None is no name.
-        requires_grad: Make the data a leaf whose gradient is recorded. A torch tensor that is such a leaf already is kept;
-            another one is copied, so that the caller's own does not change.
+        requires_grad: Make the data a leaf whose gradient is recorded. A torch tensor that is such a leaf already is
+            kept; another one is copied, so that the caller's own does not change.
         dtype: The dtype of the result, by default that of the data.
         device: Where the result lives, by default where the data does.
         spaces: For each axis its labels, a Space, a size to check, or None for a positional axis.
@@ -56,8 +56,8 @@ def tensor(
         The labelled tensor.
 
     Raises:
-        ValueError: If names, labels or sizes do not fit the data, or ``requires_grad=True`` is asked of a tensor that is
-            part of a gradient graph (a leaf would cut it).
+        ValueError: If names, labels or sizes do not fit the data, or ``requires_grad=True`` is asked of a tensor that
+            is part of a gradient graph (a leaf would cut it).
         TypeError: If the data is labelled already, or an axis is given by something else.
 
     Example:
@@ -79,15 +79,13 @@ def tensor(
     if names is None and not spaces:
         return finish(values, unnamed(values.ndim))
     named = names if names is None or isinstance(names, str) else tuple(names)
-    keys = tuple(spaces)
-    parts = [_part(_frozen(spaces[key]), key) if spaces[key] is not None else (key, None, -1) for key in keys]
-    axes, sizes = _labelled(named, tuple(parts), values.ndim)
+    axes, sizes = _labelled(SCALAR, named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
     for axis, size in enumerate(sizes):
         if size >= 0 and values.shape[axis] != size:
             space = axes.dims([max(s, 0) for s in sizes])[axis]
             raise ValueError(
-                f"{axes.describe(axis)} of the data has size {values.shape[axis]} (its shape is {tuple(values.shape)}), "
-                f"but its space has {size}: {space!r}"
+                f"{axes.describe(axis)} of the data has size {values.shape[axis]} (the shape is "
+                f"{tuple(values.shape)}), but its space has {size}: {space!r}"
             )
     return finish(values, axes)
 
@@ -110,13 +108,14 @@ def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
     return values is data
 
 
+@static
 def _labelled(
-    names: str | tuple[str | None, ...] | None, parts: tuple[Part, ...], ndim: int
+    anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
-    """The axes, and for each its size, -1 where any will do."""
-    keys = [part[0] for part in parts]
+    """The axes, and for each its size, -1 where any will do; remembered on the anchor."""
+    order: list[str | None]
     if names is None:
-        order: list[str | None] = list(keys)
+        order = list(keys)
     else:
         order = list(split_names(names)) if isinstance(names, str) else list(names)
         strange = [key for key in keys if key not in order]
@@ -125,11 +124,9 @@ def _labelled(
     if len(order) != ndim:
         hint = "" if names is not None else "; name the positional ones too, as in batch=None"
         raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
-    known = {part[0]: part for part in parts}
-    chosen = [known.get(name, (name, None, -1)) for name in order]
-    return intern([name for name, _, _ in chosen], [space for _, space, _ in chosen]), tuple(
-        size for *_, size in chosen
-    )
+    known = {key: (key, None, -1) if dim is None else _part(dim, key) for key, dim in zip(keys, dims, strict=True)}
+    chosen = [known[name] if name is not None and name in known else (name, None, -1) for name in order]
+    return intern([part[0] for part in chosen], [part[1] for part in chosen]), tuple(part[2] for part in chosen)
 
 
 def _place(device: DeviceLike | None) -> torch.device | None:
@@ -137,27 +134,40 @@ def _place(device: DeviceLike | None) -> torch.device | None:
 
 
 def _frozen(dim: Any) -> Any:
-    """Labels as a tuple, so that they can be a constant under torch.compile."""
-    return tuple(dim) if isinstance(dim, list) else dim
+    """One axis given by a person in a form that can be remembered and be a constant under torch.compile."""
+    # 1, 1.0 and True are one key, so what is no size must be told apart before anything is looked up.
+    if isinstance(dim, (bool, float, complex, np.bool_)):
+        raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
+    if isinstance(dim, list):
+        for label in dim:
+            if isinstance(label, (list, dict, set)):
+                raise TypeError(f"labels must be hashable, but {label!r} is a {type(label).__name__}")
+        return tuple(dim)
+    known = dim is None or isinstance(dim, (Space, int, tuple, range, str, bytes))
+    return dim if known else Space(dim)
 
 
 def _part(dim: Any, name: str | None) -> Part:
     """One axis given by a person: its name, its labels (None for a positional axis) and its size."""
-    if isinstance(dim, bool):
-        raise TypeError(f"an axis is given by a size, a Space or labels, not by {dim!r}")
+    if dim is None:
+        raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
     if isinstance(dim, (str, bytes)):
         raise TypeError(
-            f"an axis is given by a size, a Space or a list of labels, not by {dim!r}; write Space([{dim!r}])"
+            f"an axis is given by a size, a Space or a list of labels, not by {dim!r}; for one label write [{dim!r}]"
         )
-    if dim is None:
-        raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
     space = Space(dim, name)
     return space.name, None if space.positional else space, len(space)
 
 
-# Run at trace time: these see names, labels and Spaces only, and no tensor.
-for _logic in (_labelled, _place, _part):
-    _logic._dynamo_marked_constant = True  # type: ignore[attr-defined]
+@static
+def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
+    """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
+    parts = [(name, None, -1) if dim is None else _part(dim, name) for name, dim in zip(names, dims, strict=True)]
+    return intern([part[0] for part in parts], [part[1] for part in parts]), tuple(part[2] for part in parts)
+
+
+# Which machine this is is known at trace time, and not a matter of labels.
+_place._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- filled ------------------------------------------------------------------------------------------------------------
@@ -167,23 +177,25 @@ def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axe
     """The shape and the axes of a tensor to be made."""
     if len(dims) == 1 and _several(dims[0]):
         dims = tuple(dims[0])
-    parts: list[Part] = []
-    for dim in dims:
-        # Sizes stay out of the label logic, so that a new one does not compile anew.
-        parts.append((None, None, _size(dim)) if _is_size(dim) else _part(_frozen(dim), None))
-    for name, dim in spaces.items():
-        parts.append((name, None, _size(dim)) if _is_size(dim) else _part(_frozen(dim), name))
-    axes = _intern(tuple([part[0] for part in parts]), tuple([part[1] for part in parts]))
-    return [part[2] for part in parts], axes
+    given = [*dims, *spaces.values()]
+    # Sizes stay out of the label logic, so that a new one does not compile anew.
+    kinds = [None if _is_size(dim) else _refused(dim) for dim in given]
+    axes, sizes = _layout(SCALAR, (None,) * len(dims) + tuple(spaces), *kinds)
+    return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
+
+
+def _refused(dim: Any) -> Any:
+    """What is not a size, unless it is None, which stands for one."""
+    if dim is None:
+        raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
+    return _frozen(dim)
 
 
 def _several(dims: Any) -> bool:
-    """Whether one argument is a list of dims rather than a list of labels: every entry could be a dim."""
-    if isinstance(dims, torch.Size):
-        return True
-    return isinstance(dims, (tuple, list)) and all(
-        isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims
-    )
+    """Whether one argument is all dims: a tuple is, and a list unless an entry can only be a label."""
+    if isinstance(dims, list):
+        return all(isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims)
+    return isinstance(dims, tuple)
 
 
 def _is_size(dim: Any) -> bool:
@@ -196,13 +208,6 @@ def _size(dim: Any) -> int:
     return operator.index(dim) if isinstance(dim, np.integer) else dim
 
 
-def _intern(names: tuple[str | None, ...], spaces: tuple[Space | None, ...]) -> Axes:
-    return intern(names, spaces)
-
-
-_intern._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def zeros(
     *dims: Dim | Sequence[Dim],
     dtype: torch.dtype | None = None,
@@ -213,8 +218,8 @@ def zeros(
     """A tensor of zeros.
 
     Args:
-        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those. A lone list whose entries
-            can't be dims, such as ``["a", "b"]``, is the labels of one axis.
+        dims: One per axis: a size, a Space, or a list of labels; or one tuple or list of those. A lone list whose
+            entries can't be dims, such as ``["a", "b"]``, is the labels of one axis.
         dtype: The dtype, torch's default one if None.
         device: Where it lives, torch's default device if None.
         requires_grad: Whether gradients are recorded.
@@ -283,7 +288,8 @@ def full(
     """A tensor of one number.
 
     Args:
-        dims: One axis, or a tuple or list of axes, each a size, a Space, or a list of labels; ``()`` to give all by name.
+        dims: One axis, or a tuple or list of axes, each a size, a Space, or a list of labels; ``()`` to give all by
+            name.
         fill_value: The number.
         dtype: The dtype, that which torch has for the number if None.
         device: Where it lives, torch's default device if None.

@@ -7,10 +7,13 @@ from typing import Final, final
 
 import torch
 
+from ._constant import constant
+
 __all__ = ["Gather", "gather"]
 
 
 @final
+@constant("missing", "positions", "size")
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
@@ -21,6 +24,17 @@ class Gather:
         self.missing: Final = -1 in self.positions
         self._indices: dict[torch.device, torch.Tensor] = {}
         self._masks: dict[torch.device, torch.Tensor] = {}
+
+    # A plan is what it is: compared by identity, said here because the compiler asks for it.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    @property
+    def size(self) -> int:
+        """The number of wanted labels."""
+        return len(self.positions)
 
     def index(self, device: torch.device) -> torch.Tensor:
         """The positions as an index on a device; 0 where there is none."""
@@ -58,7 +72,8 @@ def mask_of(gather: Gather, device: torch.device) -> torch.Tensor:
     return gather.mask(device)
 
 
-# Under torch.compile these are constants of the graph (see `static`).
+# Tensors can't be results of a constant's member; this mark makes the compiler call the function while it traces and keep
+# what it returns. torch.compiler.assume_constant_result sets the same mark, but importing the compiler takes a second.
 index_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 mask_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -72,7 +87,6 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex) -> torch.
     mask = mask_of(plan, data.device).reshape(shape)
     if data.shape[axis] == 0:
         wanted = list(data.shape)
-        wanted[axis] = len(plan.positions)
+        wanted[axis] = plan.size
         return data.new_full(wanted, fill)
-    filler = torch.tensor(fill, dtype=torch.result_type(data, fill), device=data.device)
-    return torch.where(mask, data.index_select(axis, index_of(plan, data.device)), filler)
+    return torch.where(mask, data.index_select(axis, index_of(plan, data.device)), fill)

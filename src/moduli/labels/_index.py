@@ -31,7 +31,7 @@ _ALL: Final[_Token] = ("slice", None, None, None)
 def get(t: Tensor, key: Any) -> Tensor:
     """``t[key]``."""
     if type(key) is int:
-        axes = _first_dropped(t._axes)
+        axes = t._axes.run(_first_dropped)
         try:
             return finish(t._data[key], axes)
         except IndexError:
@@ -49,7 +49,6 @@ def _beyond(t: Tensor, axis: int, at: int) -> str:
     return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
 
 
-@static
 def _first_dropped(axes: Axes) -> Axes:
     return intern_pairs(axes.pairs()[1:])
 
@@ -157,8 +156,6 @@ def _token(t: Tensor, axis: int, key: Any) -> _Token:
                 raise ValueError("the step of a slice can't be zero")
             return ("list", tuple(range(*slice(start, stop, step).indices(t._data.shape[axis]))))
         return ("slice", start, stop, step)
-    if isinstance(key, Space) and key.positional and t._axes.spaces[axis] is None and len(key) != t._data.shape[axis]:
-        raise UnknownLabelError(f"{t._axes.describe(axis)} has size {t._data.shape[axis]}, not that of {key!r}")
     return ("space", key)
 
 
@@ -166,8 +163,13 @@ def _token(t: Tensor, axis: int, key: Any) -> _Token:
 
 
 def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, Axes]:
-    moves, gathers, axes = _basic(t._axes, tokens)
+    moves, gathers, sizes, axes = t._axes.run(_basic, tokens)
     data = t._data
+    for axis, size in sizes:
+        if data.shape[axis] != size:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
+            )
     for axis, plan in gathers:
         data = gather(data, axis, plan, 0.0)
     if moves is not None:
@@ -175,11 +177,11 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
     return data, axes
 
 
-@static
 def _basic(
     axes: Axes, tokens: tuple[_Token, ...]
-) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], Axes]:
-    """What torch is to do (on axes that keep their places), what is to be gathered first, and the axes that result."""
+) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], tuple[tuple[int, int], ...], Axes]:
+    """What torch is to do, what is to be gathered first, sizes that must be so, and the axes that result."""
+    sizes: list[tuple[int, int]] = []
     moves: list[_Token] = []
     gathers: list[tuple[int, Gather]] = []
     pairs: list[tuple[str | None, Space | None]] = []
@@ -207,10 +209,12 @@ def _basic(
             chosen, positions = _chosen(axes, axis, token[1])
             if positions is not None:
                 gathers.append((axis, Gather(positions)))
+            elif space is None:
+                sizes.append((axis, len(chosen)))
             pairs.append((chosen.name if name is None else name, None if chosen.positional else chosen))
         axis += 1
     nothing = all(move == _ALL for move in moves)
-    return None if nothing else tuple(moves), tuple(gathers), intern_pairs(pairs)
+    return None if nothing else tuple(moves), tuple(gathers), tuple(sizes), intern_pairs(pairs)
 
 
 def _picked(space: Space | None, positions: Sequence[int], called: str) -> Space | None:

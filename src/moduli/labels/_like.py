@@ -1,4 +1,4 @@
-"""Making labelled tensors with a structure: the identity by label, a range of numbers, and what has the axes of another."""
+"""Making labelled tensors with a structure: the identity by label, a range of numbers, the axes of another tensor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from ..device import DeviceLike
-from ._axes import Axes, intern
+from ._axes import SCALAR, Axes, intern, static
 from ._factories import Dim, _frozen, _part, _place
-from ._gather import Gather, gather
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
@@ -36,12 +35,13 @@ def eye(
 ) -> Tensor:
     """The identity: one where the label of the row is the label of the column, zero elsewhere.
 
-    Positional axes go by position. Two labelled axes may have different labels: what has no partner is a row or column of
-    zeros, so that ``eye(a, b)`` picks the labels of ``a`` out of ``b``.
+    Positional axes go by position. Two labelled axes may have different labels: what has no partner is a row or column
+    of zeros, so that ``eye(a, b)`` picks the labels of ``a`` out of ``b``.
 
     Args:
         space: The rows: a size, a Space, or a list of labels.
-        other: The columns, by default the same as the rows; required if the rows have a name, as two axes can't share it.
+        other: The columns, by default the same as the rows; required if the rows have a name, as two axes can't
+            share it.
         dtype: The dtype, torch's default one if None.
         device: Where it lives, torch's default device if None.
         requires_grad: Whether gradients are recorded.
@@ -51,38 +51,40 @@ def eye(
 
     Raises:
         TypeError: If an argument is no axis.
-        ValueError: If the axes have the same name, one is BROADCAST, or a positional axis meets labels of another number.
+        ValueError: If the axes have the same name, one is BROADCAST, or a positional axis meets labels of another
+            number.
 
     Example:
         >>> import moduli as mo
         >>> mo.eye(["a", "b"], ["b", "a"]).data.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    row = _part(_frozen(space), None)
-    column = row if other is None else _part(_frozen(other), None)
-    axes, order = _identity(row[0], row[1], row[2], column[0], column[1], column[2])
+    column = space if other is None else other
+    axes, rows, columns, positions = _identity(SCALAR, _frozen(space), _frozen(column))
     place = _place(device)
-    if order is None:
-        made = torch.eye(row[2], column[2], dtype=dtype, device=place)
+    if positions is None:
+        made = torch.eye(rows, columns, dtype=dtype, device=place)
     else:
-        square = torch.eye(column[2], dtype=dtype, device=place)
-        # False, not 0.0: the filler must not change an integer dtype.
-        made = gather(square, 0, order, False).to(square.dtype)
+        partner = torch.tensor(positions, device=place, dtype=torch.int64).unsqueeze(-1)
+        kind = torch.get_default_dtype() if dtype is None else dtype
+        made = (partner == torch.arange(columns, device=place)).to(kind)
     return wrap(made.requires_grad_() if requires_grad else made, axes)
 
 
-def _identity(
-    name: str | None, row: Space | None, rows: int, other: str | None, column: Space | None, columns: int
-) -> tuple[Axes, Gather | None]:
-    for space in (row, column):
-        if space is not None and space.broadcast:
+@static
+def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tuple[int, ...] | None]:
+    """The axes, the sizes, and for each row the position of its column (-1 for none), or None if it is its own."""
+    name, row, rows = _part(space, None)
+    other_name, column, columns = _part(other, None)
+    for known in (row, column):
+        if known is not None and known.broadcast:
             raise ValueError("BROADCAST stands for any size, so it can't be a row or column of an identity")
-    if name is not None and name == other:
+    if name is not None and name == other_name:
         raise ValueError(
             f"the rows and columns of an identity can't both be named {name!r}; "
             f"rename one, as in eye(space, space.rename({name + '2'!r}))"
         )
-    axes = intern((name, other), (row, column))
+    axes = intern((name, other_name), (row, column))
     if row is None or column is None:
         if (row is None) != (column is None) and rows != columns:
             first, second = axes.dims((rows, columns))
@@ -90,13 +92,11 @@ def _identity(
                 f"a positional axis pairs with labels of the same number, but the rows are {first!r} of size {rows} "
                 f"and the columns {second!r} of size {columns}"
             )
-        return axes, None
+        return axes, rows, columns, None
     if row.labels == column.labels:
-        return axes, None
-    return axes, Gather([column.index(label) if label in column else -1 for label in row.labels])
-
-
-_identity._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        return axes, rows, columns, None
+    found = column
+    return axes, rows, columns, tuple(found.index(label) if label in found else -1 for label in row.labels)
 
 
 def arange(
@@ -135,14 +135,12 @@ def arange(
     if stop is None:
         start, stop = 0, start
     made = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return wrap(made, _line(name))
+    return wrap(made, _line(SCALAR, name))
 
 
-def _line(name: str | None) -> Axes:
+@static
+def _line(anchor: Axes, name: str | None) -> Axes:
     return intern((Space(0, name).name,), (None,))
-
-
-_line._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- like another ------------------------------------------------------------------------------------------------------

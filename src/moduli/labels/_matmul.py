@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ._axes import Axes, intern_pairs, static
+from ._axes import Axes, intern_pairs
 from ._einsum import einsum
 from ._gather import Gather, gather
 from ._join import policy
@@ -16,15 +16,9 @@ from ._tensor import RULES, Tensor, as_tensor, finish, method
 __all__ = ["matmul", "outer"]
 
 
-class _Product(NamedTuple):
-    axes: Axes
-    simple: bool
-    """Nothing to align: torch's matmul on the data as it is."""
-    batch: Plan
-    left: Gather | None
-    right: Gather | None
-    stretch: int
-    """Which operand's contracted axis is BROADCAST: -1 the left, 1 the right, 0 none."""
+# The axes of the result; whether there is nothing to align; the plan of the batch axes; how the labels of either
+# contracted axis are rearranged; and which of the two is BROADCAST: -1 the left, 1 the right, 0 none.
+_Product = tuple[Axes, bool, Plan, Gather | None, Gather | None, int]
 
 
 @method
@@ -51,48 +45,49 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     x, y = a._data, b._data
-    plan = _planned(a._axes, b._axes, policy.how, policy.fill)
+    axes, simple, batch, left, right, stretch = a._axes.run(_planned, b._axes, policy.how, policy.fill)
     if x.dtype != y.dtype:
         dtype = torch.promote_types(x.dtype, y.dtype)
         x, y = x.to(dtype), y.to(dtype)
-    if not plan.simple:
-        x, y = _aligned(plan, x, y)
+    if not simple:
+        x, y = _aligned(batch, left, right, stretch, x, y)
     if x.shape[-1] != y.shape[-2 if y.ndim > 1 else -1]:
         raise ValueError(
             f"the contracted axes have sizes {x.shape[-1]} and {y.shape[-2 if y.ndim > 1 else -1]} "
             f"in shapes {tuple(a._data.shape)} and {tuple(b._data.shape)}"
         )
-    return finish(torch.matmul(x, y), plan.axes)
+    return finish(torch.matmul(x, y), axes)
 
 
-def _aligned(plan: _Product, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    check_sizes(plan.batch, (x, y))
-    first, second = plan.batch.steps
+def _aligned(
+    batch: Plan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_sizes(batch, (x, y))
+    first, second = batch.steps
     if first is not None:
-        x = apply_step(x, _over_batch(first, x.ndim), plan.batch.fill)
+        x = apply_step(x, _over_batch(first, x.ndim), batch.fill)
     if second is not None:
-        y = apply_step(y, _over_batch(second, y.ndim), plan.batch.fill)
+        y = apply_step(y, _over_batch(second, y.ndim), batch.fill)
     row = y.ndim - 2 if y.ndim > 1 else 0
-    if plan.left is not None:
-        x = gather(x, x.ndim - 1, plan.left, plan.batch.fill)
-    if plan.right is not None:
-        y = gather(y, row, plan.right, plan.batch.fill)
-    if plan.stretch < 0:
+    if left is not None:
+        x = gather(x, x.ndim - 1, left, batch.fill)
+    if right is not None:
+        y = gather(y, row, right, batch.fill)
+    if stretch < 0:
         x = x.expand(*x.shape[:-1], y.shape[row])
-    elif plan.stretch > 0:
+    elif stretch > 0:
         y = y.expand(*y.shape[:row], x.shape[-1], *y.shape[row + 1 :])
     return x, y
 
 
 def _over_batch(step: Step, ndim: int) -> Step:
     """A step of the leading axes, as a step of the whole operand."""
-    permute = step.permute
+    permute, insert, gathers = step
     if permute is not None:
         permute = permute + tuple(range(len(permute), ndim))
-    return Step(permute, step.insert, step.gathers)
+    return permute, insert, gathers
 
 
-@static
 def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
     if not axes.ndim or not other.ndim:
         raise ValueError("matmul needs at least one axis on both sides; multiply numbers with *")
@@ -118,7 +113,7 @@ def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
     if other.ndim > 1:
         pairs.append(other.pairs()[-1])
     simple = left is None and right is None and not stretch and not batch.checks and batch.steps == (None, None)
-    return _Product(intern_pairs(pairs), simple, batch, left, right, stretch)
+    return intern_pairs(pairs), simple, batch, left, right, stretch
 
 
 @method
@@ -141,20 +136,20 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return einsum("i,j->ij", a, b)
 
 
-def _matmul(self: Tensor, other: Any) -> Tensor:
+def _matmul(self: Tensor, other: Any) -> Any:
     if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(self, other)
 
 
-def _rmatmul(self: Tensor, other: Any) -> Tensor:
+def _rmatmul(self: Tensor, other: Any) -> Any:
     if not isinstance(other, torch.Tensor) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(as_tensor(other), self)
 
 
-Tensor.__matmul__ = _matmul  # type: ignore[attr-defined,method-assign,unused-ignore]
-Tensor.__rmatmul__ = _rmatmul  # type: ignore[attr-defined,method-assign,unused-ignore]
+Tensor.__matmul__ = _matmul  # type: ignore[method-assign,assignment]
+Tensor.__rmatmul__ = _rmatmul  # type: ignore[method-assign,assignment]
 
 RULES.update(
     {

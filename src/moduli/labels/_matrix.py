@@ -1,8 +1,8 @@
 """What the last two axes of a tensor say when they are a matrix: the label logic that linear algebra rests on.
 
 A matrix that acts on one space (an operator) has the same labels on its rows and on its columns; only then do its
-eigenvalues, its determinant or its exponential mean anything. Their *order* may differ, so the columns are brought to the
-order of the rows first. Only labels count here: the names of the two axes are different by necessity.
+eigenvalues, its determinant or its exponential mean anything. Their *order* may differ, so the columns are brought to
+the order of the rows first. Only labels count here: the names of the two axes are different by necessity.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ._axes import Axes, intern_pairs, static
-from ._gather import Gather, gather
+from ._gather import Gather, gather, index_of
 from ._pairing import Plan, Step, pair
 from ._space import Space, show_labels
 
@@ -68,7 +68,7 @@ def operator(axes: Axes, what: str) -> Operator:
 
 
 @static
-def factors(axes: Axes, what: str, name: str) -> tuple[Axes, Axes, Axes, Axes]:
+def factors(axes: Axes, what: str, name: str | None) -> tuple[Axes, Axes, Axes, Axes]:
     """The axes of (..., row, k), (..., k), (..., k, column) and (..., column, row) for a new positional axis k."""
     check_matrix(axes, what)
     *lead, row, column = axes.pairs()
@@ -87,7 +87,7 @@ def check_matrix(axes: Axes, what: str) -> None:
         raise ValueError(f"{what} works on the last two axes, but the tensor has {axes.ndim}: {axes.listing()}")
 
 
-def new_name(axes: Axes, name: str) -> str | None:
+def new_name(axes: Axes, name: str | None) -> str | None:
     """The name for a new axis: only where all axes have one, and not this one."""
     return name if axes.named and name not in axes.names else None
 
@@ -129,7 +129,9 @@ def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Te
     """The operator with its columns in the order of its rows, and the plan for its axes."""
     plan = operator(axes, what)
     check_square(data, axes, what)
-    return (data if plan.order is None else gather(data, -1 % data.ndim, plan.order, 0.0)), plan
+    if plan.order is None:
+        return data, plan
+    return data.index_select(-1, index_of(plan.order, data.device)), plan
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,12 @@ axes of size one, rearrange labels. Nothing here looks at a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import final
 
 import torch
 
 from ._axes import Axes, intern_pairs, static
+from ._constant import constant
 from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
@@ -19,23 +20,36 @@ from ._space import Space, show_labels
 __all__ = ["Plan", "Step", "align_pair", "apply_step", "check_sizes", "pair", "pair_spaces"]
 
 
-class Step(NamedTuple):
-    """What one operand goes through, in this order; None where there is nothing to do."""
-
-    permute: tuple[int, ...] | None
-    insert: tuple[int, ...] | None
-    gathers: tuple[tuple[int, Gather], ...]
+Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Gather], ...]]
+"""What one operand goes through: permute, insert axes of size one at these places, rearrange labels along axes."""
 
 
-class Plan(NamedTuple):
+@final
+@constant("axes", "checks", "fill", "reorder", "steps")
+class Plan:
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
-    axes: Axes
-    steps: tuple[Step | None, ...]
-    checks: tuple[tuple[tuple[int, int], ...], ...]
-    fill: complex
-    reorder: tuple[int, Gather] | None
-    """Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan."""
+    __slots__ = ("axes", "checks", "fill", "reorder", "steps")
+
+    def __init__(
+        self,
+        axes: Axes,
+        steps: tuple[Step | None, ...],
+        checks: tuple[tuple[tuple[int, int], ...], ...],
+        fill: complex,
+        reorder: tuple[int, Gather] | None,
+    ) -> None:
+        self.axes = axes
+        self.steps = steps
+        self.checks = checks
+        self.fill = fill
+        # Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan.
+        self.reorder = reorder
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
 
 
 class _Entry:
@@ -53,23 +67,22 @@ def current_plan(axes: Axes, others: tuple[Axes, ...]) -> Plan:
     return pair(axes, others, policy.how, policy.fill)
 
 
-def exact_plan(axes: Axes, other: Axes) -> Plan:
+def _exact_plan(self: Axes, other: Axes) -> Plan:
     """The plan for two operands under the default policy, in one look-up."""
-    plan: Plan | None = axes._plans.get(other)
+    plan: Plan | None = self._plans.get(other)
     if plan is None:
-        plan = pair(axes, (other,), "exact", 0.0)
-        axes._plans[other] = plan
+        plan = pair(self, (other,), "exact", 0.0)
+        self._plans[other] = plan
     return plan
 
 
-# Run at trace time, like everything marked `static`.
-exact_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
+Axes.exact_plan = _exact_plan  # type: ignore[method-assign]
 
 
 def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[Axes, torch.Tensor, torch.Tensor]:
     """Bring two operands together: the axes of the result, and both aligned."""
     how = policy.how
-    plan = exact_plan(first, second) if how == "exact" else pair(first, (second,), how, policy.fill)
+    plan = first.exact_plan(second) if how == "exact" else pair(first, (second,), how, policy.fill)
     reorder = plan.reorder
     if reorder is not None:
         axis, order = reorder
@@ -158,7 +171,7 @@ def _step(
     insert = tuple(at - lead for at in absent)
     if order == tuple(range(operand.ndim)) and not insert and not moved:
         return None
-    return Step(None if order == tuple(range(operand.ndim)) else order, insert or None, moved)
+    return None if order == tuple(range(operand.ndim)) else order, insert or None, moved
 
 
 def pair_spaces(

@@ -106,7 +106,7 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
     if not result.ndim:
         return space[int(result)]
     found = np.empty(tuple(result.shape), dtype=object)
-    found.flat = [space[place] for place in result.flatten().tolist()]
+    found.flat[:] = [space[place] for place in result.flatten().tolist()]
     return found
 
 

@@ -21,7 +21,6 @@ def _key(dim: DimsLike) -> DimsLike:
     return tuple(dim) if type(dim) is list else dim
 
 
-@static
 def _reduced(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
     gone = axes.axes(dim)
     if keepdim:
@@ -39,7 +38,7 @@ def _stretching(axes: Axes, at: int) -> Space:
 @static
 def _one(axes: Axes, dim: DimLike, keepdim: bool) -> tuple[int, Axes]:
     at = axes.axis(dim)
-    return at, _reduced(axes, at, keepdim)[1]
+    return at, axes.run(_reduced, at, keepdim)[1]
 
 
 # -- sums and extrema --------------------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
         >>> t.sum("row")
         Tensor(column: p=4., q=6.)
     """
-    gone, axes = _reduced(t._axes, dim if type(dim) is not list else tuple(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, dim if type(dim) is not list else tuple(dim), keepdim)
     return finish(torch.sum(t._data, gone, keepdim, dtype=dtype), axes) if gone else finish(_same(t._data, dtype), axes)
 
 
@@ -86,7 +85,7 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").mean("column")
         Tensor(row: [1.5000, 3.5000])
     """
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     if not gone:
         return finish(t._data.to(dtype or t._data.dtype, copy=True), axes)
     return finish(torch.mean(t._data, gone, keepdim, dtype=dtype), axes)
@@ -107,7 +106,7 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").prod().item()
         24.0
     """
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     data = t._data if gone else _same(t._data, dtype)
     for at in sorted(gone, reverse=True):
         data = torch.prod(data, at, keepdim, dtype=dtype)
@@ -115,7 +114,7 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
 
 
 def _simple(function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any) -> Tensor:
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     return finish(function(t._data, dim=gone, keepdim=keepdim, **options), axes)
 
 
@@ -203,7 +202,7 @@ def any(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).any())
         True
     """
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     return finish(torch.any(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
 
 
@@ -221,7 +220,7 @@ def all(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).all())
         False
     """
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     return finish(torch.all(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
 
 
@@ -240,7 +239,7 @@ def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = Fals
         >>> mo.tensor([3.0, 4.0], "x").norm().item()
         5.0
     """
-    gone, axes = _reduced(t._axes, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     data = t._data if gone else t._data.unsqueeze(0)
     result: torch.Tensor = torch.linalg.vector_norm(data, ord, gone or (0,), keepdim and bool(gone))
     return finish(result, axes)
@@ -310,5 +309,5 @@ def count_nonzero(t: Tensor, dim: DimsLike = None) -> Tensor:
         >>> mo.tensor([1.0, 0.0], "x").count_nonzero().item()
         1
     """
-    gone, axes = _reduced(t._axes, _key(dim), False)
+    gone, axes = t._axes.run(_reduced, _key(dim), False)
     return finish(torch.count_nonzero(t._data, gone), axes)

@@ -149,19 +149,19 @@ def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
         Tensor(x: b=2., a=1.)
     """
     dims = tuple(dims)
-    order, gathers, axes = _alignment(t._axes, dims, tuple(t._data.shape))
+    order, gathers, sizes, axes = _alignment(t._axes, dims, tuple(t._data.shape))
     data = t._data if order is None else t._data.permute(order)
     for at, plan in gathers:
         data = gather(data, at, plan, 0.0)
-    if any(data.shape[i] != len(space) for i, space in enumerate(dims)):
-        data = data.expand([len(space) for space in dims])
+    if sizes is not None:
+        data = data.expand(sizes)
     return wrap(data, axes)
 
 
 @static
 def _alignment(
     axes: Axes, dims: tuple[Space, ...], shape: tuple[int, ...]
-) -> tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], Axes]:
+) -> tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None, Axes]:
     target = axes_of(dims)
     if target.ndim != axes.ndim:
         raise ValueError(f"can't align {axes.ndim} axes to {target.ndim} spaces; {axes.listing()}, to be {dims}")
@@ -193,7 +193,9 @@ def _alignment(
         None if space is not None and space.broadcast and not dims[i].broadcast else space
         for i, space in enumerate(spaces)
     ]
-    return (None if order == tuple(range(axes.ndim)) else order), tuple(gathers), intern(names, spaces)
+    sizes = tuple(len(space) for space in dims)
+    stretch = None if sizes == tuple(shape[source] for source in order) else sizes
+    return None if order == tuple(range(axes.ndim)) else order, tuple(gathers), stretch, intern(names, spaces)
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def permute(t: Tensor, *dims: DimsLike) -> Tensor:
         >>> mo.zeros(2, 3, 4).rename("a b c").permute("c a b").shape
         torch.Size([4, 2, 3])
     """
-    order = _order(t._axes, dims[0] if len(dims) == 1 else dims)  # type: ignore[arg-type]
+    order = _order(t._axes, dims[0] if len(dims) == 1 else dims)
     return wrap(t._data.permute(order[0]), order[1])
 
 

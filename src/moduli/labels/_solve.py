@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._gather import gather, index_of
+from ._gather import index_of
 from ._join import policy
 from ._matrix import (
     apply_batch_step,
@@ -79,7 +79,7 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
         )
     check_sizes(plan.batch, (x, y))
     if plan.order is not None:
-        y = gather(y, row_at, plan.order, 0.0)
+        y = y.index_select(row_at, index_of(plan.order, y.device))
     if vector:
         y = y.unsqueeze(-1)
     x = apply_batch_step(as_floating(x.to(dtype)), plan.batch.steps[0], plan.batch.fill)
@@ -254,10 +254,10 @@ def trace(t: Tensor) -> Tensor:
 
 @method
 def add_identity(t: Tensor, c: Any) -> Tensor:
-    """T + c 1: a multiple of the identity added on the last two axes.
+    """A multiple of the identity added on the last two axes: ``t + c 1``.
 
-    The identity is one where the label of the row *is* the label of the column (positional axes go by position), however
-    the two axes list them. A number that is added with ``+`` is added to every element instead.
+    The identity is one where the label of the row *is* the label of the column (positional axes go by position),
+    however the two axes list them. A number that is added with ``+`` is added to every element instead.
 
     Args:
         t: Square matrices whose column labels are the row labels, in any order.

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final, overload
 
+from ._constant import constant
 from ._errors import UnknownLabelError
 
 __all__ = ["BROADCAST", "Space"]
@@ -16,6 +17,24 @@ _BROADCAST: Final = 2
 
 
 @final
+@constant(
+    "broadcast",
+    "index",
+    "labelled",
+    "labels",
+    "map",
+    "name",
+    "positional",
+    "rename",
+    "size",
+    "__len__",
+    "__getitem__",
+    "__iter__",
+    "__contains__",
+    "__or__",
+    "__and__",
+    "__sub__",
+)
 class Space:
     """The ordered, distinct labels of one axis, with an optional name.
 
@@ -68,7 +87,7 @@ class Space:
             if size < 0:
                 raise ValueError(f"the size of a Space can't be negative, got {size}")
             return _make(_POSITIONAL, range(size), name)
-        return _make(_LABELLED, _distinct(labels), name)
+        return _make(_LABELLED, _distinct(labels), name)  # type: ignore[arg-type]
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -222,7 +241,7 @@ class Space:
     def __getitem__(self, at: int) -> Hashable: ...
     @overload
     def __getitem__(self, at: slice | Sequence[int]) -> Space: ...
-    def __getitem__(self, at: int | slice | Sequence[int]) -> Hashable | Space:
+    def __getitem__(self, at: Any) -> Hashable | Space:
         if isinstance(at, slice):
             labels: Sequence[Hashable] = self._labels[at]
         elif hasattr(at, "__index__"):
@@ -246,7 +265,7 @@ class Space:
 
     # -- algebra ---------------------------------------------------------------------------------------------------
 
-    def _algebra(self, other: object, choose: Callable[[Space, Space], Iterable[Hashable]]) -> Space:
+    def _algebra(self, other: object, choose: Callable[[Space, Space], Iterable[Hashable]]) -> Any:
         if not isinstance(other, Space):
             return NotImplemented
         if self._name is not None and other._name is not None and self._name != other._name:
@@ -261,15 +280,15 @@ class Space:
 
     def __or__(self, other: Space) -> Space:
         """The labels of both: the left's in order, then the right's new ones."""
-        return self._algebra(other, lambda a, b: [*a, *(label for label in b if label not in a)])
+        return self._algebra(other, lambda a, b: [*a, *(label for label in b if label not in a)])  # type: ignore[no-any-return]
 
     def __and__(self, other: Space) -> Space:
         """The common labels, in the left's order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label in b))
+        return self._algebra(other, lambda a, b: (label for label in a if label in b))  # type: ignore[no-any-return]
 
     def __sub__(self, other: Space) -> Space:
         """The labels of the left that the right does not have, in order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label not in b))
+        return self._algebra(other, lambda a, b: (label for label in a if label not in b))  # type: ignore[no-any-return]
 
     def rename(self, name: str | None) -> Space:
         """The same labels under another name (or none).

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import numpy as np
 import torch
 
-from ..device import Device, DeviceBounded
+from ..device import Device, DeviceBounded, DeviceLike
 from ._axes import SCALAR, Axes, axes_of, static, unnamed
 from ._space import Space
 
@@ -90,9 +90,9 @@ class Tensor(Methods, DeviceBounded):
         if not isinstance(data, torch.Tensor):
             data = torch.as_tensor(data)
         spaces = (dims,) if isinstance(dims, Space) else tuple(dims)
-        check_fit(tuple(data.shape), spaces)
+        # Anything may be remembered on some Axes; those of a scalar always exist.
+        self._axes = _fitted(SCALAR, spaces, tuple(data.shape))
         self._data = data
-        self._axes = axes_of_spaces(spaces)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Tensor(Methods, DeviceBounded):
         return (self[i] for i in range(len(self._data)))
 
     def __contains__(self, value: object) -> bool:
-        return bool((self._data == (value._data if isinstance(value, Tensor) else value)).any())
+        return bool(torch.eq(self._data, value._data if isinstance(value, Tensor) else value).any())  # type: ignore[call-overload]
 
     def __repr__(self) -> str:
         from ._repr import text
@@ -315,7 +315,7 @@ class Tensor(Methods, DeviceBounded):
             return refuse(func)
         return rule(*args) if not kwargs else rule(*args, **kwargs)
 
-    def to_device(self, device: Device) -> Tensor:
+    def to_device(self, device: DeviceLike) -> Tensor:
         """A copy on another device.
 
         Args:
@@ -393,13 +393,9 @@ def _dims(axes: Axes, shape: tuple[int, ...]) -> tuple[Space, ...]:
     return axes.dims(shape)
 
 
-def axes_of_spaces(spaces: tuple[Space, ...]) -> Axes:
-    """`axes_of`, as a constant under torch.compile."""
-    return axes_of(spaces)
-
-
-def check_fit(shape: tuple[int, ...], spaces: tuple[Space, ...]) -> None:
-    """Refuse Spaces whose number or sizes are not those of the data."""
+@static
+def _fitted(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -> Axes:
+    """The Axes of Spaces whose number and sizes are those of the data; refuse others."""
     if len(shape) != len(spaces):
         raise ValueError(
             f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}"
@@ -410,7 +406,4 @@ def check_fit(shape: tuple[int, ...], spaces: tuple[Space, ...]) -> None:
         if len(space) != size:
             called = f"axis {axis}" if space.name is None else f"axis {axis} ({space.name!r})"
             raise ValueError(f"{called} of the data has size {size}, but its space has {len(space)} labels: {space!r}")
-
-
-axes_of_spaces._dynamo_marked_constant = True  # type: ignore[attr-defined]
-check_fit._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return axes_of(spaces)

@@ -29,6 +29,10 @@ def _level() -> int:
     return 0 if interpreter is None else interpreter.level()
 
 
+# The level is known while a compiler traces, which can't look into the interpreter stack itself.
+_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _flatten(t: Tensor) -> tuple[list[Any], _Context]:
     axes = t._axes.meant if isinstance(t._axes, UnfitAxes) else t._axes
     shape = tuple(t._data.shape) if isinstance(t._data, torch.Tensor) else ()
@@ -53,20 +57,26 @@ def _unflatten(leaves: Iterable[Any], context: _Context) -> Tensor:
 def _fitting(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int) -> Axes:
     """The axes of a leaf that was put back."""
     if leaf.ndim == axes.ndim and all(
-        space is None or len(space) == size for space, size in zip(axes.spaces, leaf.shape, strict=True)
+        known is None or known == size for known, size in zip(_sizes(axes), leaf.shape, strict=True)
     ):
         return axes
-    functorch = torch._C._functorch
-    if (
-        leaf.ndim == axes.ndim - 1
-        and functorch.is_batchedtensor(leaf)
-        # A batch level that did not exist when the tensor was taken apart: vmap itself took this axis.
-        and functorch.maybe_get_level(leaf) > level
-    ):
-        taken = functorch.maybe_get_bdim(leaf)
-        if tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
+    if leaf.ndim == axes.ndim - 1:
+        taken = _taken(leaf, shape, level)
+        if taken is not None and tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
             return _without(axes, taken)
     return UnfitAxes.of(axes)
+
+
+def _taken(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None:
+    """Which axis vmap took, if it is certain."""
+    if torch.compiler.is_compiling():  # which can't ask the tensor: the sizes must tell
+        fits = [i for i in range(len(shape)) if tuple(leaf.shape) == shape[:i] + shape[i + 1 :]]
+        return fits[0] if len(fits) == 1 else None
+    functorch = torch._C._functorch
+    # A batch level that did not exist when the tensor was taken apart: vmap itself took this axis.
+    if functorch.is_batchedtensor(leaf) and functorch.maybe_get_level(leaf) > level:
+        return int(functorch.maybe_get_bdim(leaf))
+    return None
 
 
 def _derivative(inner: Tensor, outer: Axes) -> Tensor:
@@ -75,6 +85,11 @@ def _derivative(inner: Tensor, outer: Axes) -> Tensor:
     if not isinstance(inner._data, torch.Tensor) or inner._data.ndim != outer.ndim + meant.ndim:
         return wrap(inner._data, UnfitAxes.of(outer))
     return wrap(inner._data, _both(outer, meant))
+
+
+@static
+def _sizes(axes: Axes) -> tuple[int | None, ...]:
+    return tuple(None if space is None else len(space) for space in axes.spaces)
 
 
 @static
@@ -90,9 +105,9 @@ def _without(axes: Axes, at: int) -> Axes:
 
 pytree.register_pytree_node(
     Tensor,
-    _flatten,  # type: ignore[arg-type]
+    _flatten,
     _unflatten,
-    flatten_with_keys_fn=_flatten_with_keys,  # type: ignore[arg-type]
+    flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="moduli.labels.Tensor",
 )
 

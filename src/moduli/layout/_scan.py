@@ -130,8 +130,9 @@ def layout_and_tensors(source: Source, *, sizes: bool = True) -> tuple[Layout, l
 
     Args:
         source: As for `layout_of`.
-        sizes: Whether to compare dtypes, shapes and devices too. Without it a conversion such as `.half()`, which
-            leaves every Parameter in place, goes unnoticed: only for a caller that checks the tensors it reads.
+        sizes: Whether to compare dtypes, shapes and devices too. Without it the tensors are the live ones all the
+            same, but a conversion such as `.half()`, which leaves every Parameter in place, goes unnoticed, as may a
+            new Parameter that took the id of one that was freed: only for a caller that checks the tensors it reads.
 
     Example:
         >>> net = nn.Linear(3, 2)

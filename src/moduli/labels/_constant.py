@@ -1,0 +1,35 @@
+"""Constants of compiled code: objects that `torch.compile` treats as one value instead of looking inside.
+
+Label logic must not be traced: five hundred labels would cost milliseconds in every call. So the objects that carry labels
+are registered as opaque values. The compiler guards an input by equality and nothing else, calls the registered members on
+the real object while it traces, and keeps what they return as a constant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+__all__ = ["constant"]
+
+C = TypeVar("C", bound=type[Any])
+
+
+def constant(*members: str) -> Any:
+    """A class decorator: instances are constants of compiled code, and the named members are evaluated at trace time."""
+
+    def decorate(cls: C) -> C:
+        cls.__fx_repr__ = _fx_repr
+        try:
+            from torch._library.opaque_object import MemberType, register_opaque_type
+        except ImportError:  # a torch from before opaque values: everything but torch.compile works
+            return cls
+        register_opaque_type(cls, typ="value", members=dict.fromkeys(members, MemberType.USE_REAL))
+        return cls
+
+    return decorate
+
+
+def _fx_repr(self: Any) -> tuple[str, dict[str, Any]]:
+    """How a graph refers to the object: by a name that is bound to the object itself."""
+    name = f"_moduli_{type(self).__name__}_{id(self)}"
+    return name, {name: self}

@@ -1,0 +1,326 @@
+"""How a labelled tensor shows itself: its axes, the labels at their ends, and values.
+
+Showing must never fail, whatever is shown: inside a function transform or a tracer there are no values to look at, and
+only the axes are printed. It must not be slow either: of a long axis only the ends are ever touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from ._axes import Axes, UnfitAxes
+from ._numbers import format_number, format_numbers
+from ._space import Space
+
+if TYPE_CHECKING:
+    from ._tensor import Tensor
+
+__all__ = ["html", "text"]
+
+_WIDTH: Final = 110
+_LABEL: Final = 18
+_MOST: Final = 8
+_ELEMENTS: Final = 400
+
+
+class _Shown(NamedTuple):
+    """The part of the values that is shown: positions along each axis (None is a gap), and nested lists of values."""
+
+    positions: tuple[tuple[int | None, ...], ...]
+    cells: Any
+
+
+def text(t: Tensor) -> str:
+    """The tensor as text, for ``repr``.
+
+    Args:
+        t: The tensor.
+
+    Returns:
+        One line for at most one axis; a header and a table for two; a header and nested brackets for more.
+
+    Example:
+        >>> import moduli as mo
+        >>> print(mo.tensor([[1.0, 2.0], [3.0, 4.5]], row=["u", "v"], column=["a", "b"]))
+        Tensor(row: ['u', 'v'], column: ['a', 'b'])
+                a       b
+        u  1.0000  2.0000
+        v  3.0000  4.5000
+    """
+    data, axes = t._data, t._axes
+    extras = _extras(data)
+    if not _fits(data, axes):
+        return _unfit(data, axes)
+    if data.ndim == 0:
+        shown = _shown(data, ())
+        return f"Tensor({', '.join(['...' if shown is None else shown.cells, *extras])})"
+    if data.ndim == 1:
+        inside = _line(data, axes)
+        if inside is not None:
+            return f"Tensor({', '.join([inside, *extras])})"
+    header = f"Tensor({', '.join([*_axes(data, axes), *extras])})"
+    if data.ndim == 1 or not data.numel():
+        return header
+    body = _table(data, axes) if data.ndim == 2 else _brackets(data)
+    return header if body is None else f"{header}\n{body}"
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def _fits(data: torch.Tensor, axes: Axes) -> bool:
+    if isinstance(axes, UnfitAxes) or data.ndim != axes.ndim:
+        return False
+    pairs = zip(axes.spaces, data.shape, strict=True)
+    return all(space is None or len(space) == size for space, size in pairs)
+
+
+def _unfit(data: torch.Tensor, axes: Axes) -> str:
+    meant = axes.meant if isinstance(axes, UnfitAxes) else axes
+    names = ", ".join(str(name) if name is not None else str(at) for at, name in enumerate(meant.names))
+    return f"Tensor(data of shape {tuple(data.shape)} that no longer fits the axes ({names}))"
+
+
+def _axes(data: torch.Tensor, axes: Axes) -> list[str]:
+    """Each axis in a few words: its name, and its labels or its size."""
+    return [
+        (f"{name}: " if name is not None else "") + (str(size) if space is None else _space(space))
+        for name, space, size in zip(axes.names, axes.spaces, data.shape, strict=True)
+    ]
+
+
+def _space(space: Space) -> str:
+    if space.broadcast:
+        return "BROADCAST"
+    labels = space.labels
+    if isinstance(labels, range) and len(labels) > 3:
+        return repr(labels)
+    words = ["..." if at is None else _label(labels[at], quoted=True) for at in _ends(len(labels), 6)]
+    return f"[{', '.join(words)}]"
+
+
+def _label(label: Hashable, quoted: bool = False) -> str:
+    """A label, shortened; a string without its quotes where it can't be mistaken."""
+    if isinstance(label, str) and not quoted and label and not any(c.isspace() or c in "=,:[]()'\"" for c in label):
+        words = label if label.isprintable() else repr(label)
+    else:
+        try:
+            words = " ".join(repr(label).split())
+        except Exception:  # noqa: BLE001 - a label is the user's object; showing a tensor must not fail with it
+            words = f"<{type(label).__name__}>"
+    return words if len(words) <= _LABEL else words[: _LABEL - 5] + "…" + words[-4:]
+
+
+def _words(space: Space | None, positions: Sequence[int | None]) -> list[str]:
+    """What stands beside the positions shown: the labels, or the positions themselves."""
+    if space is None or space.broadcast:
+        return ["..." if at is None else str(at) for at in positions]
+    return ["..." if at is None else _label(space.labels[at]) for at in positions]
+
+
+def _ends(size: int, most: int) -> tuple[int | None, ...]:
+    """All positions of a short axis, or those at the ends of a long one with None for the gap."""
+    if size <= most:
+        return tuple(range(size))
+    tail = most // 2
+    return (*range(most - tail), None, *range(size - tail, size))
+
+
+def _extras(data: torch.Tensor) -> list[str]:
+    """What is not as usual, in torch's words."""
+    found = []
+    usual = (torch.get_default_dtype(), torch.int64, torch.bool)
+    if data.dtype not in usual and data.dtype != _complex_twin(torch.get_default_dtype()):
+        found.append(f"dtype={data.dtype}")
+    if data.device.type != "cpu":
+        found.append(f"device={str(data.device)!r}")
+    try:
+        if data.grad_fn is not None:
+            found.append(f"grad_fn=<{type(data.grad_fn).__name__}>")
+        elif data.requires_grad:
+            found.append("requires_grad=True")
+    except RuntimeError:  # a view that was changed in place has no say about its history
+        pass
+    return found
+
+
+def _complex_twin(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype == torch.float64 else torch.complex64
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _shown(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> _Shown | None:
+    """The values at the ends of the axes as text, nested as the axes are; None where there is nothing to look at."""
+    if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(data):
+        return None
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    try:
+        # What is looked at must not be recorded by a tracer that happens to be active.
+        with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.no_grad():
+            part = data.detach()
+            for axis, kept in enumerate(positions):
+                if None in kept:
+                    index = torch.tensor([at for at in kept if at is not None], device=part.device)
+                    part = part.index_select(axis, index)
+            values = part.reshape(-1).tolist()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    words = [format_number(values[0])] if not positions else format_numbers(values)
+    return _Shown(positions, _nested(words, positions))
+
+
+def _nested(words: list[str], positions: tuple[tuple[int | None, ...], ...]) -> Any:
+    """Cut a flat list into nested ones, with a gap marked by None."""
+    if not positions:
+        return words[0]
+    kept = positions[0]
+    present = sum(at is not None for at in kept)
+    each = len(words) // present if present else 0
+    parts = iter(_nested(words[i * each : (i + 1) * each], positions[1:]) for i in range(present))
+    return [None if at is None else next(parts) for at in kept]
+
+
+def _line(data: torch.Tensor, axes: Axes) -> str | None:
+    """One axis on one line: label=value, or the values in brackets."""
+    space, name = axes.spaces[0], axes.names[0]
+    labelled = space is not None and not space.broadcast
+    for most in (10, 6, 4):
+        shown = _shown(data, (_ends(data.shape[0], most),))
+        if shown is None:
+            return None
+        cells = ["..." if cell is None else cell for cell in shown.cells]
+        if labelled and cells:
+            words = _words(space, shown.positions[0])
+            cells = ["..." if w == c == "..." else f"{w}={c}" for w, c in zip(words, cells, strict=True)]
+            inside = ", ".join(cells)
+        else:
+            inside = f"[{', '.join(cells)}]"
+        if len(inside) <= _WIDTH:
+            break
+    if space is not None and space.broadcast:
+        name = "BROADCAST" if name is None else f"{name}: BROADCAST"
+    return inside if name is None else f"{name}: {inside}"
+
+
+def _grid(data: torch.Tensor, axes: Axes, most: int) -> tuple[list[str], list[str], list[list[str]]] | None:
+    """The labels of the rows, of the columns, and the cells of a table."""
+    rows, columns = _ends(data.shape[0], _MOST), _ends(data.shape[1], most)
+    shown = _shown(data, (rows, columns))
+    if shown is None:
+        return None
+    cells = [["..."] * len(columns) if row is None else ["..." if c is None else c for c in row] for row in shown.cells]
+    return _words(axes.spaces[0], rows), _words(axes.spaces[1], columns), cells
+
+
+def _table(data: torch.Tensor, axes: Axes) -> str | None:
+    lines: list[str] = []
+    for most in (_MOST, 6, 4, 2):
+        grid = _grid(data, axes, most)
+        if grid is None:
+            return None
+        rows, columns, cells = grid
+        widths = [max(len(row[j]) for row in [columns, *cells]) for j in range(len(columns))]
+        left = max(map(len, rows))
+        lines = [
+            label.ljust(left) + "".join("  " + cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for label, row in zip(["", *rows], [columns, *cells], strict=True)
+        ]
+        if len(lines[0]) <= _WIDTH:
+            break
+    return "\n".join(lines)
+
+
+def _brackets(data: torch.Tensor) -> str | None:
+    """More than two axes: nested brackets as torch prints them, the ends of every axis."""
+    for lead in (6, 4, 2, 1):
+        positions = tuple(_ends(n, 6 if axis >= data.ndim - 2 else lead) for axis, n in enumerate(data.shape))
+        count = 1
+        for kept in positions:
+            count *= len(kept)
+        if count <= _ELEMENTS:
+            break
+    shown = _shown(data, positions)
+    if shown is None:
+        return None
+    width = max(map(len, _leaves(shown.cells)))
+    return _bracket(shown.cells, width, 0, data.ndim)
+
+
+def _leaves(cells: Any) -> list[str]:
+    if isinstance(cells, str):
+        return [cells]
+    return [leaf for cell in cells if cell is not None for leaf in _leaves(cell)]
+
+
+def _bracket(cells: Any, width: int, depth: int, ndim: int) -> str:
+    if depth == ndim - 1:
+        return "[" + ", ".join("..." if cell is None else cell.rjust(width) for cell in cells) + "]"
+    inner = ["..." if cell is None else _bracket(cell, width, depth + 1, ndim) for cell in cells]
+    return "[" + ("," + "\n" * min(ndim - 1 - depth, 2) + " " * (depth + 1)).join(inner) + "]"
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+# Colours are those of the page, so that light and dark both work.
+_CELL: Final = "padding:2px 8px;text-align:right;border:1px solid rgba(128,128,128,.35)"
+_HEAD: Final = _CELL + ";font-weight:600;background:rgba(128,128,128,.15)"
+_FRAME: Final = "font-family:monospace;font-size:90%;color:inherit"
+
+
+def html(t: Tensor) -> str:
+    """The tensor as HTML, for notebooks: the axes in a header, and a table of values with their labels.
+
+    Args:
+        t: The tensor.
+
+    Returns:
+        HTML with inline styles only; labels are escaped.
+
+    Example:
+        >>> import moduli as mo
+        >>> "<table" in mo.tensor([1.0, 2.0], x=["a", "b"])._repr_html_()
+        True
+    """
+    data, axes = t._data, t._axes
+    if not _fits(data, axes) or not data.ndim:
+        return f'<pre style="{_FRAME}">{escape(text(t))}</pre>'
+    header = f"Tensor({', '.join([*_axes(data, axes), *_extras(data)])})"
+    body: str | None = None
+    if data.numel() and data.ndim <= 2:
+        flat = data.ndim == 1
+        grid = _flat_grid(data, axes) if flat else _grid(data, axes, _MOST)
+        body = None if grid is None else _html_table(*grid)
+    elif data.numel():
+        values = _brackets(data)
+        body = None if values is None else f"<pre>{escape(values)}</pre>"
+    return f'<div style="{_FRAME}"><div>{escape(header)}</div>{body or ""}</div>'
+
+
+def _flat_grid(data: torch.Tensor, axes: Axes) -> tuple[list[str], list[str], list[list[str]]] | None:
+    positions = _ends(data.shape[0], _MOST)
+    shown = _shown(data, (positions,))
+    if shown is None:
+        return None
+    return [""], _words(axes.spaces[0], positions), [["..." if cell is None else cell for cell in shown.cells]]
+
+
+def _html_table(rows: list[str], columns: list[str], cells: list[list[str]]) -> str:
+    def row(tag: str, style: str) -> Callable[[str], str]:
+        return lambda word: f'<{tag} style="{style}">{escape(word)}</{tag}>'
+
+    head, cell = row("th", _HEAD), row("td", _CELL)
+    lines = ["<tr>" + head("") + "".join(map(head, columns)) + "</tr>"]
+    lines += [
+        "<tr>" + head(label) + "".join(map(cell, values)) + "</tr>" for label, values in zip(rows, cells, strict=True)
+    ]
+    return '<table style="border-collapse:collapse;margin:4px 0">' + "".join(lines) + "</table>"

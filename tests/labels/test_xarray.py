@@ -1,0 +1,125 @@
+"""To xarray and back: nothing is lost of a named tensor, nothing ambiguous comes in."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moduli.labels import BROADCAST, Space, Tensor
+from moduli.labels._factories import tensor, zeros
+from moduli.labels._xarray import from_xarray, to_xarray
+
+xr = pytest.importorskip("xarray")
+
+labels = st.one_of(
+    st.text(max_size=4),
+    st.integers(-(10**20), 10**20),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.tuples(st.integers(0, 3), st.text(max_size=2)),
+    st.none(),
+    st.datetimes(),
+    st.dates(),
+)
+
+
+@st.composite
+def spaces(draw: st.DrawFn, name: str) -> Space:
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        return Space(draw(st.integers(0, 4)), name)
+    if kind == 1:
+        return BROADCAST.rename(name)
+    one = draw(st.sampled_from([labels, st.text(max_size=4), st.integers(), st.datetimes(), st.tuples(st.integers())]))
+    return Space(draw(st.lists(one, unique=True, max_size=4)), name)
+
+
+@given(st.data(), st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64]))
+def test_a_named_tensor_comes_back_exactly(data: st.DataObject, dtype: torch.dtype) -> None:
+    dims = tuple(data.draw(spaces(name)) for name in data.draw(st.sampled_from(["", "x", "xy", "xyz"])))
+    t = Tensor(torch.ones([len(space) for space in dims], dtype=dtype), dims)
+    back = from_xarray(to_xarray(t))
+    assert back.dims == t.dims
+    assert [type(label) for space in back.dims for label in space] == [type(label) for space in dims for label in space]
+    assert back.dtype == dtype
+    assert back.data.equal(t.data)
+
+
+def test_coordinates_come_from_labels_only() -> None:
+    array = tensor([[1.0, 2.0]], time=None, channel=["r", "g"]).to_xarray(name="light")
+    assert array.name == "light"
+    assert array.dims == ("time", "channel")
+    assert list(array.coords) == ["channel"]
+    assert float(array.sel(channel="g")[0]) == 2.0
+
+
+def test_unnamed_axes_get_names() -> None:
+    assert to_xarray(zeros(2, 3)).dims == ("axis_0", "axis_1")
+    assert to_xarray(zeros(2, axis_0=3)).dims == ("axis_0_", "axis_0")
+
+
+def test_memory_is_not_shared() -> None:
+    t = zeros(x=2)
+    array = to_xarray(t)
+    array[0] = 1.0
+    back = from_xarray(array)
+    array[1] = 1.0
+    assert t.data.tolist() == [0.0, 0.0]
+    assert back.data.tolist() == [1.0, 0.0]
+
+
+def test_conjugates_are_resolved_and_gradients_refused() -> None:
+    t = Tensor(torch.tensor([1j]).conj(), Space(1, "x"))
+    assert complex(to_xarray(t)[0]) == -1j
+    with pytest.raises(RuntimeError, match="detach"):
+        to_xarray(zeros(x=2, requires_grad=True))
+
+
+def test_what_comes_in_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"coordinate 'x'.*'a' occurs more than once"):
+        from_xarray(xr.DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "a"]}))
+    with pytest.raises(ValueError, match="coordinate 'x'"):
+        from_xarray(xr.DataArray([1.0], dims="x", coords={"x": [np.nan]}))
+    with pytest.raises(TypeError, match="dataset"):
+        from_xarray(xr.Dataset({"a": ("x", [1.0])}))
+    with pytest.raises(TypeError, match="list"):
+        from_xarray([1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a string"):
+        from_xarray(xr.DataArray([1.0], dims=[3]))
+    with pytest.raises(ValueError, match="can't name an axis"):
+        from_xarray(xr.DataArray([1.0], dims="a b"))
+
+
+def test_times_and_scalars() -> None:
+    when = np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[ns]")
+    t = from_xarray(xr.DataArray([1.0, 2.0], dims="time", coords={"time": when}))
+    assert t.dims[0].labels == (datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2))
+    fine = np.array([1, 2], dtype="datetime64[ns]")
+    assert len(from_xarray(xr.DataArray([1.0, 2.0], dims="time", coords={"time": fine})).dims[0]) == 2
+    assert from_xarray(xr.DataArray(2.5)).dims == ()
+    beside = xr.DataArray([1.0, 2.0], dims="x", coords={"other": ("x", ["a", "b"])})
+    assert from_xarray(beside).dims == (Space(2, "x"),)
+
+
+def test_a_stretched_axis_that_was_cut_open_is_positional() -> None:
+    array = to_xarray(tensor([1.0], y=BROADCAST))
+    assert from_xarray(array).dims == (BROADCAST.rename("y"),)
+    wide = xr.concat([array, array], dim="y")
+    wide.attrs = array.attrs
+    assert from_xarray(wide).dims == (Space(2, "y"),)
+    array.attrs["moduli_broadcast"] = "y"  # as files store a list of one
+    assert from_xarray(array).dims == (BROADCAST.rename("y"),)
+
+
+def test_without_xarray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(ImportError, match=r"pip install moduli\[xarray\]"):
+        to_xarray(zeros(2))
+    with pytest.raises(ImportError, match=r"pip install moduli\[xarray\]"):
+        from_xarray(None)  # type: ignore[arg-type]
