@@ -1,9 +1,10 @@
 """Small modules and comparisons shared by the tests of this room."""
 
 import torch
+from torch import nn
+
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, nograd_tensors
-from torch import nn
 
 CHANNEL = Space(["r", "g", "b"], name="channel")
 X = Space(4, name="x")
@@ -41,7 +42,7 @@ def wrappers_are_storage(module):
     for each in module.modules():
         if isinstance(each, Module):
             for name, (key, axes) in each._labelled.items():
-                wrapper = getattr(each, name)
+                wrapper = each.__getattr__(name)
                 assert wrapper.data is each._parameters.get(key, each._buffers.get(key))
                 assert wrapper._axes is axes
                 assert wrapper.dtype == wrapper.data.dtype

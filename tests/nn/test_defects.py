@@ -8,13 +8,13 @@ import warnings
 
 import pytest
 import torch
-from moduli.device import Device
-from moduli.labels import Space, Tensor
-from moduli.nn import FrozenDict, Module, VirtualTensor, nograd_tensors
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.utils import parametrize, prune
 
+from moduli.device import Device
+from moduli.labels import Space, Tensor
+from moduli.nn import FrozenDict, Module, VirtualTensor, nograd_tensors
 from nn.helpers import CHANNEL, Fit, labelled, picture, same_picture, wrappers_are_storage
 
 
@@ -335,7 +335,7 @@ def test_v3_a_virtual_tensor_of_another_module_or_name_is_refused():
     foreign, misnamed = VirtualTensor(b, "v", "doubled"), VirtualTensor(a, "v", "doubled")
     with pytest.raises(ValueError, match="another"):
         a.v = foreign
-    with pytest.raises(ValueError, match="'v'.*'u'"):
+    with pytest.raises(ValueError, match=r"'v'.*'u'"):
         a.u = misnamed
     a.v = misnamed
     assert torch.equal(a.v.value, 2 * a.w)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from moduli.nn import Functional, Module
 from torch import nn
+
+from moduli.nn import Functional, Module
 
 
 def action(name):
@@ -152,10 +153,10 @@ def test_of_two_abstract_classes_the_derived_one_is_used():
 
 
 def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
-    class P(abc.ABC):
+    class P(metaclass=abc.ABCMeta):
         pass
 
-    class Q(abc.ABC):
+    class Q(metaclass=abc.ABCMeta):
         pass
 
     class Both:
@@ -173,7 +174,7 @@ def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
 
 
 def test_registering_with_an_abstract_class_later_is_noticed():
-    class P(abc.ABC):
+    class P(metaclass=abc.ABCMeta):
         pass
 
     f, _ = pair()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from moduli.labels import Space, Tensor
 from moduli.nn import FrozenDict
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from moduli.labels import Space, Tensor
-from moduli.nn import Module, nograd_tensors, tie
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrize, prune
 
+from moduli.labels import Space, Tensor
+from moduli.nn import Module, nograd_tensors, tie
 from nn.helpers import Fit, labelled, wrappers_are_storage
 
 NAMES = ["a", "b", "c", "state"]
@@ -66,8 +66,7 @@ class Live(RuleBasedStateMachine):
         setattr(self.part, name, made)
         assert getattr(self.part, name) is made
         self.expected.pop(name, None)
-        if value is not None:
-            delattr(self.part, name)
+        delattr(self.part, name)
 
     @rule(
         dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
+
 from moduli.device import Device, DeviceBounded
 from moduli.labels import Space, Tensor
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, FrozenDict, Functional, Module, nograd_tensors
-from torch import nn
-
 from nn.helpers import Fit, labelled
 
 
@@ -166,7 +166,7 @@ def test_export_raises_attribute_error_if_the_module_has_no_such_attribute():
 
 
 def test_export_raises_type_error_if_the_attribute_is_not_a_tensor():
-    with pytest.raises(TypeError, match="head.*Linear"):
+    with pytest.raises(TypeError, match=r"head.*Linear"):
         Fit().export("head")
 
 

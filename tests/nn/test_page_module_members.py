@@ -3,13 +3,13 @@
 import inspect
 import typing
 
-import moduli.nn as mn
 import pytest
 import torch
-from moduli.device import DeviceBounded
-from moduli.nn import Functional, Module, ModuleType
 from torch import nn
 
+import moduli.nn as mn
+from moduli.device import DeviceBounded
+from moduli.nn import Functional, Module, ModuleType
 from nn.helpers import Fit, labelled
 
 

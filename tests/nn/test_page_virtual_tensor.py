@@ -6,8 +6,9 @@ import weakref
 
 import pytest
 import torch
-from moduli.nn import Module, VirtualTensor, VirtualTensorAttributes
 from torch import nn
+
+from moduli.nn import Module, VirtualTensor, VirtualTensorAttributes
 
 
 class Scaled(nn.Module):

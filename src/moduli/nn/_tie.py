@@ -6,7 +6,7 @@ from torch import nn
 
 from ._cache import bump
 from ._module import Module
-from ._ownership import keep
+from ._ownership import own
 
 __all__ = ["tie"]
 
@@ -52,7 +52,7 @@ def tie(module: nn.Module, name: str, to: str) -> None:
                 f"{to!r} is a {'parameter' if trained else 'buffer'}, but {name!r} is {'' if declared else 'not '}declared "
                 "by nograd_tensors: they cannot be one tensor"
             )
-        keep(holder, public, getattr(target, to.rpartition(".")[2]), buffer=declared)
+        own(holder, public, getattr(target, to.rpartition(".")[2]))
         public = holder._labelled[public][0]
     elif trained:
         setattr(holder, public, tensor)

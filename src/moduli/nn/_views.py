@@ -67,7 +67,8 @@ def registered_target(module: nn.Module, target: str) -> str:
 
 def describe(module: nn.Module, name: str) -> str:
     """An owned tensor in one line: its axes, and what it is to the module."""
-    tensor: Any = getattr(module, name)
+    # Not by getattr: the key of a container may be the name of one of its methods.
+    tensor: Any = module.__getattr__(name)
     axes = ", ".join(f"{'_' if space.name is None else space.name}={len(space)}" for space in tensor.dims)
     if module.__dict__["_labelled"][name][0].startswith(TENSOR_BUFFER_PREFIX):
         kind = "buffer"

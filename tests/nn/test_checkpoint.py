@@ -1,0 +1,337 @@
+"""Labels in checkpoints, plain names, ties, and loading all or nothing."""
+
+import copy
+import dataclasses
+import datetime
+import enum
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from moduli.labels import BROADCAST, Space, Tensor
+from moduli.nn import Module, TensorDict, tie
+from nn.helpers import CHANNEL, Fit, labelled, picture, same_picture
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    x: int
+    y: int
+
+
+class Opaque:
+    pass
+
+
+def through_a_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def one(data, *dims):
+    module = Module()
+    module.w = Tensor(data, dims)
+    return module
+
+
+plain_labels = st.one_of(
+    st.text(max_size=3), st.integers(-5, 5), st.booleans(), st.none(), st.floats(allow_nan=False, width=16)
+)
+labels = st.recursive(
+    plain_labels, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=2), max_leaves=3
+)
+spaces = st.lists(
+    labels | st.sampled_from([*Colour, Site(0, 1), Site(1, 0), datetime.date(2020, 1, 1)]), max_size=6, unique=True
+)
+
+
+@given(spaces, st.randoms(use_true_random=False), st.booleans())
+def test_reordered_labels_are_aligned_through_a_file(names, random, assign):
+    source = one(torch.arange(float(len(names))), Space(names))
+    order = list(names)
+    random.shuffle(order)
+    target = one(torch.zeros(len(names)), Space(order))
+    target.load_state_dict(through_a_file(source.state_dict()), assign=assign)
+    assert target.w.dims == (Space(order),)
+    by_label = dict(zip(names, source.w.data.tolist(), strict=True))
+    assert [by_label[label] for label in order] == target.w.data.tolist()
+
+
+@given(st.permutations(["a", "b", "c"]), st.permutations(["row", "column"]))
+def test_axes_may_be_in_another_order_too(order, names):
+    labels = {"row": ["a", "b", "c"], "column": [0, 5]}
+    source = one(torch.arange(6.0).reshape(3, 2), Space(labels["row"], "row"), Space(labels["column"], "column"))
+    labels["row"] = order
+    dims = tuple(Space(labels[name], name) for name in names)
+    target = one(torch.zeros(tuple(map(len, dims))), *dims)
+    target.load_state_dict(source.state_dict())
+    for row in order:
+        for column in (0, 5):
+            assert target.w.sel(row=row, column=column).item() == source.w.sel(row=row, column=column).item()
+
+
+def test_metadata_holds_plain_data_and_keys_are_the_hidden_names():
+    state = Fit().state_dict()
+    assert set(state) == {"tensor:coef", "buffer:basis", "head.weight", "head.bias"}
+    assert state._metadata[""]["labels"] == {
+        "basis": [{"name": "channel", "labels": ["r", "g", "b"]}, {"name": "x"}],
+        "coef": [{"name": "channel", "labels": ["r", "g", "b"]}],
+    }
+    assert through_a_file(state)._metadata == state._metadata
+
+
+def test_nested_modules_carry_their_own_labels():
+    outer, other = nn.Sequential(Fit()), nn.Sequential(Fit(1))
+    turned = Space(["b", "r", "g"], name="channel")
+    other[0].coef = Tensor(torch.zeros(3), (turned,))
+    other.load_state_dict(outer.state_dict())
+    assert torch.equal(other[0].coef.data, outer[0].coef.data[[2, 0, 1]])
+    holder = Module()
+    holder.inner, state = other[0], outer.state_dict()
+    holder.load_state_dict({name.replace("0.", "inner.", 1): value for name, value in state.items()})
+    assert torch.equal(holder.inner.coef.data, outer[0].coef.data)
+
+
+def test_different_labels_are_refused_by_name_and_nothing_is_loaded():
+    source, target = Fit(), Fit(1)
+    target.coef = Tensor(torch.zeros(3), (Space(["r", "g", "k"], name="channel"),))
+    before = picture(target)
+    with pytest.raises(
+        RuntimeError, match=r"labels of coef: axis 'channel' differs: only the checkpoint has \['b'\], only the "
+    ):
+        target.load_state_dict(source.state_dict())
+    same_picture(before, picture(target))
+
+
+def test_different_axis_names_are_refused():
+    target = one(torch.zeros(3), Space(3, "colour"))
+    with pytest.raises(RuntimeError, match=r"'colour'.*'channel'"):
+        target.load_state_dict(one(torch.ones(3), Space(3, "channel")).state_dict())
+
+
+@pytest.mark.parametrize("space", [Space(3), Space(["r", "g", "b"]), Space(3, "channel")])
+def test_positional_and_unnamed_axes_pair_with_any_of_that_size(space):
+    target = one(torch.zeros(3), space)
+    target.load_state_dict(one(torch.arange(3.0), CHANNEL if space.name else Space(3)).state_dict())
+    assert target.w.data.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_broadcast_axes_travel():
+    target = one(torch.zeros(1, 2), BROADCAST, Space(["x", "y"]))
+    target.load_state_dict(through_a_file(one(torch.arange(2.0)[None], BROADCAST, Space(["y", "x"])).state_dict()))
+    assert target.w.data.tolist() == [[1.0, 0.0]]
+
+
+def test_many_differing_labels_are_abbreviated():
+    target = one(torch.zeros(20), Space(range(100, 120)))
+    with pytest.raises(RuntimeError, match=r"0, 1, 2, 3, 4, 5, and 14 more"):
+        target.load_state_dict(one(torch.zeros(20), Space(range(20))).state_dict())
+    kinds = [Colour.RED, Site(1, 2), (1, "a"), frozenset({1})]
+    with pytest.raises(RuntimeError, match=r"\[Colour\.RED, Site\(x=1, y=2\), \(1, 'a'\), \{1\}\]"):
+        one(torch.zeros(4), Space(["abcd"] + [1, 2, 3])).load_state_dict(one(torch.zeros(4), Space(kinds)).state_dict())
+
+
+def test_labels_without_a_text_of_their_own_are_refused_when_saving():
+    module = one(torch.zeros(2), Space([Opaque(), Opaque()]))
+    with pytest.raises(TypeError, match=r"of Module\.w cannot be saved.*Opaque.*__repr__"):
+        module.state_dict()
+
+
+def test_a_state_dict_without_labels_loads_by_position():
+    source, target = Fit(), Fit(1)
+    target.load_state_dict(dict(source.state_dict()))
+    assert torch.equal(target.coef.data, source.coef.data)
+
+
+def test_plain_names_load_unless_both_are_given():
+    target = Fit()
+    state = dict(Fit(1).state_dict())
+    state["coef"] = state.pop("tensor:coef") + 1
+    target.load_state_dict(state)
+    assert torch.equal(target.coef.data, state["coef"])
+    state["tensor:coef"] = torch.zeros(3)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"coef"'):
+        target.load_state_dict(state)
+
+
+def test_exports_load_back_aligned():
+    source, target = Fit(), Fit(1)
+    target.coef = Tensor(torch.zeros(3), (Space(["b", "r", "g"], name="channel"),))
+    result = target.load_state_dict(source.export_all(), strict=False)
+    assert set(result.missing_keys) == {"head.weight", "head.bias"}
+    assert torch.equal(target.coef.data, source.coef.data[[2, 0, 1]])
+
+
+FAILURES = {
+    "shape": lambda s: s.__setitem__("head.weight", torch.zeros(5, 5)),
+    "missing": lambda s: s.pop("head.bias"),
+    "unexpected": lambda s: s.__setitem__("extra", torch.zeros(1)),
+    "not a tensor": lambda s: s.__setitem__("head.bias", 3),
+    "labels": lambda s: s._metadata[""]["labels"]["coef"][0].__setitem__("labels", ["r", "g", "k"]),
+    "meta": lambda s: s.__setitem__("head.bias", torch.zeros(2, device="meta")),
+}
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_failed_load_leaves_the_module_bit_identical(failure, assign, swap):
+    target, state = Fit(), Fit(1).state_dict()
+    FAILURES[failure](state)
+    before = picture(target)
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        target.load_state_dict(state, assign=assign)
+    except RuntimeError:
+        same_picture(before, picture(target))
+    else:
+        # Torch takes a tensor without data where it can.
+        assert failure == "meta"
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_load_that_fails_in_a_hook_is_undone():
+    target = Fit()
+
+    def explode(module, incompatible):
+        raise ValueError("boom")
+
+    target.register_load_state_dict_post_hook(explode)
+    before = picture(target)
+    with pytest.raises(ValueError, match="boom"):
+        target.load_state_dict(Fit(1).state_dict())
+    same_picture(before, picture(target))
+
+
+def test_extra_state_is_put_back_too():
+    class Extra(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.note = "before"
+
+        def get_extra_state(self):
+            return self.note
+
+        def set_extra_state(self, state):
+            self.note = state
+
+    target, source = Fit(), Fit(1)
+    target.extra, source.extra = Extra(), Extra()
+    source.extra.note = "after"
+    state = source.state_dict()
+    target.load_state_dict(state)
+    assert target.extra.note == "after"
+    target.extra.note = "before"
+    state["unexpected"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="unexpected"):
+        target.load_state_dict(state)
+    assert target.extra.note == "before"
+
+
+# -- ties --------------------------------------------------------------------------------------------------------------
+
+
+def tied():
+    module = Module()
+    module.a = labelled(2)
+    module.inner = Module()
+    module.inner.c = labelled(3)
+    tie(module, "b", to="a")
+    tie(module, "inner.d", to="a")
+    return module
+
+
+def names_share(module):
+    assert module.a.data is module.b.data
+    assert module.a.data is module.inner.d.data
+    assert len(list(module.parameters())) == 2
+
+
+def test_a_tie_is_one_parameter_with_the_gradients_of_all_its_names():
+    module = tied()
+    names_share(module)
+    (module.a.sum() + module.b.sum() * 2 + module.inner.d.sum() * 3).backward()
+    assert torch.equal(module.a.data.grad, torch.full((2,), 6.0))
+    assert list(module.state_dict()) == ["tensor:a", "tensor:b", "inner.tensor:c", "inner.tensor:d"]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_ties_survive_copies_and_checkpoints(assign):
+    module = tied()
+    names_share(copy.deepcopy(module))
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    names_share(torch.load(buffer, weights_only=False))
+    other = tied()
+    other.load_state_dict(through_a_file(module.state_dict()), assign=assign)
+    names_share(other)
+    assert torch.equal(other.b.data, module.a.data)
+
+
+def test_a_checkpoint_with_different_values_for_tied_names_is_refused():
+    module = tied()
+    state = copy.deepcopy(module.state_dict())
+    state["tensor:b"] = state["tensor:b"] + 1
+    before = picture(module)
+    with pytest.raises(RuntimeError, match=r"one tensor for 'tensor:a' and 'tensor:b'"):
+        module.load_state_dict(state)
+    same_picture(before, picture(module))
+
+
+def test_assigning_a_tied_name_ends_its_tie():
+    module = tied()
+    module.b = labelled(2, seed=4)
+    assert module.a.data is not module.b.data
+    assert module.a.data is module.inner.d.data
+
+
+def test_buffers_plain_parameters_and_plain_modules_can_be_tied():
+    module = Fit()
+    module.other = Fit(1)
+    tie(module, "other.basis", to="basis")
+    tie(module, "other.head.weight", to="head.weight")
+    module.head.register_buffer("table", torch.ones(2))
+    tie(module, "other.head.table", to="head.table")
+    assert module.other.basis.data is module.basis.data
+    assert module.other.head.weight is module.head.weight
+    assert module.other.head.table is module.head.table
+    module.double()
+    assert module.other.basis.data is module.basis.data
+    assert module.other.head.table is module.head.table
+
+
+def test_ties_that_make_no_sense_are_refused():
+    module = Fit()
+    before = picture(module)
+    for name, to, error, match in [
+        ("coef", "coef", ValueError, "same name"),
+        ("new", "nothing", AttributeError, "no tensor 'nothing'"),
+        ("basis", "coef", ValueError, "'basis' is declared"),
+        ("new", "basis", ValueError, "'new' is not declared"),
+        ("export", "coef", AttributeError, "export"),
+        ("nowhere.x", "coef", AttributeError, "nowhere"),
+    ]:
+        with pytest.raises(error, match=match):
+            tie(module, name, to=to)
+        same_picture(before, picture(module))
+
+
+def test_containers_travel_with_their_labels():
+    a, b = Module(), Module()
+    a.t = TensorDict({"w": Tensor(torch.tensor([1.0, 2.0]), (Space(["x", "y"]),))})
+    b.t = TensorDict({"w": Tensor(torch.zeros(2), (Space(["y", "x"]),))})
+    b.load_state_dict(through_a_file(a.state_dict()))
+    assert b.t["w"].data.tolist() == [2.0, 1.0]

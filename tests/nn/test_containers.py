@@ -1,0 +1,187 @@
+"""TensorList against list, TensorDict against dict, and both as parts of a module."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from moduli.labels import Space, Tensor
+from moduli.nn import Module, TensorDict, TensorList
+from nn.helpers import labelled, wrappers_are_storage
+
+
+def tensor(number):
+    return Tensor(torch.tensor([float(number)], requires_grad=True), (Space(["only"]),))
+
+
+def numbers(tensors):
+    return [int(t.data.item()) for t in tensors]
+
+
+class Lists(RuleBasedStateMachine):
+    @initialize(start=st.lists(st.integers(0, 99), max_size=4), nograd=st.booleans())
+    def start(self, start, nograd):
+        self.ours, self.theirs, self.nograd = TensorList(map(tensor, start), nograd=nograd), list(start), nograd
+
+    @rule(number=st.integers(0, 99))
+    def append(self, number):
+        self.ours.append(tensor(number))
+        self.theirs.append(number)
+
+    @rule(at=st.integers(-3, 5), number=st.integers(0, 99))
+    def insert(self, at, number):
+        self.ours.insert(at, tensor(number))
+        self.theirs.insert(at, number)
+
+    @rule(at=st.integers(-5, 5), number=st.integers(0, 99))
+    def set(self, at, number):
+        self.both(lambda: self.ours.__setitem__(at, tensor(number)), lambda: self.theirs.__setitem__(at, number))
+
+    @rule(at=st.integers(-5, 5))
+    def delete(self, at):
+        self.both(lambda: self.ours.__delitem__(at), lambda: self.theirs.__delitem__(at))
+
+    @rule(at=st.integers(-5, 5))
+    def pop(self, at):
+        self.both(lambda: int(self.ours.pop(at).data.item()), lambda: self.theirs.pop(at))
+
+    @rule(start=st.integers(-3, 3), stop=st.integers(-3, 5), values=st.lists(st.integers(0, 99), max_size=3))
+    def set_slice(self, start, stop, values):
+        self.ours[start:stop] = [tensor(number) for number in values]
+        self.theirs[start:stop] = values
+        assert numbers(self.ours[start:stop]) == self.theirs[start:stop]
+
+    @rule(values=st.lists(st.integers(0, 99), max_size=3))
+    def extend(self, values):
+        self.ours += [tensor(number) for number in values]
+        self.theirs += values
+
+    @rule()
+    def reverse(self):
+        self.ours.reverse()
+        self.theirs.reverse()
+
+    @rule()
+    def clear(self):
+        self.ours.clear()
+        self.theirs.clear()
+
+    @rule(how=st.sampled_from([copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]))
+    def duplicate(self, how):
+        self.ours = how(self.ours)
+
+    @staticmethod
+    def both(ours, theirs):
+        try:
+            expected = theirs()
+        except IndexError:
+            with pytest.raises(IndexError):
+                ours()
+        else:
+            assert ours() == expected
+
+    @invariant()
+    def same(self):
+        assert len(self.ours) == len(self.theirs)
+        assert numbers(self.ours) == self.theirs
+        wrappers_are_storage(self.ours)
+        kind = "buffer" if self.nograd else "tensor"
+        assert list(self.ours.state_dict()) == [f"{kind}:{at}" for at in range(len(self.theirs))]
+
+
+TestLists = Lists.TestCase
+TestLists.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+def test_moving_within_a_list_keeps_the_parameters_an_optimizer_knows():
+    tensors = TensorList(map(tensor, range(3)))
+    known = [t.data for t in tensors]
+    del tensors[0]
+    assert tensors[0].data is known[1]
+    tensors.insert(0, tensor(9))
+    assert tensors[1].data is known[1]
+    assert tensors[2].data is known[2]
+
+
+def test_what_goes_in_is_copied_and_must_be_labelled():
+    source = tensor(1)
+    tensors = TensorList([source])
+    assert tensors[0].data is not source.data
+    for wrong in (torch.ones(1), 3):
+        with pytest.raises(TypeError, match="labelled"):
+            tensors.append(wrong)
+        with pytest.raises(TypeError, match="labelled"):
+            tensors[0:1] = [wrong]
+    assert numbers(tensors) == [1]
+
+
+def test_a_dict_behaves_as_a_dict():
+    tensors = TensorDict({"a": tensor(1), "keys": tensor(2), "export": tensor(3)})
+    assert list(tensors) == ["a", "keys", "export"]
+    assert numbers(tensors.values()) == [1, 2, 3]
+    assert "keys" in tensors
+    assert callable(tensors.export)
+    assert tensors.export("keys").item() == 2
+    assert list(tensors.export_all()) == ["a", "keys", "export"]
+    tensors["a"] = tensor(7)
+    assert tensors["a"].item() == 7
+    assert tensors.pop("a").item() == 7
+    assert tensors.pop("a", None) is None
+    del tensors["keys"]
+    assert list(tensors) == ["export"]
+    tensors.update(b=tensor(4))
+    assert len(tensors) == 2
+    assert tensors.get("nothing") is None
+    with pytest.raises(KeyError, match="no tensor 'nothing'"):
+        tensors["nothing"]
+    with pytest.raises(KeyError):
+        del tensors["nothing"]
+    with pytest.raises(TypeError, match="text"):
+        tensors[3] = tensor(1)
+    with pytest.raises(KeyError, match=r"\."):
+        tensors["a.b"] = tensor(1)
+    with pytest.raises(TypeError, match="labelled"):
+        tensors["c"] = torch.ones(1)
+    assert list(tensors) == ["export", "b"]
+    wrappers_are_storage(tensors)
+    assert "(export): Tensor(_=1)" in repr(tensors)
+
+
+def test_containers_are_modules_hashable_and_equal_to_themselves_only():
+    a, b = TensorDict(), TensorDict()
+    assert a != b
+    assert len({a, b, TensorList()}) == 3
+
+
+def test_they_train_inside_a_module():
+    module = Module()
+    module.layers, module.table = TensorList([labelled(2), labelled(2, seed=1)]), TensorDict({"x": labelled(2, seed=2)})
+    module.fixed = TensorList([labelled(1)], nograd=True)
+    assert [name for name, _ in module.named_parameters()] == ["layers.tensor:0", "layers.tensor:1", "table.tensor:x"]
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    before = module.export_all()
+    (sum(t.sum() for t in module.layers) + module.table["x"].sum()).backward()
+    optimizer.step()
+    for name in ("layers.0", "layers.1", "table.x"):
+        assert torch.allclose(module.export_all()[name].data, before[name].data - 1)
+    assert list(before) == ["layers.0", "layers.1", "table.x", "fixed.0"]
+
+
+def test_plain_lists_and_dicts_stay_plain():
+    module = Module()
+    module.plain = [labelled(2)]
+    assert type(module.plain) is list
+    assert not module.state_dict()
+
+
+def test_containers_follow_the_device_of_their_module():
+    module = Module().to_device("meta")
+    module.layers = TensorList([labelled(2)])
+    assert module.layers[0].data.is_meta
+    module.layers.append(labelled(2))
+    module.layers.insert(0, labelled(2))
+    assert all(t.data.is_meta for t in module.layers)
