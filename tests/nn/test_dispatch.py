@@ -153,11 +153,7 @@ def test_of_two_abstract_classes_the_derived_one_is_used():
 
 
 def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
-    class P(metaclass=abc.ABCMeta):
-        pass
-
-    class Q(metaclass=abc.ABCMeta):
-        pass
+    P, Q = abc.ABCMeta("P", (), {}), abc.ABCMeta("Q", (), {})
 
     class Both:
         pass
@@ -174,8 +170,7 @@ def test_unrelated_abstract_classes_are_ambiguous_and_said_so():
 
 
 def test_registering_with_an_abstract_class_later_is_noticed():
-    class P(metaclass=abc.ABCMeta):
-        pass
+    P = abc.ABCMeta("P", (), {})
 
     f, _ = pair()
     f.register(P)(action("p"))
