@@ -8,7 +8,6 @@ cannot be checked is computed again.
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -71,8 +70,11 @@ class _Entry:
     __slots__ = (
         "aliases",
         "ambient",
+        "dtype",
         "epoch",
+        "grad",
         "guard",
+        "home",
         "leaf",
         "links",
         "look",
@@ -91,7 +93,10 @@ class _Entry:
     leaf: torch.Tensor
     requires: bool
     epoch: int
+    home: dict[str, Any]
     ambient: Ambient
+    grad: object
+    dtype: object
     scope: _Scope | None
     spent: list[bool]
     links: list[Link]
@@ -141,11 +146,10 @@ _function_modes: Final = torch._C._len_torch_function_stack
 class _Cache(dict[str, _Entry]):
     """The entries of one module. A copy of the module starts with none, since it computes from its own sources."""
 
-    __slots__ = ("carries_graph", "owner")
+    __slots__ = ("carries_graph",)
 
-    def __init__(self, owner: nn.Module | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.owner = None if owner is None else weakref.ref(owner)
         self.carries_graph: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,22 +177,22 @@ def reuse(owner: nn.Module, name: str) -> _Entry | None:
 
 def right(owner: nn.Module, name: str) -> _Entry | None:
     """The entry of a virtual tensor, if its value is still right and no computation is being recorded."""
-    cache = owner.__dict__.get(_CACHE)
+    home = owner.__dict__
+    cache = home.get(_CACHE)
     if cache is None:
         return None
     entry: _Entry | None = cache.get(name)
-    if entry is None or entry.epoch != _epoch:
-        return None
-    grad, dtype = entry.ambient[:2]
-    sources, guard = entry.sources, entry.guard
     if (
-        grad is not _grad()
-        or dtype is not _dtype()
-        or entry.leaf.requires_grad is not entry.requires
+        entry is None
+        or entry.epoch != _epoch
         # A shallow copy of a module shares this cache but may have other sources.
-        or cache.owner() is not owner
+        or entry.home is not home
+        or entry.grad is not _grad()
+        or entry.dtype is not _dtype()
+        or entry.leaf.requires_grad is not entry.requires
     ):
         return None
+    sources, guard = entry.sources, entry.guard
     try:
         for container, key, obj in entry.links:
             if container[key] is not obj:
@@ -216,7 +220,7 @@ def evaluate(owner: nn.Module, name: str, function: Any, call: Callable[[], Any]
             cache.carries_graph.discard(name)
         return value
     if torch.is_inference_mode_enabled():
-        if any(tensor.is_inference() for tensor in owner.parameters()) or any(map(_is_inference, owner.buffers())):
+        if any(map(_is_inference, (*owner._parameters.values(), *owner._buffers.values()))):
             return compute(owner, name, call)
         # Inference tensors have no version, so a change made to a reused one would go unseen.
         with torch.inference_mode(False), torch.no_grad():
@@ -296,7 +300,8 @@ def _store(
         return
     entry = _Entry()
     entry.value, entry.leaf, entry.requires = value, leaf, leaf.requires_grad
-    entry.epoch, entry.ambient, entry.links = epoch, surrounding, links
+    entry.epoch, entry.home, entry.links = epoch, owner.__dict__, links
+    entry.ambient, (entry.grad, entry.dtype) = surrounding, surrounding[:2]
     entry.sources = [tensor for tensor, _ in recorder.sources.values()]
     # The value is watched too: a user may have changed it in place.
     entry.watched = [*entry.sources, leaf]
@@ -320,9 +325,9 @@ def _store(
 
 def _cache_of(owner: nn.Module) -> _Cache:
     cache = owner.__dict__.get(_CACHE)
-    if not isinstance(cache, _Cache) or cache.owner is None or cache.owner() is not owner:
-        cache = owner.__dict__[_CACHE] = _Cache(owner)
-    return cache
+    if cache is None:
+        cache = owner.__dict__[_CACHE] = _Cache()
+    return cache  # type: ignore[no-any-return]
 
 
 def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:
@@ -336,8 +341,8 @@ def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:
     )
 
 
-def _is_inference(tensor: torch.Tensor) -> bool:
-    return tensor.is_inference()
+def _is_inference(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.is_inference()
 
 
 _hooks_installed = False

@@ -26,7 +26,9 @@ Link: TypeAlias = tuple[Any, Any, Any]
 _UNTRACKED: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad", "grad_fn"))
 _FLAGS: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf"))
 _DATA: Final = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-_PLAIN: Final = (torch.Tensor, nn.Parameter)
+_PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
+_SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
+_NONE: Final[Mapping[str, Any]] = {}
 _CONTAINERS: Final = (list, tuple, dict)
 _SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
 _INTERNAL: Final = frozenset(nn.Module().__dict__) | {"_virtual_cache"}
@@ -62,20 +64,31 @@ class Recorder(Transparent):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        for tensor in _tensors(args):
-            self._saw(tensor)
-        for tensor in _tensors(kwargs):
-            self._saw(tensor)
-        if func in _UNTRACKED or kwargs.get("generator") is not None:
+        for arg in args:
+            if type(arg) in _PLAIN:
+                self._saw(arg)
+            elif type(arg) not in _SCALARS:
+                for tensor in _tensors(arg):
+                    self._saw(tensor)
+        if kwargs:
+            for tensor in _tensors(kwargs):
+                self._saw(tensor)
+            if kwargs.get("generator") is not None:
+                self.pure = False
+        else:
+            kwargs = _NONE
+        if func in _UNTRACKED:
             self.pure = False
         elif func in _FLAGS:
             self.flags = True
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
-            self.made(tensor)
-        if func == _DATA:
-            self._aliases.append((result, result._version))
+        if type(result) in _PLAIN:
+            self.made(result)
+            if func == _DATA:
+                self._aliases.append((result, result._version))
+        elif type(result) not in _SCALARS:
+            for tensor in _tensors(result):
+                self.made(tensor)
         return result
 
     def _saw(self, tensor: torch.Tensor) -> None:
@@ -171,12 +184,16 @@ def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | 
                 return
             visited.add(id(obj))
             state = obj.__dict__
-            for registry in ("_parameters", "_buffers", "_modules"):
+            for registry in ("_parameters", "_buffers"):
                 entries = state[registry]
-                here = (*path, (state, registry, entries))
-                for key, entry in list(entries.items()):
-                    if entry is not None:
-                        visit(entry, (*here, (entries, key, entry)), 0)
+                for key, entry in entries.items():
+                    if missing.pop(id(entry), None) is not None:
+                        keep((*path, (state, registry, entries), (entries, key, entry)))
+            if not missing:
+                return
+            entries = state["_modules"]
+            for key, entry in list(entries.items()):
+                visit(entry, (*path, (state, "_modules", entries), (entries, key, entry)), 0)
             for key, entry in list(state.items()):
                 if key not in _INTERNAL and isinstance(
                     entry, (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
@@ -192,8 +209,9 @@ def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | 
                     visit(entry, (*path, (obj, key, entry)), depth + 1)
 
     visit(owner, (), 0)
-    for container, key, entry in _variables(function):
-        visit(entry, ((container, key, entry),), 0)
+    if missing:
+        for container, key, entry in _variables(function):
+            visit(entry, ((container, key, entry),), 0)
     for key in list(missing):
         known = recorder.links.get(key)
         if known is not None:

@@ -1,0 +1,184 @@
+"""Modules: owned attributes, calls, and virtual tensors that are reused.
+
+Attribute assignment is compared with QTen's module. The orthogonal net has 20 layers of width 256; "cold" means that every
+derived weight is computed again within the ten calls, as `torch.nn.utils.parametrize.cached()` does.
+"""
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import orthogonal
+
+from _timing import interleaved
+from moduli.labels import Space, Tensor
+from moduli.nn import Module, invalidate, virtual
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x
+
+
+class Ours(Module):
+    def __init__(self):
+        super().__init__()
+        self.w = Tensor(torch.ones(2, requires_grad=True), (Space(2),))
+        self.p = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x
+
+
+class Dispatching(Module):
+    def forward(self, x):
+        return x
+
+
+@Dispatching.register(int)
+def _(module, x):
+    return x
+
+
+class Exponential(Module):
+    def __init__(self, n, sources=1):
+        super().__init__()
+        self.names = [f"a{i}" for i in range(sources)]
+        for name in self.names:
+            setattr(self, name, nn.Parameter(torch.randn(n, n) / n))
+
+    @virtual
+    def weight(self):
+        a = self.a0 if len(self.names) == 1 else sum(getattr(self, name) for name in self.names)
+        a = a.tril()
+        return torch.matrix_exp(a - a.T)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def row(name, value, bar, unit, at_least=False):
+    if at_least:
+        return {"name": name, "value": value, "bar": f"at least {bar:g} {unit}", "unit": unit, "ok": value >= bar}
+    return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": bar is None or value <= bar}
+
+
+def attributes():
+    from qten.linalg.tensors import Tensor as PeerTensor
+    from qten.optim import Module as PeerModule
+    from qten.symbolics.state_space import IndexSpace
+
+    plain, ours, peer = Plain(), Ours(), type("Peer", (PeerModule,), {})()
+    mine = Tensor(torch.ones(2, requires_grad=True), (Space(2),))
+    theirs = PeerTensor(torch.ones(2, requires_grad=True), (IndexSpace.linear(2),))
+    values = iter(range(10**9))
+
+    def set_ours():
+        ours.v = mine
+
+    def set_peer():
+        peer.v = theirs
+
+    def set_plain_ours():
+        ours.n = next(values)
+
+    def set_plain_peer():
+        peer.n = next(values)
+
+    read = interleaved({"parameter": lambda: plain.w, "labelled": lambda: ours.w, "ours": lambda: ours.p})
+    write = interleaved({"ours": set_ours, "peer": set_peer, "int": set_plain_ours, "peer int": set_plain_peer})
+    return [
+        row("m.w, labelled / reading an nn.Parameter", read["labelled"] / read["parameter"], 2.0, "x"),
+        row("m.p, an nn.Parameter of our Module / of nn.Module", read["ours"] / read["parameter"], None, "x"),
+        row("m.w = tensor / QTen's", write["ours"] / write["peer"], 2.0, "x"),
+        row("m.n = number / QTen's", write["int"] / write["peer int"], 2.0, "x"),
+    ]
+
+
+def calls():
+    plain, ours, dispatching = Plain(), Ours(), Dispatching()
+    times = interleaved(
+        {
+            "plain": lambda: plain(1.0),
+            "ours": lambda: ours(1.0),
+            "dispatched": lambda: dispatching(1),
+            "other type": lambda: dispatching(1.0),
+        }
+    )
+    return [
+        row("call / a call of nn.Module", times["ours"] / times["plain"], 1.3, "x"),
+        row(
+            "call that runs a registered action / a call of nn.Module", times["dispatched"] / times["plain"], None, "x"
+        ),
+        row("forward of a class with actions / a call of nn.Module", times["other type"] / times["plain"], None, "x"),
+    ]
+
+
+def reuse():
+    one, eight, large = Exponential(8), Exponential(8, 8), Exponential(256)
+    with torch.no_grad():
+        # The first reads compute, and would be taken for the pace of the others.
+        assert all(module.weight is module.weight for module in (one, eight, large))
+        reads = interleaved({"one": lambda: one.weight, "eight": lambda: eight.weight})
+        matrix = interleaved(
+            {"reuse": lambda: large.weight, "recompute": lambda: torch.matrix_exp(large.a0 - large.a0.T)}, seconds=0.02
+        )
+    return [
+        row("reused virtual tensor, one source", reads["one"] * 1e6, 3.0, "us"),
+        row("reused virtual tensor, eight sources", reads["eight"] * 1e6, 6.0, "us"),
+        row("recomputing a 256x256 matrix_exp / reusing it", matrix["recompute"] / matrix["reuse"], 100.0, "x", True),
+    ]
+
+
+def net():
+    width, depth, x = 256, 20, torch.randn(1, 256)
+    ours = nn.Sequential(*(Exponential(width) for _ in range(depth)))
+    theirs = nn.Sequential(*(orthogonal(nn.Linear(width, width, bias=False)) for _ in range(depth)))
+    with torch.no_grad():
+        # The cost of matrix_exp depends on the norm: torch's would start from zero, where it is nearly free.
+        for layer in theirs:
+            layer.parametrizations.weight.original.normal_(std=1 / width)
+
+    def ten(model):
+        with torch.inference_mode():
+            for _ in range(10):
+                model(x)
+
+    def cold():
+        invalidate()
+        ten(ours)
+
+    def cached():
+        with parametrize.cached():
+            ten(theirs)
+
+    times = interleaved(
+        {"ours": lambda: ten(ours), "cold": cold, "cached": cached, "uncached": lambda: ten(theirs)}, rounds=5, number=1
+    )
+    return [
+        row("torch's orthogonal, ten calls / ours, cold", times["uncached"] / times["cold"], 5.0, "x", True),
+        row("ours, ten calls, cold / torch's inside cached()", times["cold"] / times["cached"], 1.0, "x"),
+        row(
+            "ours, ten calls, weights reused from before / torch's inside cached()",
+            times["ours"] / times["cached"],
+            1.0,
+            "x",
+        ),
+    ]
+
+
+def table():
+    return [*attributes(), *calls(), *reuse(), *net()]
+
+
+def main():
+    for entry in table():
+        bar = "" if entry["bar"] is None else f"  (bar {entry['bar']}, {'met' if entry['ok'] else 'MISSED'})"
+        print(f"{entry['name']}: {entry['value']:.3g} {entry['unit']}{bar}")
+
+
+if __name__ == "__main__":
+    main()
