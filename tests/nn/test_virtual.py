@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import threading
+import types
 import warnings
 import weakref
 
@@ -712,6 +713,87 @@ def test_attributes_assigned_in_place_are_seen():
         assert module.weight.tolist() == [2.0, 2.0]
         module.factors += [1.0]
         assert module.weight.tolist() == [3.0, 3.0]
+
+
+def test_attributes_set_by_compiled_code_are_seen():
+    torch._dynamo.reset()
+
+    class Counting(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+            self.factor = 1.0
+
+        @virtual
+        def scaled(self):
+            return self.a * self.factor
+
+        def forward(self, x):
+            self.factor = self.factor + 1
+            return x * self.a
+
+    module = Counting()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(module.scaled, module.a * module.factor)
+            compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_optimizer_steps_are_seen(backend):
+    torch._dynamo.reset()
+    module = Skew()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(2):
+        module.zero_grad()
+        module.weight.square().sum().backward()
+        (module.a**2).sum().backward()
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            module.weight
+            step()
+            assert torch.allclose(module.weight, formula(module))
+
+
+def test_compiled_functions_may_be_used_inside():
+    torch._dynamo.reset()
+    wave = torch.compile(lambda x: x.sin() + 1, backend="eager")
+
+    class Wave(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+
+        @virtual
+        def value(self):
+            return wave(self.a)
+
+    module = Wave()
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(module.value, module.a.sin() + 1)
+            module.a.add_(1)
+
+
+def test_indices_that_follow_from_labels_are_no_sources():
+    index = torch.tensor([1, 0])
+    index._moduli_constant = True
+    holder = types.SimpleNamespace(index=index)
+
+    class Turned(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+
+        @virtual
+        def value(self):
+            return self.a[holder.index]
+
+    module = Turned()
+    with torch.no_grad():
+        assert module.value is module.value
 
 
 UNFIT = {

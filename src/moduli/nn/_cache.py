@@ -24,7 +24,7 @@ from moduli.labels import Tensor
 from ._ambient import Ambient, ambient
 from ._recorder import Link, Recorder, locate
 
-__all__ = ["bump", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
+__all__ = ["bump", "bump_compiled", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
 
 _CACHE: Final = "_virtual_cache"
 
@@ -37,6 +37,15 @@ def bump() -> None:
     global _epoch
     # Taken from one counter, so that two threads can never both go on in an epoch that one of them has left.
     _epoch = next(_numbers)
+
+
+# Set by compiled code, which can write to a list but not count on; the next look starts another epoch.
+_changed: Final = [False]
+
+
+def bump_compiled() -> None:
+    """`bump`, from inside code that is being compiled."""
+    _changed[0] = True
 
 
 class _Local(threading.local):
@@ -177,6 +186,9 @@ def reuse(owner: nn.Module, name: str) -> _Entry | None:
 
 def right(owner: nn.Module, name: str) -> _Entry | None:
     """The entry of a virtual tensor, if its value is still right and no computation is being recorded."""
+    if _changed[0]:
+        _changed[0] = False
+        bump()
     home = owner.__dict__
     cache = home.get(_CACHE)
     if cache is None:
@@ -327,7 +339,7 @@ def _cache_of(owner: nn.Module) -> _Cache:
     cache = owner.__dict__.get(_CACHE)
     if cache is None:
         cache = owner.__dict__[_CACHE] = _Cache()
-    return cache  # type: ignore[no-any-return]
+    return cache
 
 
 def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:

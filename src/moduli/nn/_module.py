@@ -13,7 +13,7 @@ from moduli.labels import Tensor
 from moduli.labels._axes import Axes
 from moduli.labels._tensor import wrap
 
-from ._cache import bump
+from ._cache import bump, bump_compiled
 from ._dispatch import install
 from ._frozen import FrozenDict
 from ._functional import F, Functional, unregistered
@@ -175,7 +175,9 @@ class Module(Functional, nn.Module, DeviceBounded):
                 return
             else:
                 nn.Module.__setattr__(self, name, value)
-        if not is_compiling():
+        if is_compiling():
+            bump_compiled()
+        else:
             bump()
 
     def __delattr__(self, name: str) -> None:
@@ -185,7 +187,9 @@ class Module(Functional, nn.Module, DeviceBounded):
             nn.Module.__delattr__(self, name)
         else:
             drop(self, name)
-        if not is_compiling():
+        if is_compiling():
+            bump_compiled()
+        else:
             bump()
 
     # -- what is owned -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor
 
-__all__ = ["check_virtual", "drop", "keep", "own", "register", "replace"]
+__all__ = ["check_name", "check_virtual", "drop", "keep", "own", "register", "replace"]
 
 _MISSING: Final = object()
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
@@ -35,7 +35,7 @@ def own(module: nn.Module, name: str, value: Tensor) -> None:
 
 def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
     """Register a copy of a labelled tensor, in place of anything that had the name."""
-    _check_name(name)
+    check_name(name)
     state = module.__dict__
     source, target = value.data, device_of(module)
     # A tensor without storage has nothing to move.
@@ -106,7 +106,8 @@ def drop(module: nn.Module, name: str) -> None:
     del labelled[name]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuse a name under which torch could not register a tensor."""
     if not name or "." in name:
         raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
     if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):

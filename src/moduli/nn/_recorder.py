@@ -96,6 +96,9 @@ class Recorder(Transparent):
         made = self._made.get(key)
         if key in self.sources or (made is not None and made() is tensor):
             return
+        if getattr(tensor, "_moduli_constant", False):
+            # An index that follows from labels alone; it is kept by the labels and never changes.
+            return
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
             self.pure = False
             return
