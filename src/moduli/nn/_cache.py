@@ -333,6 +333,9 @@ def _store(
         # Backward frees the graph, and the next forward needs a new one.
         leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))  # type: ignore[union-attr]
     cache[name] = entry
+    # A computation around this one read the same sources, and may not know where they live.
+    for outer in _local.recorders:
+        outer.absorb(leaf, entry.sources, links)
 
 
 def _cache_of(owner: nn.Module) -> _Cache:

@@ -29,6 +29,7 @@ ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
 
 _MISSING: Final = object()
+_NOTHING: Final[dict[str, Any]] = {}
 # Assigning the same one again, as `train()` and `eval()` do all the time, changes nothing.
 _UNCHANGING: Final = frozenset({bool, int, float, str, type(None)})
 _LABELS: Final = "labels"
@@ -142,10 +143,10 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__
-        try:
-            key, axes = state["_labelled"][name]
-        except KeyError:
+        record = state.get("_labelled", _NOTHING).get(name)
+        if record is None:
             return nn.Module.__getattr__(self, name)
+        key, axes = record
         data = state["_parameters"].get(key)
         if data is None:
             data = state["_buffers"].get(key)
