@@ -287,7 +287,10 @@ def test_a_name_declared_after_instances_exist_changes_later_assignments():
     class Late(Module):
         pass
 
-    module = Late()
+    class Sub(Late):
+        pass
+
+    module = Sub()
     module.z = labelled(2)
     nograd_tensors("z")(Late)
     module.z = module.z

@@ -22,7 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from moduli.labels import Tensor
 
 from ._ambient import Ambient, ambient
-from ._recorder import Link, Recorder, locate
+from ._entry import LOOK, LOOK_AND_FLAG, Entry, Scope, states
+from ._recorder import Recorder, locate
 
 __all__ = ["bump", "bump_compiled", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
 
@@ -54,17 +55,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.active: list[tuple[nn.Module, str]] = []
         self.recorders: list[Recorder] = []
-        self.scope: _Scope | None = None
-
-
-class _Scope:
-    """One outermost `with cached():` and the entries that end with it."""
-
-    __slots__ = ("depth", "entries")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.entries: list[tuple[dict[str, _Entry], str]] = []
+        self.scope: Scope | None = None
 
 
 _local: Final = _Local()
@@ -73,78 +64,6 @@ _local: Final = _Local()
 recording: Final[list[None]] = []
 
 
-class _Entry:
-    """A value and all that it was made from."""
-
-    __slots__ = (
-        "aliases",
-        "ambient",
-        "dtype",
-        "epoch",
-        "grad",
-        "guard",
-        "home",
-        "leaf",
-        "links",
-        "look",
-        "pointers",
-        "requires",
-        "scope",
-        "sources",
-        "spent",
-        "state",
-        "value",
-        "versions",
-        "watched",
-    )
-
-    value: Any
-    leaf: torch.Tensor
-    requires: bool
-    epoch: int
-    home: dict[str, Any]
-    ambient: Ambient
-    grad: object
-    dtype: object
-    scope: _Scope | None
-    spent: list[bool]
-    links: list[Link]
-    sources: list[torch.Tensor]
-    watched: list[torch.Tensor]
-    versions: list[int]
-    pointers: list[int]
-    look: Callable[[torch.Tensor], tuple[Any, ...]]
-    state: list[tuple[Any, ...]]
-    guard: Any
-    aliases: list[torch.Tensor]
-
-    def holds(self) -> bool:
-        """Whether torch's state and the form of every source are as they were: the part that `guard` can vouch for."""
-        if self.ambient != ambient() or self.state != _states(self.sources, self.look):
-            return False
-        # Under autocast the dispatch state does not show the dtype that is cast to.
-        self.guard = _guard(self.sources) if self.look is _look and len(self.ambient) == 2 else None
-        return True
-
-
-def _states(sources: list[torch.Tensor], look: Callable[[torch.Tensor], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [(look(source), source.stride()) for source in sources]
-
-
-def _guard(sources: list[torch.Tensor]) -> Any:
-    """A check in one call that sources have the form they have now, under the dispatch state that holds now.
-
-    It stands for `_Entry.holds`: the dispatch state of a thread shows transforms, modes, tracing, autocast and
-    inference mode. What it refuses is looked at again in full, so it makes reuse cheaper and never more frequent.
-    """
-    if not sources:
-        return None
-    unknown: Any = [[None] * source.ndim for source in sources]
-    return torch._C._dynamo.guards.TensorGuards(*sources, dynamic_dims_sizes=unknown, dynamic_dims_strides=unknown)
-
-
-_look: Final = attrgetter("dtype", "shape", "device")
-_look_and_flag: Final = attrgetter("dtype", "shape", "device", "requires_grad")
 _version: Final = attrgetter("_version")
 _pointer: Final = torch.Tensor.data_ptr
 _grad: Final = torch.is_grad_enabled
@@ -152,7 +71,7 @@ _dtype: Final = torch.get_default_dtype
 _function_modes: Final = torch._C._len_torch_function_stack
 
 
-class _Cache(dict[str, _Entry]):
+class _Cache(dict[str, Entry]):
     """The entries of one module. A copy of the module starts with none, since it computes from its own sources."""
 
     __slots__ = ("carries_graph",)
@@ -171,7 +90,7 @@ class _Cache(dict[str, _Entry]):
         return _Cache()
 
 
-def reuse(owner: nn.Module, name: str) -> _Entry | None:
+def reuse(owner: nn.Module, name: str) -> Entry | None:
     """The entry of a virtual tensor, if its value is still right."""
     if not recording or not _local.recorders:
         return right(owner, name)
@@ -184,7 +103,7 @@ def reuse(owner: nn.Module, name: str) -> _Entry | None:
     return entry
 
 
-def right(owner: nn.Module, name: str) -> _Entry | None:
+def right(owner: nn.Module, name: str) -> Entry | None:
     """The entry of a virtual tensor, if its value is still right and no computation is being recorded."""
     if _changed[0]:
         _changed[0] = False
@@ -193,7 +112,7 @@ def right(owner: nn.Module, name: str) -> _Entry | None:
     cache = home.get(_CACHE)
     if cache is None:
         return None
-    entry: _Entry | None = cache.get(name)
+    entry: Entry | None = cache.get(name)
     if (
         entry is None
         or entry.epoch != _epoch
@@ -310,7 +229,7 @@ def _store(
     ):
         cache.pop(name, None)
         return
-    entry = _Entry()
+    entry = Entry()
     entry.value, entry.leaf, entry.requires = value, leaf, leaf.requires_grad
     entry.epoch, entry.home, entry.links = epoch, owner.__dict__, links
     entry.ambient, (entry.grad, entry.dtype) = surrounding, surrounding[:2]
@@ -320,8 +239,8 @@ def _store(
     entry.versions = list(map(_version, entry.watched))
     entry.pointers = list(map(_pointer, entry.sources))
     # Without gradients the guard can vouch for the sources; with them, and where flags were read, all is looked at.
-    entry.look = _look_and_flag if recorder.flags or carries_graph or surrounding[0] else _look
-    entry.state = _states(entry.sources, entry.look)
+    entry.look = LOOK_AND_FLAG if recorder.flags or carries_graph or surrounding[0] else LOOK
+    entry.state = states(entry.sources, entry.look)
     entry.guard = None
     # They keep the storages alive: an address given back to the allocator could return under another tensor.
     entry.aliases = [tensor.detach() for tensor in entry.sources]
@@ -413,7 +332,7 @@ def cached() -> Iterator[None]:
     """
     scope = _local.scope
     if scope is None:
-        scope = _local.scope = _Scope()
+        scope = _local.scope = Scope()
     scope.depth += 1
     try:
         yield

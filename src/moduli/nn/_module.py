@@ -1,6 +1,5 @@
 """Module: a `torch.nn.Module` that owns labelled tensors."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 
@@ -20,7 +19,7 @@ from ._functional import F, Functional, unregistered
 from ._labels import align_state, encode
 from ._ownership import check_virtual, drop, own, register, replace
 from ._state import load_all_or_nothing, reunite, tied_entries
-from ._views import describe, device_of, owned_names, registered_target, tensors_of
+from ._views import describe, device_of, owned_names, registered_target, tensors_of, warn_unassigned
 from ._virtual_tensor import VirtualTensor
 
 __all__ = ["Module", "ModuleType"]
@@ -466,20 +465,3 @@ class Module(Functional, nn.Module, DeviceBounded):
         if not lines or alone:
             return f"{self._get_name()}({''.join(lines)})"  # type: ignore[no-untyped-call]
         return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"  # type: ignore[no-untyped-call]
-
-
-def warn_unassigned(module: Module) -> None:
-    """Warn, once per class, of names declared by `nograd_tensors` that nothing was assigned to."""
-    cls = type(module)
-    names = cls.__nograd_tensors__
-    if not names:
-        return
-    known = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
-    unassigned = sorted(name for name in names - known - cls._assigned_nograd if not hasattr(cls, name))
-    if unassigned:
-        cls._assigned_nograd.update(unassigned)
-        warnings.warn(
-            f"{cls.__name__} declares {', '.join(map(repr, unassigned))} with nograd_tensors but never assigned it; "
-            "is the name misspelt?",
-            stacklevel=3,
-        )
