@@ -236,8 +236,16 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
         if type(input) is not Tensor:
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
-        refuse_out(function, options)
-        return finish(function(input._data, *args, **options), input._axes)
+        if args or options:
+            refuse_out(function, options)
+            return finish(function(input._data, *args, **options), input._axes)
+        axes = input._axes
+        if axes is SCALAR:
+            return finish(function(input._data), axes)
+        made = _new(Tensor)
+        made._data = function(input._data)
+        made._axes = axes
+        return made
 
     return rule
 

@@ -17,7 +17,7 @@ __all__ = ["Gather", "gather"]
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("_indices", "_masks", "missing", "positions")
+    __slots__ = ("__weakref__", "_indices", "_masks", "missing", "positions")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: Final = tuple(positions)
@@ -30,6 +30,9 @@ class Gather:
         return self is other
 
     __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[type[Gather], tuple[tuple[int, ...]]]:
+        return Gather, (self.positions,)
 
     @property
     def size(self) -> int:
