@@ -106,7 +106,8 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
     if not result.ndim:
         return space[int(result)]
     found = np.empty(tuple(result.shape), dtype=object)
-    found.flat = [space[place] for place in result.flatten().tolist()]
+    for at, place in enumerate(result.flatten().tolist()):  # one by one: NumPy would take tuples of labels apart
+        found.flat[at] = space[place]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final, overload
@@ -387,12 +388,17 @@ def _hashable(label: object) -> bool:
 
 def _as_integer(label: object) -> int | None:
     """The integer that a label equals, if it equals one."""
-    if isinstance(label, float):
-        return int(label) if label.is_integer() else None
     try:
         return operator.index(label)  # type: ignore[arg-type]
     except TypeError:
+        pass
+    if not isinstance(label, numbers.Number):
         return None
+    try:
+        number = int(label.real)  # type: ignore[attr-defined]
+    except (OverflowError, ValueError):  # infinity, NaN
+        return None
+    return number if number == label else None
 
 
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
