@@ -13,7 +13,7 @@ from ._index import get
 from ._pairing import apply_step, check_sizes, current_plan, differing
 from ._shape import _taken, freeze
 from ._space import Space
-from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
+from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
 __all__ = ["diag_embed", "diagonal", "index_add", "one_hot"]
 
@@ -152,6 +152,7 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
         >>> mo.tensor([1, 0], "item").one_hot(["cat", "dog"], name="class").sel({"class": "dog"})
         Tensor(item: [1, 0])
     """
+    t = as_tensor(t)
     axes, size = _classes(t._axes, freeze(space), name)
     if t._data.is_floating_point() or t._data.is_complex() or t._data.dtype is torch.bool:
         raise TypeError(f"one_hot takes integers, not {t._data.dtype}")
@@ -159,7 +160,7 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
 
 
 def _in_range(data: torch.Tensor, size: int) -> torch.device:
-    if not torch.compiler.is_compiling() and data.numel():
+    if not torch.compiler.is_compiling() and data.numel() and not _in_transform():
         low, high = int(data.min()), int(data.max())
         if low < 0 or high >= size:
             raise ValueError(f"one_hot has {size} classes, but the numbers run from {low} to {high}")

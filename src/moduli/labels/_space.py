@@ -77,8 +77,10 @@ class Space:
                 f"a Space is made from a size or from an iterable of labels, not from {labels!r}"
                 + ("" if isinstance(labels, bool) else f"; for one label per character write Space(list({labels!r}))")
             )
+        if isinstance(labels, (set, frozenset)):
+            raise TypeError("a set has no order, so it can't say which label stands where; write Space(sorted(labels))")
         check_name(name)
-        if not hasattr(labels, "__iter__"):
+        if not hasattr(labels, "__iter__") or getattr(labels, "ndim", None) == 0:
             try:
                 size = operator.index(labels)
             except TypeError:
@@ -319,6 +321,8 @@ class Space:
             >>> Space(["a", "b"]).map(str.upper)
             Space(['A', 'B'])
         """
+        if self._kind == _BROADCAST:
+            raise ValueError("BROADCAST has no labels to map")
         return _make(_LABELLED, _distinct([function(label) for label in self._labels]), self._name)
 
 
