@@ -87,7 +87,7 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
     """
     gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     if not gone:
-        return finish(t._data.to(dtype or t._data.dtype, copy=True), axes)
+        return finish(torch.mean(t._data.unsqueeze(0), 0, dtype=dtype), axes)
     return finish(torch.mean(t._data, gone, keepdim, dtype=dtype), axes)
 
 
