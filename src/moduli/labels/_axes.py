@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, final
@@ -173,6 +174,7 @@ class Axes:
 
 
 _table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionary()
+_lock: Final = threading.RLock()  # a garbage collection inside may come back here
 
 
 def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
@@ -200,7 +202,8 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
     axes = Axes.__new__(Axes)
     axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
     axes.named, axes.firm = None not in names, None not in spaces
-    return _table.setdefault(key, axes)
+    with _lock:  # threads that make the same axes at once must end up with one object
+        return _table.setdefault(key, axes)
 
 
 def intern_pairs(pairs: Iterable[tuple[str | None, Space | None]]) -> Axes:

@@ -242,6 +242,11 @@ def _planned(
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
         spaces = [operands[k].spaces[i] for k, i in parts]
         own = [operands[k].names[i] for k, i in parts if operands[k].names[i] is not None]
+        if isinstance(index, tuple) and len(set(own)) > 1:
+            raise ValueError(
+                f"axes that meet by position within '...' have different names: {own}; rename one of them, "
+                "or name all axes so that they pair by name"
+            )
         # A letter may meet axes of different names: it says on purpose that they are the same index.
         name = index if isinstance(index, str) and index in own else (own[0] if own else None)
         space, plans = pair_spaces(spaces, how, name, parts[0][1])

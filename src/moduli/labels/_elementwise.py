@@ -175,16 +175,12 @@ def _not_implemented(error: TypeError) -> Any:
     return NotImplemented
 
 
-def _floor_divide(x: Any, y: Any) -> torch.Tensor:
-    return torch.floor_divide(torch.as_tensor(x), y) if not isinstance(x, torch.Tensor) else torch.floor_divide(x, y)
-
-
 _OPERATORS: Final[dict[str, Function]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
     "truediv": operator.truediv,
-    "floordiv": _floor_divide,
+    "floordiv": torch.floor_divide,
     "mod": operator.mod,
     "pow": operator.pow,
     "and": operator.and_,

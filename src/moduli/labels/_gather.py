@@ -88,8 +88,11 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex) -> torch.
     shape = [1] * data.ndim
     shape[axis] = -1
     mask = mask_of(plan, data.device).reshape(shape)
+    # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
+    if not (data.is_floating_point() or data.is_complex() or isinstance(fill, complex)) and fill % 1 == 0:
+        fill = bool(fill) if data.dtype is torch.bool and fill in (0, 1) else int(fill)
     if data.shape[axis] == 0:
         wanted = list(data.shape)
         wanted[axis] = plan.size
-        return data.new_full(wanted, fill)
+        return torch.where(mask, data.new_zeros(wanted), fill)
     return torch.where(mask, data.index_select(axis, index_of(plan, data.device)), fill)
