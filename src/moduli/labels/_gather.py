@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 
@@ -81,7 +81,7 @@ index_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 mask_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex) -> torch.Tensor:
+def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:
     """The data with one axis rearranged; what is missing becomes `fill`."""
     if not plan.missing:
         return data.index_select(axis, index_of(plan, data.device))

@@ -82,7 +82,7 @@ class Space:
         check_name(name)
         if not hasattr(labels, "__iter__") or getattr(labels, "ndim", None) == 0:
             try:
-                size = operator.index(labels)
+                size = operator.index(labels)  # type: ignore[arg-type]
             except TypeError:
                 raise TypeError(
                     f"a Space is made from a size or from an iterable of labels, not from a {type(labels).__name__}"
@@ -402,7 +402,7 @@ def _as_integer(label: object) -> int | None:
         number = int(label.real)  # type: ignore[attr-defined]
     except (OverflowError, ValueError):  # infinity, NaN
         return None
-    return number if number == label else None
+    return number if bool(number == label) else None  # type: ignore[comparison-overlap]
 
 
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
