@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import moduli as mo
 from labels.strategies import (
     DTYPES,
     FLOATS,
@@ -24,8 +26,6 @@ from labels.strategies import (
     reordered,
     seeds,
 )
-
-import moduli as mo
 from moduli.labels._elementwise import _COMPARISONS, _OPERATORS, BINARY, TERNARY, UNARY, UNARY_F
 
 # Half precision times complex is torch's experiment, not ours.

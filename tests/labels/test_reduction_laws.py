@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labels.strategies import COMPLEX, FLOATS, LOW, as_mapping, attempt, check, labelled, reordered
 
 import moduli as mo
+from labels.strategies import COMPLEX, FLOATS, LOW, as_mapping, attempt, check, labelled, reordered
 
 # Variances of fewer elements than the correction are torch's to warn about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
