@@ -7,6 +7,7 @@ the real object while it traces, and keeps what they return as a constant.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, TypeVar
 
 __all__ = ["constant"]
@@ -30,6 +31,11 @@ def constant(*members: str) -> Any:
 
 
 def _fx_repr(self: Any) -> tuple[str, dict[str, Any]]:
-    """How a graph refers to the object: by a name that is bound to the object itself."""
+    """How a graph refers to the object: by what it is made of, so that graphs can be cached, or by a name bound to it."""
+    if type(self).__reduce__ is not object.__reduce__:
+        try:
+            return f"_moduli_loads({pickle.dumps(self)!r})", {"_moduli_loads": pickle.loads}
+        except (pickle.PicklingError, TypeError, AttributeError):  # labels of a local class, say
+            pass
     name = f"_moduli_{type(self).__name__}_{id(self)}"
     return name, {name: self}
