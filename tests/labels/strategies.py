@@ -28,6 +28,7 @@ POOLS = (
 
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**16)
+upto3, upto4 = st.integers(0, 3), st.integers(0, 4)
 
 
 def numbers(shape, dtype, seed, low=-3, high=4):
@@ -42,7 +43,7 @@ def numbers(shape, dtype, seed, low=-3, high=4):
 
 
 @st.composite
-def spaces(draw, name=None, sizes=st.integers(0, 4), kinds=("positional", "labelled")):
+def spaces(draw, name=None, sizes=upto4, kinds=("positional", "labelled")):
     """A Space of one of the kinds."""
     kind = draw(st.sampled_from(kinds))
     if kind == "broadcast":
@@ -55,8 +56,7 @@ def spaces(draw, name=None, sizes=st.integers(0, 4), kinds=("positional", "label
 
 
 @st.composite
-def labelled(draw, ranks=st.integers(0, 4), sizes=st.integers(0, 4), dtypes=dtypes, kinds=("positional", "labelled"),
-             named=True):  # fmt: skip
+def labelled(draw, ranks=upto4, sizes=upto4, dtypes=dtypes, kinds=("positional", "labelled"), named=True):
     """A labelled tensor, with all axes named, or each named or not."""
     rank = draw(ranks)
     names = draw(st.permutations(NAMES))[:rank]
@@ -80,7 +80,7 @@ def reordered(draw, t, labels=True):
 
 
 @st.composite
-def operands(draw, count=2, dtypes=dtypes, sizes=st.integers(0, 3), same_dtype=False, most=4):
+def operands(draw, count=2, dtypes=dtypes, sizes=upto3, same_dtype=False, most=4):
     """Tensors whose named axes pair: each has some of the axes, in its own order, with its own order of labels."""
     names = draw(st.permutations(NAMES))[: draw(st.integers(0, most))]
     known = {name: draw(spaces(name, sizes)) for name in names}

@@ -31,7 +31,7 @@ from moduli.labels._elementwise import _COMPARISONS, _OPERATORS, BINARY, TERNARY
 # Half precision times complex is torch's experiment, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
-few = settings(max_examples=12)
+few = settings(max_examples=7)
 OPERATORS = {
     **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
     **{name: getattr(operator, name) for name in _COMPARISONS},
@@ -125,7 +125,7 @@ def test_mo_functions_and_methods_of_two_tensors(name, pair):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(pair=operands(2))
 def test_operators(name, pair):
     raw, dims = hand_aligned(*pair)
@@ -185,7 +185,7 @@ def test_reordering_an_operand_never_changes_the_answer(data):
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: type(n).__name__ + str(n))
 @pytest.mark.parametrize("name", OPERATORS)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(t=labelled(ranks=st.integers(0, 2), named=False))
 def test_numbers_on_either_side(name, number, t):
     function = OPERATORS[name]

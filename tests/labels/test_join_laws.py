@@ -103,7 +103,7 @@ def test_exact_refuses_what_differs_and_policies_agree_where_nothing_does(data):
     shared = set(a.names) & set(b.names)
     same = all(set(a.dims[a.names.index(n)]) == set(b.dims[b.names.index(n)]) for n in shared)
     if not same:
-        with pytest.raises(ValueError, match="the labels of axis '[xy]' differ"):
+        with pytest.raises(ValueError, match=r"the labels of axis '[xy]' differ"):
             a + b
         return
     expected = as_mapping(a + b)

@@ -223,12 +223,11 @@ def axes_of(dims: Iterable[Space]) -> Axes:
 
 def unnamed(ndim: int) -> Axes:
     """The Axes of a plain tensor: positional, without names."""
-    while len(_unnamed) <= ndim:
-        _unnamed.append(intern((None,) * len(_unnamed), (None,) * len(_unnamed)))
     return _unnamed[ndim]
 
 
-_unnamed: list[Axes] = []
+# All that torch can have, made at once: compiled code and threads only look.
+_unnamed: Final = [intern((None,) * ndim, (None,) * ndim) for ndim in range(65)]
 SCALAR: Final = unnamed(0)
 BROADCAST_PAIR: Final[tuple[str | None, Space | None]] = (None, BROADCAST)
 

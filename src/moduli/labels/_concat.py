@@ -237,7 +237,8 @@ def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
     if count <= 0:
         raise ValueError(f"the number of pieces is positive, got {count}")
     at = _axis_at(t._axes, dim)
-    return split(t, max(-(-t._data.shape[at] // count), 1), at)
+    size = t._data.shape[at]
+    return split(t, -(-size // count), at) if size else split(t, [0] * count, at)
 
 
 @method

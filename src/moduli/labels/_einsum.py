@@ -180,7 +180,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         plain = word.replace("...", "")
         if len(plain) == operand.ndim or "..." in word:
             tokens = list(plain.split("...")[0]) if "..." not in word else _spelled(word)
-    dots = tokens.count("...")
+    dots = text.count("...")
     if dots > 1:
         raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
     named = [token for token in tokens if token != "..." and token in operand.names]
@@ -190,7 +190,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         if not dots and any(isinstance(index, tuple) for index in by_axis):
             raise ValueError(f"term {number + 1} of {equation!r} leaves out an axis: {operand.listing()}")
         return by_axis, all(len(token) == 1 for token in plain_tokens)
-    if named and any(len(token) > 1 for token in plain_tokens):
+    if any(operand.names) and any(len(token) > 1 for token in plain_tokens):
         unknown = next(token for token in plain_tokens if token not in operand.names)
         operand.axis(unknown)
     rest = operand.ndim - len(plain_tokens)

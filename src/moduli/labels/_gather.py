@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, final
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ._constant import constant
 
@@ -13,7 +14,7 @@ __all__ = ["Gather", "gather"]
 
 
 @final
-@constant("missing", "positions", "size")
+@constant("missing", "places", "positions", "present", "size")
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
@@ -39,18 +40,28 @@ class Gather:
         """The number of wanted labels."""
         return len(self.positions)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The positions; 0 where there is none."""
+        return tuple(max(at, 0) for at in self.positions)
+
+    @property
+    def present(self) -> tuple[bool, ...]:
+        """Whether the source has the label."""
+        return tuple(at >= 0 for at in self.positions)
+
     def index(self, device: torch.device) -> torch.Tensor:
-        """The positions as an index on a device; 0 where there is none."""
+        """The places as an index on a device."""
         found = self._indices.get(device)
         if found is None:
-            found = self._indices[device] = _constant([max(at, 0) for at in self.positions], device)
+            found = self._indices[device] = _constant(list(self.places), device)
         return found
 
     def mask(self, device: torch.device) -> torch.Tensor:
         """True where the source has the label."""
         found = self._masks.get(device)
         if found is None:
-            found = self._masks[device] = _constant([at >= 0 for at in self.positions], device)
+            found = self._masks[device] = _constant(list(self.present), device)
         return found
 
 
@@ -66,19 +77,17 @@ def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Ten
 
 def index_of(gather: Gather, device: torch.device) -> torch.Tensor:
     """The index of a Gather on a device."""
+    if is_dynamo_compiling():  # a graph has constants of its own; ours would all go by the same name in it
+        return torch.tensor(gather.places, dtype=torch.int64, device=device)
     found = gather._indices.get(device)
     return found if found is not None else gather.index(device)
 
 
 def mask_of(gather: Gather, device: torch.device) -> torch.Tensor:
     """The mask of a Gather on a device."""
+    if is_dynamo_compiling():
+        return torch.tensor(gather.present, dtype=torch.bool, device=device)
     return gather.mask(device)
-
-
-# Tensors can't be results of a constant's member; this mark makes the compiler call the function while it traces and keep
-# what it returns. torch.compiler.assume_constant_result sets the same mark, but importing the compiler takes a second.
-index_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-mask_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:

@@ -101,7 +101,17 @@ def _operand(value: Any, other: Any) -> Any:
     if not any_axes(other):
         return torch.as_tensor(number)
     beside = other if isinstance(other, torch.Tensor) else as_tensor(other)._data
-    return torch.as_tensor(number, dtype=torch.result_type(beside, number), device=beside.device)
+    return torch.as_tensor(number, dtype=_beside(beside.dtype, number), device=beside.device)
+
+
+def _beside(dtype: torch.dtype, number: Any) -> torch.dtype:
+    """The dtype of a tensor and a number together: `torch.result_type`, which compiled code can't call."""
+    real = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    if isinstance(number, complex):
+        return torch.promote_types(real, torch.complex32)
+    if isinstance(number, float):
+        return real
+    return torch.int64 if dtype is torch.bool and not isinstance(number, bool) else dtype
 
 
 abs: Final = _unary("abs", "The magnitude")
@@ -288,7 +298,7 @@ def isclose(t: Tensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equ
 
     t = as_tensor(t)
     if not any_axes(other):
-        other = torch.as_tensor(other, dtype=torch.result_type(t._data, other), device=t._data.device)
+        other = _operand(other, t)
     return elementwise(close, t, other)
 
 

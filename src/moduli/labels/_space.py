@@ -247,7 +247,7 @@ class Space:
     def __getitem__(self, at: Any) -> Hashable | Space:
         if isinstance(at, slice):
             labels: Sequence[Hashable] = self._labels[at]
-        elif hasattr(at, "__index__"):
+        elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
             position = operator.index(at)
             try:
                 return self._labels[position]
