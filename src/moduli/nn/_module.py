@@ -17,7 +17,7 @@ from ._dispatch import install
 from ._frozen import FrozenDict
 from ._functional import F, Functional, unregistered
 from ._labels import align_state, encode
-from ._ownership import check_virtual, drop, own, register, replace
+from ._ownership import check_initialised, check_virtual, drop, own, register, replace
 from ._state import load_all_or_nothing, reunite, tied_entries
 from ._views import describe, device_of, owned_names, registered_target, tensors_of, warn_unassigned
 from ._virtual_tensor import VirtualTensor
@@ -165,6 +165,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             register(self, name, value)
         else:
             if isinstance(value, DeviceBounded):
+                check_initialised(self, name)
                 value = value.to_device(self.device)
             elif isinstance(value, VirtualTensor):
                 check_virtual(self, name, value)
