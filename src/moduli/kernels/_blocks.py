@@ -1,0 +1,285 @@
+"""The eager form: torch operations on blocks that stay in the cache, with results written into kept temporaries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._graph import COMPUTE, Graph, Node, Ref
+
+__all__ = ["BLOCK", "Program", "Target", "scalar_values"]
+
+#: Elements in a block: eight float32 temporaries of this size fit into a second-level cache and its neighbour.
+BLOCK = 65536
+_SMALL = 16384
+
+#: Where an output goes: a list of tensors, or a vector with an offset for each.
+Target = list[torch.Tensor] | tuple[torch.Tensor, Sequence[int]]
+
+
+def _out_form(overload: Any) -> tuple[Any, str] | None:
+    """The form of an operation that writes to given storage, if torch has one."""
+    wanted = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+    packet = overload.overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        arguments = candidate._schema.arguments
+        outs = [argument.name for argument in arguments if argument.is_out]
+        given = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
+        if len(outs) == 1 and given == wanted:
+            return candidate, outs[0]
+    return None
+
+
+def _caller(node: Node, function: Any, out: str | None) -> Callable[[dict[int, Any], Any], torch.Tensor]:
+    """A call of one operation whose arguments are looked up in the values computed so far.
+
+    The schema is read here, once: reading it costs more than a whole block of arithmetic.
+    """
+    given = dict(node.args)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    patches: list[tuple[int | str, int, bool]] = []
+    for argument in node.overload._schema.arguments:
+        if argument.name not in given:
+            continue
+        value = given[argument.name]
+        at: int | str = argument.name if argument.kwarg_only else len(positional)
+        if isinstance(value, Ref):
+            patches.append((at, value.index, "Tensor" not in str(argument.type)))
+            value = None
+        if isinstance(at, str):
+            keywords[at] = value
+        else:
+            positional.append(value)
+
+    def call(values: dict[int, Any], place: Any) -> torch.Tensor:
+        args, kwargs = positional.copy(), keywords.copy()
+        for at, index, number in patches:
+            value = values[index]
+            if number:
+                value = value.item()
+            if isinstance(at, str):
+                kwargs[at] = value
+            else:
+                args[at] = value
+        if out is not None:
+            kwargs[out] = place
+        result: Any = function(*args, **kwargs)
+        value_: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return value_
+
+    return call
+
+
+def scalar_values(graph: Graph, live: Sequence[int], scalars: Sequence[float]) -> dict[int, Any]:
+    """The scalar part of a graph, computed in double as 0-d tensors."""
+    values: dict[int, Any] = {}
+    for index in live:
+        node = graph.nodes[index]
+        if node.vector:
+            continue
+        args = dict(node.args)
+        if node.op == "scalar":
+            values[index] = torch.tensor(scalars[args["position"]], dtype=torch.float64)
+        elif node.op == "constant":
+            value = args["value"]
+            number = values[value.index].item() if isinstance(value, Ref) else value
+            values[index] = torch.tensor(number, dtype=node.dtype)
+        elif node.op == "cast":
+            values[index] = values[args["self"].index].to(node.dtype)
+        else:
+            values[index] = _caller(node, node.overload, None)(values, None)
+    return values
+
+
+class Program:
+    """A graph laid out for blocks: its steps, and a kept temporary for each value that is alive at the same time."""
+
+    def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> None:
+        """`outputs`: the node, the dtype of its storage, and the role it overwrites or None."""
+        self.graph = graph
+        self.outputs = outputs
+        self.live = graph.live()
+        self.roles = {dict(graph.nodes[i].args)["position"]: i for i in self.live if graph.nodes[i].op == "role"}
+        self._local = threading.local()
+        vector = [i for i in self.live if graph.nodes[i].vector]
+        last = {i: i for i in vector}
+        for i in vector:
+            for j in graph.nodes[i].refs():
+                if graph.nodes[j].vector:
+                    last[j] = max(last[j], i)
+        for index, _, _ in outputs:
+            last[index] = len(graph.nodes)
+        self.direct = self._direct(vector)
+        self.slots: dict[int, int] = {}
+        self.kinds: list[torch.dtype] = []
+        free: dict[torch.dtype, list[int]] = {}
+        for i in vector:
+            node = graph.nodes[i]
+            dtype = COMPUTE[node.dtype]
+            # An operation may write over an operand that is used for the last time: it reads each element first.
+            dying = [j for j in set(node.refs()) if last.get(j) == i and j in self.slots]
+            for j in dying:
+                free.setdefault(self.kinds[self.slots[j]], []).append(self.slots[j])
+            if i in self.direct or (node.op == "role" and dtype is node.dtype):
+                continue
+            stock = free.setdefault(dtype, [])
+            if not stock:
+                self.kinds.append(dtype)
+                stock.append(len(self.kinds) - 1)
+            self.slots[i] = stock.pop()
+        self.steps = [(i, graph.nodes[i], self._prepare(graph.nodes[i])) for i in vector]
+
+    def _direct(self, vector: Sequence[int]) -> dict[int, int]:
+        """Outputs that may be computed straight into their storage."""
+        found: dict[int, int] = {}
+        nodes = [node for node, _, _ in self.outputs]
+        for position, (index, dtype, role) in enumerate(self.outputs):
+            node = self.graph.nodes[index]
+            if node.op == "role" or dtype is not COMPUTE[node.dtype] or nodes.count(index) > 1:
+                continue
+            load = None if role is None else self.roles.get(role)
+            read_later = load is not None and (
+                load in nodes or any(load in self.graph.nodes[i].refs() for i in vector if i > index)
+            )
+            if not read_later:
+                found[index] = position
+        return found
+
+    @staticmethod
+    def _prepare(node: Node) -> Callable[..., torch.Tensor] | None:
+        if node.overload is None:
+            return None
+        form = _out_form(node.overload)
+        return _caller(node, node.overload, None) if form is None else _caller(node, *form)
+
+    def _temporaries(self) -> list[torch.Tensor]:
+        kept = getattr(self._local, "kept", None)
+        if kept is None:
+            kept = [torch.empty(BLOCK, dtype=dtype) for dtype in self.kinds]
+            self._local.kept = kept
+        return kept
+
+    def buffer(self, key: tuple[str, int], dtype: torch.dtype) -> torch.Tensor:
+        """A kept buffer of one block, for gathering."""
+        store = getattr(self._local, "buffers", None)
+        if store is None:
+            store = self._local.buffers = {}
+        if key not in store or store[key].dtype is not dtype:
+            store[key] = torch.empty(BLOCK, dtype=dtype)
+        found: torch.Tensor = store[key]
+        return found
+
+    def block(
+        self, size: int, scalars: dict[int, Any], roles: dict[int, torch.Tensor], out: list[torch.Tensor]
+    ) -> None:
+        """Run the function on one block: vectors of `size` elements in, vectors of `size` elements out."""
+        values = dict(scalars)
+        kept = self._temporaries()
+        for index, node, run in self.steps:
+            args = dict(node.args)
+            if node.op == "role":
+                values[index] = roles[args["position"]]
+                if index not in self.slots:
+                    continue
+            position = self.direct.get(index)
+            if position is not None:
+                place = out[position]
+            else:
+                place = kept[self.slots[index]]
+                if size != BLOCK:
+                    place = place[:size]
+            if run is not None:
+                values[index] = run(values, place)
+                if position is not None and values[index] is not place:
+                    place.copy_(values[index])
+                continue
+            if node.op == "constant":
+                value = args["value"]
+                place.fill_(values[value.index] if isinstance(value, Ref) else value)
+            elif node.op == "role":
+                place.copy_(values[index])
+            else:
+                source = values[args["self"].index]
+                narrow = node.dtype in (torch.float16, torch.bfloat16)
+                place.copy_(source.to(node.dtype) if narrow else source)
+            values[index] = place
+        for position, (index, _, _) in enumerate(self.outputs):
+            if index not in self.direct:
+                out[position].copy_(values[index])
+
+    def run(self, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], scalars: Sequence[float]) -> None:
+        """Run over lists of contiguous, disjoint tensors; `targets[j]` is where output j goes."""
+        numbers = scalar_values(self.graph, self.live, scalars)
+        sizes = [tensor.numel() for tensor in lists[0]]
+        pack: list[int] = []
+        held = 0
+        for i, size in enumerate(sizes):
+            if size >= _SMALL:
+                self._slices(i, size, lists, targets, numbers)
+            elif size:
+                if held + size > BLOCK:
+                    self._packed(pack, held, sizes, lists, targets, numbers)
+                    pack, held = [], 0
+                pack.append(i)
+                held += size
+        if pack:
+            self._packed(pack, held, sizes, lists, targets, numbers)
+
+    def _slices(
+        self, i: int, size: int, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
+    ) -> None:
+        flats = {role: lists[role][i].view(-1) for role in self.roles}
+        outs = [_flat(target, i, size) for target in targets]
+        for start in range(0, size, BLOCK):
+            length = min(BLOCK, size - start)
+            roles = {role: flat.narrow(0, start, length) for role, flat in flats.items()}
+            self.block(length, numbers, roles, [flat.narrow(0, start, length) for flat in outs])
+
+    def _packed(
+        self,
+        pack: list[int],
+        held: int,
+        sizes: list[int],
+        lists: Sequence[list[torch.Tensor]],
+        targets: Sequence[Target],
+        numbers: dict[int, Any],
+    ) -> None:
+        roles = {}
+        for role, index in self.roles.items():
+            place = self.buffer(("role", role), self.graph.nodes[index].dtype)[:held]
+            torch.cat([_vector(lists[role][i]) for i in pack], out=place)
+            roles[role] = place
+        outs: list[torch.Tensor] = []
+        scatter: list[int] = []
+        for position, (_, dtype, over) in enumerate(self.outputs):
+            target = targets[position]
+            if isinstance(target, tuple):
+                first, final = target[1][pack[0]], pack[-1]
+                if target[1][final] + sizes[final] - first == held:
+                    outs.append(target[0].narrow(0, first, held))
+                    continue
+            scatter.append(position)
+            if over is not None and over in roles:
+                outs.append(roles[over])
+            else:
+                outs.append(self.buffer(("out", position), dtype)[:held])
+        self.block(held, numbers, roles, outs)
+        parts = [sizes[i] for i in pack]
+        for position in scatter:
+            into = [_flat(targets[position], i, sizes[i]) for i in pack]
+            torch.split_with_sizes_copy(outs[position], parts, out=into)
+
+
+def _vector(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 1 else tensor.view(-1)
+
+
+def _flat(target: Target, i: int, size: int) -> torch.Tensor:
+    if isinstance(target, tuple):
+        return target[0].narrow(0, target[1][i], size)
+    return _vector(target[i])
