@@ -65,8 +65,8 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
     if torch.compiler.is_compiling() or transformed():
         why = "torch.compile, a torch.func transform or a dispatch mode sees its operations"
         return Explanation("plain", (_line("plain", why, "", 0),))
-    marks, roles, _ = fused._classify(args)
-    plan = find_plan(fused, marks, roles, out, flat, None, fused._plans)
+    marks, roles, scalars = fused._classify(args)
+    plan = find_plan(fused, marks, roles, scalars, out, flat, None, fused._plans)
     lines: list[str] = []
     if plan.needs_graph is not None and torch.is_grad_enabled():
         lines.append(f"refused: {plan.needs_graph}")

@@ -12,7 +12,7 @@ from . import _backend, _run
 from ._captured import captured
 from ._graph import Graph
 from ._plan import Form, Plan
-from ._trace import NotPointwiseError, Scalar, trace
+from ._trace import NotPointwiseError, Scalar, Whole, trace
 
 __all__ = ["Bound", "Fused", "fuse"]
 
@@ -213,14 +213,21 @@ class Fused:
             "or a bool, None or string as a constant"
         )
 
-    def _graph(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...]) -> Graph:
-        key = (marks, dtypes, self._captured())
+    def _graph(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...], whole: tuple[bool, ...]) -> Graph:
+        if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+            whole = ()  # whether a number is an int matters beside integers only
+        key = (marks, dtypes, whole, self._captured())
         graph = self._graphs.get(key)
         if graph is None:
-            remaining = iter(dtypes)
-            template = [
-                next(remaining) if mark == "role" else Scalar if mark == "scalar" else mark[1] for mark in marks
-            ]
+            remaining, kinds = iter(dtypes), iter(whole)
+            template: list[Any] = []
+            for mark in marks:
+                if mark == "role":
+                    template.append(next(remaining))
+                elif mark == "scalar":
+                    template.append(Whole if next(kinds, False) else Scalar)
+                else:
+                    template.append(mark[1])
             graph = trace(self.fn, self.where, template)
             self._check_outputs(graph, marks)
             self._graphs[key] = graph

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ._blocks import Target
 from ._graph import Graph
 
 __all__ = ["apply_one", "compiled", "run_plain", "write"]
@@ -63,7 +62,7 @@ def run_plain(
     template: Sequence[Any],
     graphs: Callable[[int], Graph],
     lists: Sequence[Sequence[torch.Tensor]],
-    targets: Sequence[Target],
+    targets: Sequence[Any],
     values_of: Callable[[Graph, list[torch.Tensor], dict[int, torch.Tensor]], list[torch.Tensor]],
     scalars: Sequence[Any],
     indices: Sequence[int],
@@ -85,13 +84,15 @@ def run_plain(
         _store(item, targets)
 
 
-def _store(item: tuple[int, list[torch.Tensor]], targets: Sequence[Target]) -> None:
+def _store(item: tuple[int, list[torch.Tensor]], targets: Sequence[Any]) -> None:
     i, values = item
     # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
     for target, value in zip(targets, values, strict=True):
         if isinstance(target, tuple):
             vector, offsets = target
             write(vector.narrow(0, offsets[i], value.numel()), value)
+        elif target[i] is None:
+            target[i] = value
         else:
             write(target[i], value)
 

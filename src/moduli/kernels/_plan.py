@@ -94,6 +94,7 @@ class Plan:
     offsets: list[int]
     needs_graph: str | None
     opaque: str | None
+    whole: tuple[bool, ...] | None  # which scalars were Python ints, where that matters
     single: bool
     results: list[tuple[str, int]]
     state: State | None = None

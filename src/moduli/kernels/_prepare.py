@@ -60,6 +60,7 @@ def prepare(
     fused: Fused,
     marks: tuple[Any, ...],
     roles: list[list[torch.Tensor]],
+    whole: tuple[bool, ...],
     outs: Sequence[Any],
     flat: bool,
     offsets: Sequence[int] | None,
@@ -79,7 +80,7 @@ def prepare(
         signatures.setdefault(signature, []).append(i)
     if not signatures:
         signatures[(torch.device("cpu"), *([torch.float32] * len(roles)))] = []
-    graphs = {signature: fused._graph(marks, signature[1 : len(roles) + 1]) for signature in signatures}
+    graphs = {signature: fused._graph(marks, signature[1 : len(roles) + 1], whole) for signature in signatures}
     first = next(iter(graphs.values()))
     slots = slots_of(fused, marks, first)
     outputs = _outputs(fused, slots, outs, flat, offsets)
@@ -107,6 +108,7 @@ def prepare(
         offsets=places,
         needs_graph=needs,
         opaque=opaque,
+        whole=whole if any(_integral(signature[1 : len(roles) + 1]) for signature in signatures) else None,
         single=first.single,
         results=_results(fused, marks, first),
     )
@@ -123,6 +125,10 @@ def prepare(
         reason = Form("plain", f"{len(strided)} of {count} tensors are not contiguous", first)
         plan.pieces.append(make_piece(reason, None if len(strided) == count else sorted(strided), sizes))
     return plan
+
+
+def _integral(dtypes: Sequence[torch.dtype]) -> bool:
+    return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
 
 
 def _results(fused: Fused, marks: Sequence[Any], graph: Graph) -> list[tuple[str, int]]:

@@ -43,7 +43,7 @@ def call(
     if torch.compiler.is_compiling() or transformed():
         return _directly(fused, args, out, flat, offsets)
     marks, roles, scalars = fused._classify(args)
-    plan = find_plan(fused, marks, roles, out, flat, offsets, plans)
+    plan = find_plan(fused, marks, roles, scalars, out, flat, offsets, plans)
     if plan.needs_graph is not None and torch.is_grad_enabled():
         raise RuntimeError(plan.needs_graph)
     with torch.no_grad():
@@ -54,6 +54,7 @@ def find_plan(
     fused: Fused,
     marks: tuple[Any, ...],
     roles: list[list[torch.Tensor]],
+    scalars: list[Any],
     out: Any,
     flat: bool,
     offsets: Sequence[int] | None,
@@ -79,17 +80,18 @@ def find_plan(
         offsets,
     )
     lists = roles + given
+    whole = tuple(isinstance(value, int) for value in scalars)
     for position, plan in enumerate(plans):
         if plan.key == key and all(len(tensors) == count for tensors in lists):
             try:
                 fits = all(watch.same(tensors) for watch, tensors in zip(plan.watches, lists, strict=True))
             except (TypeError, AttributeError):
                 fits = False  # something in a list is not a tensor; the plan that is made next says which
-            if fits:
+            if fits and plan.whole in (None, whole):
                 if position:
                     plans.insert(0, plans.pop(position))
                 return plan
-    plan = prepare(fused, marks, roles, outs, flat, offsets, key)
+    plan = prepare(fused, marks, roles, whole, outs, flat, offsets, key)
     fused._remember(plans, plan)
     return plan
 
@@ -142,7 +144,7 @@ def _execute(
             targets[position] = roles[output.role]
 
     def graph_of(i: int) -> Graph:
-        return fused._graph(marks, tuple(tensors[i].dtype for tensors in roles))
+        return fused._graph(marks, tuple(tensors[i].dtype for tensors in roles), plan.whole or ())
 
     def plain(indices: Sequence[int]) -> None:
         run_plain(

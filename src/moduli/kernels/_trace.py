@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._graph import Graph, Node, Ref
 
-__all__ = ["NotPointwiseError", "Scalar", "trace"]
+__all__ = ["NotPointwiseError", "Scalar", "Whole", "trace"]
 
 aten = torch.ops.aten
 _NAN = float("nan")
@@ -38,8 +38,10 @@ _RANDOM = {"bernoulli", "normal", "uniform", "rand_like", "randn_like", "native_
 _READS = {"__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "numpy", "__array__"}
 
 
-class NotPointwiseError(TypeError):
+class NotPointwiseError(ValueError):
     """The function does something that is not one value per element, so it can't run in one pass.
+
+    (Not a TypeError: Python's operators take that for "try the other operand" and hide the message.)
 
     Example:
         >>> import torch
@@ -54,6 +56,10 @@ class NotPointwiseError(TypeError):
 
 class Scalar:
     """The mark that stands for a scalar argument in a signature."""
+
+
+class Whole(Scalar):
+    """The same for a Python int, where it matters: beside integer tensors only."""
 
 
 class _Cell:
@@ -123,7 +129,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "argument nor computed from one. Pass it as an argument: a list of tensors, or a scalar"
                 )
             return Ref(cell.node)
-        if isinstance(value, float):
+        if isinstance(value, float | int) and not isinstance(value, bool):
             if value != value:
                 return _NAN  # one object, so that two traces with a NaN compare equal
             return Ref(self.sentinels[value]) if value in self.sentinels else value
@@ -154,12 +160,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.own(first, _Cell(self._record(func, name, bound, first)))
         return result
 
-    def _scalar(self, tensor: torch.Tensor) -> float:
+    def _scalar(self, tensor: torch.Tensor) -> float | int:
         # torch reads a 0-d tensor given where a number is expected (`alpha=lr`); the number returned is a name for it.
         node = self.read(tensor, "_local_scalar_dense").index
-        if self.nodes[node].vector or self.nodes[node].dtype is not torch.float64:
+        dtype = self.nodes[node].dtype
+        if self.nodes[node].vector or dtype is torch.bool or dtype.is_complex:
             raise self.refuse("_local_scalar_dense", "it reads one element of a tensor")
         value = self.salt * (1.0 + len(self.sentinels) * 2.0**-20)
+        if not dtype.is_floating_point:
+            value = int(value * 2**40)
         self.sentinels[value] = node
         return value
 
@@ -276,15 +285,24 @@ def _once(
     dtypes: list[torch.dtype] = []
     cells: list[_Cell] = []
     scalars = 0
+    # Beside a floating role a 0-d double promotes as a Python number does; beside integers only the default dtype does.
+    kinds = [entry for entry in template if isinstance(entry, torch.dtype)]
+    floating = any(kind.is_floating_point or kind.is_complex for kind in kinds)
+    number = torch.float64 if floating else torch.get_default_dtype()
     for entry in template:
         if isinstance(entry, torch.dtype):
             node = recorder.add(Node("role", (("position", len(dtypes)),), entry, entry, vector=True))
             cells.append(_Cell(node, len(dtypes)))
             values.append(recorder.own(_stand_in(entry, shape, len(dtypes)), cells[-1]))
             dtypes.append(entry)
-        elif entry is Scalar:
-            node = recorder.add(Node("scalar", (("position", scalars),), torch.float64, torch.float64, vector=False))
-            values.append(recorder.own(torch.tensor(0.5 + scalars / 64, dtype=torch.float64), _Cell(node)))
+        elif entry is Scalar or entry is Whole:
+            kind = number
+            value = torch.tensor(0.5 + scalars / 64, dtype=torch.float64).to(kind)
+            if entry is Whole and number is not torch.float64:
+                kind = torch.int64
+                value = torch.tensor(2 + scalars)
+            node = recorder.add(Node("scalar", (("position", scalars),), kind, kind, vector=False))
+            values.append(recorder.own(value, _Cell(node)))
             scalars += 1
         else:
             values.append(entry)
