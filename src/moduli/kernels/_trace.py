@@ -168,7 +168,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.refuse("_local_scalar_dense", "it reads one element of a tensor")
         value = self.salt * (1.0 + len(self.sentinels) * 2.0**-20)
         if not dtype.is_floating_point:
-            value = int(value * 2**40)
+            value = int(self.salt * 100) + len(self.sentinels)  # small enough for every integer dtype
         self.sentinels[value] = node
         return value
 
@@ -317,8 +317,8 @@ def _once(
     if results is None:
         results = []
     if not isinstance(results, list) or not all(isinstance(value, torch.Tensor) for value in results):
-        kind = type(result).__name__
-        raise TypeError(f"{where} returned a {kind}; return a tensor or a tuple, or None after changes in place")
+        given = type(result).__name__
+        raise TypeError(f"{where} returned a {given}; return a tensor or a tuple, or None after changes in place")
     returned, same = [], []
     for value in results:
         cell = recorder.cells.get(id(value))
