@@ -66,7 +66,7 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
         why = "torch.compile, a torch.func transform or a dispatch mode sees its operations"
         return Explanation("plain", (_line("plain", why, "", 0),))
     marks, roles, scalars = fused._classify(args)
-    plan = find_plan(fused, marks, roles, scalars, out, flat, None, fused._plans)
+    plan, _ = find_plan(fused, marks, roles, scalars, out, flat, None, fused._plans)
     lines: list[str] = []
     if plan.needs_graph is not None and torch.is_grad_enabled():
         lines.append(f"refused: {plan.needs_graph}")

@@ -98,6 +98,7 @@ class Plan:
     single: bool
     results: list[tuple[str, int]]
     state: State | None = None
+    facts: array[int] | None = None  # for the compiled check, where it can take the place of the watches
 
 
 def describe_dtypes(dtypes: Sequence[torch.dtype]) -> str:
@@ -163,13 +164,33 @@ def extents_of(tensors: Sequence[torch.Tensor]) -> array[int]:
     return found
 
 
-def locate(plan: Plan, lists: Sequence[list[torch.Tensor]], flats: Sequence[torch.Tensor]) -> State:
+#: What the compiled check found: the state it compared with, a bit for each list that moved, the pointers.
+Located = tuple[State, int, "array[int]"]
+
+
+def quick_check(plan: Plan, lists: Sequence[list[torch.Tensor]]) -> Located | None:
+    """Whether the lists are what they were, by the compiled check; None where it can't say so."""
+    state, shared = plan.state, _backend.native()
+    if plan.facts is None or state is None or isinstance(shared, str):
+        return None
+    moved, now = shared.check(lists, plan.count, plan.facts, plan.sizes, state.pointers)
+    return None if moved < 0 else (state, moved, now)
+
+
+def locate(
+    plan: Plan,
+    lists: Sequence[list[torch.Tensor]],
+    flats: Sequence[torch.Tensor],
+    located: Located | None = None,
+) -> State:
     """The pointers of this call; where they moved, whether anything written overlaps anything else."""
     n, count = plan.count, len(lists)
     before = plan.state
     shared = _backend.native() if any(piece.form.kernel for piece in plan.pieces) else ""
     old = before.pointers if before is not None else array("Q", bytes(8 * n * count))
-    if isinstance(shared, str):
+    if located is not None:
+        before, moved, now = located
+    elif isinstance(shared, str):
         now = array("Q", itertools.chain.from_iterable(map(torch.Tensor.data_ptr, tensors) for tensors in lists))
         moved = sum((now[r * n : (r + 1) * n] != old[r * n : (r + 1) * n]) << r for r in range(count))
     else:

@@ -13,7 +13,7 @@ from . import _backend
 from ._blocks import Target
 from ._graph import Graph
 from ._plain import apply_one, compiled, run_plain, write
-from ._plan import Output, Piece, Plan, locate, run_piece
+from ._plan import Located, Output, Piece, Plan, locate, quick_check, run_piece
 from ._prepare import prepare, values_of
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def call(
     if torch.compiler.is_compiling() or transformed():
         return _directly(fused, args, out, flat, offsets)
     marks, roles, scalars = fused._classify(args)
-    plan = find_plan(fused, marks, roles, scalars, out, flat, offsets, plans)
+    plan, located = find_plan(fused, marks, roles, scalars, out, flat, offsets, plans)
     if plan.needs_graph is not None and torch.is_grad_enabled():
         raise RuntimeError(plan.needs_graph)
     with torch.no_grad():
-        return _execute(fused, plan, marks, roles, scalars, out)
+        return _execute(fused, plan, marks, roles, scalars, out, located)
 
 
 def find_plan(
@@ -59,8 +59,8 @@ def find_plan(
     flat: bool,
     offsets: Sequence[int] | None,
     plans: list[Plan],
-) -> Plan:
-    """The plan of a call: one that fits, or a new one."""
+) -> tuple[Plan, Located | None]:
+    """The plan of a call: one that fits, or a new one; and where the tensors are, if that is known already."""
     if not roles:
         raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
     outs = out if isinstance(out, tuple) else () if out is None else (out,)
@@ -83,6 +83,13 @@ def find_plan(
     whole = tuple(isinstance(value, int) for value in scalars)
     for position, plan in enumerate(plans):
         if plan.key == key and all(len(tensors) == count for tensors in lists):
+            located = None
+            if plan.facts is not None and not torch.is_grad_enabled():  # it does not see requires_grad
+                located = quick_check(plan, lists)
+            if located is not None:
+                if position:
+                    plans.insert(0, plans.pop(position))
+                return plan, located
             try:
                 fits = all(watch.same(tensors) for watch, tensors in zip(plan.watches, lists, strict=True))
             except (TypeError, AttributeError):
@@ -90,10 +97,10 @@ def find_plan(
             if fits and plan.whole in (None, whole):
                 if position:
                     plans.insert(0, plans.pop(position))
-                return plan
+                return plan, None
     plan = prepare(fused, marks, roles, whole, outs, flat, offsets, key)
     fused._remember(plans, plan)
-    return plan
+    return plan, None
 
 
 def _allocate(plan: Plan, outs: Sequence[Any]) -> tuple[list[Target], list[list[torch.Tensor]], list[torch.Tensor]]:
@@ -136,6 +143,7 @@ def _execute(
     roles: list[list[torch.Tensor]],
     scalars: list[Any],
     out: Any,
+    located: Located | None,
 ) -> Any:
     outs = out if isinstance(out, tuple) else () if out is None else (out,)
     targets, lists, flats = _allocate(plan, outs)
@@ -165,7 +173,7 @@ def _execute(
         else:
             plain(range(plan.count))
         return _result(fused, plan, marks, roles, targets)
-    state = locate(plan, roles + lists, flats)
+    state = locate(plan, roles + lists, flats, located)
     if state.overlap:
         plain(range(plan.count))
         return _result(fused, plan, marks, roles, targets)
@@ -173,9 +181,9 @@ def _execute(
         if state.exact and piece.form.program is not None:
             plain(range(plan.count) if piece.indices is None else piece.indices)
             continue
-        run_piece(plan, piece, keep, roles, targets, scalars, plain)
         if piece.form.kernel is not None:
-            _tell(plan.outputs, targets, piece)
+            _tell(plan.outputs, targets, piece)  # first: it refuses what must not be written
+        run_piece(plan, piece, keep, roles, targets, scalars, plain)
     return _result(fused, plan, marks, roles, targets)
 
 

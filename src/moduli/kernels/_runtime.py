@@ -12,6 +12,7 @@ import torch
 
 from ._compiler import Library, build
 from ._emit import HALF, headers
+from ._tensors import layout_of_tensors
 
 __all__ = ["CODES", "KINDS", "Runtime", "runtime"]
 
@@ -30,6 +31,51 @@ int64_t moduli_pointers(void *lists, int64_t count, int64_t n, m_item of_tuple, 
   for (int64_t r = 0; r < count; r++) {
     void *list = of_tuple(lists, r);
     for (int64_t i = 0; i < n; i++) now[r * n + i] = (uint64_t)(uintptr_t)pointer(of_list(list, i));
+    if (memcmp(now + r * n, before + r * n, (size_t)n * 8) != 0) moved |= (int64_t)1 << r;
+  }
+  return moved;
+}
+
+typedef struct { uint64_t type, keys, dtype; } m_fact;
+typedef int32_t (*m_ask)(void *, void *);
+typedef struct { m_item of_tuple, of_list; m_ask data_ptr, numel, dtype, is_contiguous; int64_t tensor, keys; } m_torch;
+#define AT(p, offset) (*(void **)((char *)(p) + (offset)))
+
+/* The same for lists of contiguous tensors, each list of one type, dtype and set of dispatch keys: -1 where a tensor is
+   not what it was. Prefetching hides that the tensors are scattered over the heap; a wrong prefetch does no harm. */
+int64_t moduli_check(void *lists, int64_t count, int64_t n, const m_torch *torch, const m_fact *facts,
+                     const int64_t *sizes, uint64_t *now, const uint64_t *before) {
+  int64_t moved = 0;
+  for (int64_t r = 0; r < count; r++) {
+    void *list = torch->of_tuple(lists, r);
+    const m_fact fact = facts[r];
+    for (int64_t i = 0; i < n; i++) {
+      if (i + 32 < n) __builtin_prefetch(torch->of_list(list, i + 32));
+      if (i + 20 < n) {
+        const char *ahead = torch->of_list(list, i + 20);
+        if ((uint64_t)AT(ahead, sizeof(void *)) != fact.type) return -1;
+        for (int k = 0; k < 256; k += 64) __builtin_prefetch((const char *)AT(ahead, torch->tensor) + k);
+      }
+      if (i + 10 < n) {
+        const char *ahead = torch->of_list(list, i + 10);
+        if ((uint64_t)AT(ahead, sizeof(void *)) != fact.type) return -1;
+        __builtin_prefetch(AT(AT(ahead, torch->tensor), 16));
+        __builtin_prefetch((const void *)before[r * n + i + 10], 1);
+      }
+      char *object = torch->of_list(list, i);
+      if ((uint64_t)AT(object, sizeof(void *)) != fact.type) return -1;
+      void *tensor = object + torch->tensor; /* an at::Tensor is one pointer, and this is where it lies */
+      if ((uint64_t)AT(AT(object, torch->tensor), torch->keys) != fact.keys) return -1;
+      int64_t numel = -1;
+      int32_t dtype = -1;
+      _Bool contiguous = 0;
+      void *data = 0;
+      if (torch->numel(tensor, &numel) || numel != sizes[i]) return -1;
+      if (torch->dtype(tensor, &dtype) || (uint64_t)dtype != fact.dtype) return -1;
+      if (torch->is_contiguous(tensor, &contiguous) || !contiguous) return -1;
+      if (torch->data_ptr(tensor, &data)) return -1;
+      now[r * n + i] = (uint64_t)(uintptr_t)data;
+    }
     if (memcmp(now + r * n, before + r * n, (size_t)n * 8) != 0) moved |= (int64_t)1 << r;
   }
   return moved;
@@ -206,9 +252,49 @@ class Runtime:
         self._pointers.restype = integer
         self._tuple = ctypes.cast(ctypes.pythonapi.PyTuple_GetItem, address).value
         self._list = ctypes.cast(ctypes.pythonapi.PyList_GetItem, address).value
+        self._check: Any = ctypes.PyDLL(str(library.path)).moduli_check
+        self._check.argtypes = [ctypes.py_object, integer, integer, *([address] * 5)]
+        self._check.restype = integer
+        self.torch = layout_of_tensors()
         # torch publishes this address for the code that its own compiler generates.
         found = getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
         self._data_ptr: int | None = found if isinstance(found, int) else None
+
+    def facts(self, lists: Sequence[list[torch.Tensor]]) -> array[int] | None:
+        """Type, dispatch keys and dtype of each list, where each has one of each, for `check`."""
+        found = array("Q")
+        if self.torch is None or not lists or len(lists) > 62:
+            return None
+        for tensors in lists:
+            kinds = {(id(type(t)), torch._C._dispatch_keys(t).raw_repr(), t.dtype) for t in tensors}
+            if len(kinds) != 1:
+                return None
+            kind, keys, dtype = kinds.pop()
+            code = ctypes.c_int32()
+            slot = ctypes.c_void_p(id(tensors[0]) + self.torch[6])
+            ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self.torch[4])
+            ask(slot, ctypes.addressof(code))
+            found.extend((kind, keys, code.value))
+        return found
+
+    def check(
+        self, lists: Sequence[list[torch.Tensor]], n: int, facts: array[int], sizes: array[int], before: array[int]
+    ) -> tuple[int, array[int]]:
+        """As `pointers`, with -1 where a tensor is not what `facts` and `sizes` say, or not contiguous."""
+        now = array("Q", bytes(8 * n * len(lists)))
+        if self.torch is None:
+            return -1, now
+        moved = self._check(
+            tuple(lists),
+            len(lists),
+            n,
+            self.torch.buffer_info()[0],
+            facts.buffer_info()[0],
+            sizes.buffer_info()[0],
+            now.buffer_info()[0],
+            before.buffer_info()[0],
+        )
+        return moved, now
 
     def pointers(self, lists: Sequence[list[torch.Tensor]], n: int, before: array[int]) -> tuple[int, array[int]]:
         """A bit for each list whose pointers differ from `before`, and the pointers now.
