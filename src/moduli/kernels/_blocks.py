@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ _SMALL = 16384
 Target = list[torch.Tensor] | tuple[torch.Tensor, Sequence[int]]
 
 
+# The same operations under names that parse their arguments faster; arguments and order are those of the schema.
+_FAST = {"add", "sub", "mul", "div", "sqrt", "rsqrt", "neg", "abs", "exp", "log", "addcmul", "addcdiv", "lerp"}
+_FAST |= {"maximum", "minimum", "reciprocal", "sign", "tanh", "sigmoid", "pow", "where"}
+
+
 def _out_form(overload: Any) -> tuple[Any, str] | None:
     """The form of an operation that writes to given storage, if torch has one."""
     wanted = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
@@ -30,7 +36,8 @@ def _out_form(overload: Any) -> tuple[Any, str] | None:
         outs = [argument.name for argument in arguments if argument.is_out]
         given = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
         if len(outs) == 1 and given == wanted:
-            return candidate, outs[0]
+            fast = packet.__name__ in _FAST and outs[0] == "out"
+            return (getattr(torch, packet.__name__) if fast else candidate), outs[0]
     return None
 
 
@@ -96,11 +103,53 @@ def scalar_values(graph: Graph, live: Sequence[int], scalars: Sequence[float]) -
     return values
 
 
+def _folded(graph: Graph) -> Graph:
+    """The graph with `x + s * y` as one operation, as torch's own `alpha=` has it: a pass over the block less."""
+    nodes = list(graph.nodes)
+    live = graph.live()
+    uses = [0] * len(nodes)
+    for i in live:
+        for j in nodes[i].refs():
+            uses[j] += 1
+    for i in graph.roots():
+        uses[i] += 1
+    for i in live:
+        node = nodes[i]
+        if node.op not in ("add", "sub") or not node.dtype.is_floating_point or dict(node.args).get("alpha") != 1:
+            continue
+        args = dict(node.args)
+        for name, rest in (("other", "self"), ("self", "other")):
+            product, other = args[name], args[rest]
+            if not isinstance(product, Ref) or not isinstance(other, Ref) or (name == "self" and node.op == "sub"):
+                continue
+            found = nodes[product.index]
+            if found.op != "mul" or uses[product.index] != 1 or not found.vector or not nodes[other.index].vector:
+                continue
+            scalar, vector = _factors(nodes, found)
+            if scalar is None or vector is None or {nodes[other.index].dtype, vector[1]} != {node.dtype}:
+                continue
+            nodes[i] = replace(node, args=(("self", other), ("other", vector[0]), ("alpha", scalar)))
+            break
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _factors(nodes: list[Node], node: Node) -> tuple[Any, tuple[Ref, torch.dtype] | None]:
+    """A product as (a number, a vector with its dtype)."""
+    scalar, vector = None, None
+    for value in dict(node.args).values():
+        if isinstance(value, Ref) and nodes[value.index].vector:
+            vector = (value, nodes[value.index].dtype)
+        elif isinstance(value, Ref) or (isinstance(value, float | int) and not isinstance(value, bool)):
+            scalar = value
+    return scalar, vector
+
+
 class Program:
     """A graph laid out for blocks: its steps, and a kept temporary for each value that is alive at the same time."""
 
     def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> None:
         """`outputs`: the node, the dtype of its storage, and the role it overwrites or None."""
+        graph = _folded(graph)
         self.graph = graph
         self.outputs = outputs
         self.live = graph.live()
@@ -212,55 +261,55 @@ class Program:
             if index not in self.direct:
                 out[position].copy_(values[index])
 
-    def run(self, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], scalars: Sequence[float]) -> None:
+    def run(
+        self,
+        lists: Sequence[list[torch.Tensor]],
+        targets: Sequence[Target],
+        scalars: Sequence[float],
+        layout: Layout | None = None,
+    ) -> None:
         """Run over lists of contiguous, disjoint tensors; `targets[j]` is where output j goes."""
         numbers = scalar_values(self.graph, self.live, scalars)
-        sizes = [tensor.numel() for tensor in lists[0]]
-        pack: list[int] = []
-        held = 0
-        for i, size in enumerate(sizes):
-            if size >= _SMALL:
-                self._slices(i, size, lists, targets, numbers)
-            elif size:
-                if held + size > BLOCK:
-                    self._packed(pack, held, sizes, lists, targets, numbers)
-                    pack, held = [], 0
-                pack.append(i)
-                held += size
-        if pack:
-            self._packed(pack, held, sizes, lists, targets, numbers)
+        layout = layout or layout_of(lists, targets)
+        for i, size in layout.large:
+            self._slices(i, size, lists, targets, numbers)
+        for pack in layout.packs:
+            self._packed(pack, lists, targets, numbers)
 
     def _slices(
         self, i: int, size: int, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
     ) -> None:
-        flats = {role: lists[role][i].view(-1) for role in self.roles}
+        flats = {role: _vector(lists[role][i]) for role in self.roles}
         outs = [_flat(target, i, size) for target in targets]
+        if size <= BLOCK:
+            self.block(size, numbers, flats, outs)
+            return
         for start in range(0, size, BLOCK):
             length = min(BLOCK, size - start)
             roles = {role: flat.narrow(0, start, length) for role, flat in flats.items()}
             self.block(length, numbers, roles, [flat.narrow(0, start, length) for flat in outs])
 
     def _packed(
-        self,
-        pack: list[int],
-        held: int,
-        sizes: list[int],
-        lists: Sequence[list[torch.Tensor]],
-        targets: Sequence[Target],
-        numbers: dict[int, Any],
+        self, pack: Pack, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
     ) -> None:
+        held = pack.held
         roles = {}
         for role, index in self.roles.items():
             place = self.buffer(("role", role), self.graph.nodes[index].dtype)[:held]
-            torch.cat([_vector(lists[role][i]) for i in pack], out=place)
+            tail = pack.tails[role]
+            parts = _chosen(lists[role], pack.indices)
+            if tail is None:
+                torch.cat([_vector(part) for part in parts], out=place)
+            else:
+                torch.cat(parts, out=place.view(-1, *tail) if tail else place)
             roles[role] = place
         outs: list[torch.Tensor] = []
         scatter: list[int] = []
         for position, (_, dtype, over) in enumerate(self.outputs):
             target = targets[position]
             if isinstance(target, tuple):
-                first, final = target[1][pack[0]], pack[-1]
-                if target[1][final] + sizes[final] - first == held:
+                first, final = target[1][pack.indices[0]], pack.indices[-1]
+                if target[1][final] + pack.sizes[-1] - first == held:
                     outs.append(target[0].narrow(0, first, held))
                     continue
             scatter.append(position)
@@ -269,10 +318,73 @@ class Program:
             else:
                 outs.append(self.buffer(("out", position), dtype)[:held])
         self.block(held, numbers, roles, outs)
-        parts = [sizes[i] for i in pack]
         for position in scatter:
-            into = [_flat(targets[position], i, sizes[i]) for i in pack]
-            torch.split_with_sizes_copy(outs[position], parts, out=into)
+            target, source, sizes = targets[position], outs[position], pack.sizes
+            tail = pack.tails[len(lists) + position]
+            if isinstance(target, tuple) or tail is None:
+                into = [_flat(target, i, size) for i, size in zip(pack.indices, pack.sizes, strict=True)]
+            else:
+                into = _chosen(target, pack.indices)
+                if tail:
+                    source, width = source.view(-1, *tail), tail.numel()
+                    sizes = [size // width for size in sizes]
+            torch.split_with_sizes_copy(source, sizes, out=into)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Small tensors that share a block; `tails` has for each list the common shape behind the first axis, or None."""
+
+    indices: Sequence[int]
+    sizes: list[int]
+    held: int
+    tails: list[torch.Size | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How lists are cut into blocks: tensors large enough to be cut, and packs of small ones."""
+
+    large: list[tuple[int, int]]
+    packs: list[Pack]
+
+
+def layout_of(lists: Sequence[list[torch.Tensor]], targets: Sequence[Target]) -> Layout:
+    """Cut lists into blocks. It depends on shapes only, so it can be kept for lists that look the same."""
+    sizes = [tensor.numel() for tensor in lists[0]]
+    large = [(i, size) for i, size in enumerate(sizes) if size >= _SMALL]
+    groups: list[list[int]] = [[]]
+    held = 0
+    for i, size in enumerate(sizes):
+        if 0 < size < _SMALL:
+            if held + size > BLOCK:
+                groups.append([])
+                held = 0
+            groups[-1].append(i)
+            held += size
+    packs = []
+    for group in groups:
+        if not group:
+            continue
+        parts = [sizes[i] for i in group]
+        tails = [_tail(tensors, group) for tensors in lists]
+        tails += [None if isinstance(target, tuple) else _tail(target, group) for target in targets]
+        whole = group == list(range(group[0], group[-1] + 1))
+        indices: Sequence[int] = range(group[0], group[-1] + 1) if whole else group
+        packs.append(Pack(indices, parts, sum(parts), tails))
+    return Layout(large, packs)
+
+
+def _tail(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Size | None:
+    """The shape behind the first axis, where all have the same: such tensors join without being flattened."""
+    shapes = {tensors[i].shape[1:] if tensors[i].dim() else None for i in group}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _chosen(tensors: list[torch.Tensor], indices: Sequence[int]) -> list[torch.Tensor]:
+    if isinstance(indices, range):
+        return tensors[indices.start : indices.stop]
+    return [tensors[i] for i in indices]
 
 
 def _vector(tensor: torch.Tensor) -> torch.Tensor:

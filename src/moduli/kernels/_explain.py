@@ -11,7 +11,7 @@ import torch
 
 from . import _backend, _cache, _compiler
 from ._plan import describe_dtypes, locate
-from ._run import _allocate, find_plan, transformed
+from ._run import _allocate, _key, find_plan, transformed
 
 if TYPE_CHECKING:
     from ._fuse import Fused
@@ -66,7 +66,8 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
         why = "torch.compile, a torch.func transform or a dispatch mode sees its operations"
         return Explanation("plain", (_line("plain", why, "", 0),))
     marks, roles, scalars = fused._classify(args)
-    plan, _ = find_plan(fused, marks, roles, scalars, out, flat, None, fused._plans)
+    key, outs, _, _ = _key(fused, marks, roles, out, flat, None)
+    plan = find_plan(fused, marks, roles, scalars, outs, flat, None, fused._plans, key)
     lines: list[str] = []
     if plan.needs_graph is not None and torch.is_grad_enabled():
         lines.append(f"refused: {plan.needs_graph}")
@@ -75,7 +76,6 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
     if plan.opaque is not None:
         name = "compile" if all(piece.form.name == "compile" for piece in plan.pieces) else "plain"
         return Explanation(name, (*lines, _line(name, plan.opaque, "", 0)))
-    outs = out if isinstance(out, tuple) else () if out is None else (out,)
     _, lists, flats = _allocate(plan, outs)
     state = locate(plan, roles + lists, flats)
     if state.overlap:

@@ -293,13 +293,13 @@ class Bound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with the arguments that were left open, in the order of the function's parameters."""
         if len(args) > len(self._rest):
-            rest = ", ".join(self._rest)
-            raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({rest}), got {len(args)}")
-        given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
-        names = self.fused._names
-        if len(given) == len(names) and not kwargs:
-            values = tuple(given[name] for name in names)
+            names = ", ".join(self._rest)
+            raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
+        if len(args) == len(self._rest) and not kwargs:
+            rest = iter(args)
+            values = tuple([self._given[name] if name in self._given else next(rest) for name in self.fused._names])
         else:
+            given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
             values = self.fused._arguments((), given)
         return _run.call(self.fused, values, *self._options, self._plans)
 

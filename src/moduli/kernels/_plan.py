@@ -18,7 +18,7 @@ import torch
 
 from . import _backend
 from ._backend import Kernel, KernelError
-from ._blocks import Program, Target
+from ._blocks import Layout, Program, Target, layout_of
 from ._emit import NoCFormError, emit
 from ._graph import COMPUTE, Graph
 from ._watch import Watch, watch
@@ -56,6 +56,7 @@ class Piece:
     indices: list[int] | None
     sizes: array[int]
     starts: array[int]
+    layout: Layout | None = None  # how it is cut into blocks
 
     @property
     def elements(self) -> int:
@@ -98,7 +99,7 @@ class Plan:
     single: bool
     results: list[tuple[str, int]]
     state: State | None = None
-    facts: array[int] | None = None  # for the compiled check, where it can take the place of the watches
+    hot: Any = None  # a `Hot`, where one kernel takes all lists
 
 
 def describe_dtypes(dtypes: Sequence[torch.dtype]) -> str:
@@ -166,15 +167,6 @@ def extents_of(tensors: Sequence[torch.Tensor]) -> array[int]:
 
 #: What the compiled check found: the state it compared with, a bit for each list that moved, the pointers.
 Located = tuple[State, int, "array[int]"]
-
-
-def quick_check(plan: Plan, lists: Sequence[list[torch.Tensor]]) -> Located | None:
-    """Whether the lists are what they were, by the compiled check; None where it can't say so."""
-    state, shared = plan.state, _backend.native()
-    if plan.facts is None or state is None or isinstance(shared, str):
-        return None
-    moved, now = shared.check(lists, plan.count, plan.facts, plan.sizes, state.pointers)
-    return None if moved < 0 else (state, moved, now)
 
 
 def locate(
@@ -356,7 +348,9 @@ def run_piece(
         if piece.indices is not None:
             lists = [[tensors[i] for i in piece.indices] for tensors in lists]
             targets = [_choose(target, piece.indices) for target in targets]
-        form.program.run(lists[: plan.roles], targets, scalars)
+        if piece.layout is None:
+            piece.layout = layout_of(lists[: plan.roles], targets)
+        form.program.run(lists[: plan.roles], targets, scalars, piece.layout)
     else:
         plain(range(plan.count) if piece.indices is None else piece.indices)
 

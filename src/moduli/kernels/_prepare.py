@@ -124,10 +124,6 @@ def prepare(
     if strided:
         reason = Form("plain", f"{len(strided)} of {count} tensors are not contiguous", first)
         plan.pieces.append(make_piece(reason, None if len(strided) == count else sorted(strided), sizes))
-    # New lists take their shapes from the first role, and the compiled check knows numbers of elements only.
-    if plan.pieces and all(p.form.kernel for p in plan.pieces) and not any(o.kind == "new" for o in outputs):
-        shared = _backend.native()
-        plan.facts = None if isinstance(shared, str) else shared.facts([*roles, *given])
     return plan
 
 

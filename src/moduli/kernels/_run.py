@@ -12,8 +12,9 @@ from torch.autograd.graph import increment_version
 from . import _backend
 from ._blocks import Target
 from ._graph import Graph
+from ._hot import STALE, hot_of
 from ._plain import apply_one, compiled, run_plain, write
-from ._plan import Located, Output, Piece, Plan, locate, quick_check, run_piece
+from ._plan import Output, Piece, Plan, locate, run_piece
 from ._prepare import prepare, values_of
 
 if TYPE_CHECKING:
@@ -43,11 +44,43 @@ def call(
     if torch.compiler.is_compiling() or transformed():
         return _directly(fused, args, out, flat, offsets)
     marks, roles, scalars = fused._classify(args)
-    plan, located = find_plan(fused, marks, roles, scalars, out, flat, offsets, plans)
+    key, outs, given, flats = _key(fused, marks, roles, out, flat, offsets)
+    if not torch.is_grad_enabled():  # the compiled check does not see requires_grad
+        for plan in plans:
+            if plan.hot is not None and plan.key == key:
+                if plan.hot.run(roles + given, flats, scalars) is not STALE:
+                    return _result(plan, roles, outs)
+                break
+    plan = find_plan(fused, marks, roles, scalars, outs, flat, offsets, plans, key)
     if plan.needs_graph is not None and torch.is_grad_enabled():
         raise RuntimeError(plan.needs_graph)
     with torch.no_grad():
-        return _execute(fused, plan, marks, roles, scalars, out, located)
+        return _execute(fused, plan, marks, roles, scalars, outs)
+
+
+def _key(
+    fused: Fused, marks: tuple[Any, ...], roles: list[list[torch.Tensor]], out: Any, flat: bool, offsets: Any
+) -> tuple[tuple[Any, ...], tuple[Any, ...], list[list[torch.Tensor]], list[torch.Tensor]]:
+    """(what a plan must have been made for, places given, those that are lists, those that are vectors)."""
+    if not roles:
+        raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
+    shape: Any = ()
+    outs: tuple[Any, ...] = ()
+    given: list[list[torch.Tensor]] = []
+    flats: list[torch.Tensor] = []
+    if offsets is not None:
+        offsets = tuple(offsets)  # a copy: the list may change between calls
+    if out is not None:
+        outs = out if isinstance(out, tuple) else (out,)
+        given = [item for item in outs if isinstance(item, list)]
+        flats = [item for item in outs if isinstance(item, torch.Tensor)]
+        shape = (
+            ["none" if item is None else "flat" if isinstance(item, torch.Tensor) else "list" for item in outs],
+            [(v.dtype, v.shape, v.stride(), type(v), v.requires_grad, v.is_inference()) for v in flats],
+        )
+    inference = torch.is_inference_mode_enabled()
+    key = (marks, fused._captured(), len(roles[0]), shape, flat, offsets, _backend.mode(), inference)
+    return key, outs, given, flats
 
 
 def find_plan(
@@ -55,52 +88,31 @@ def find_plan(
     marks: tuple[Any, ...],
     roles: list[list[torch.Tensor]],
     scalars: list[Any],
-    out: Any,
+    outs: tuple[Any, ...],
     flat: bool,
     offsets: Sequence[int] | None,
     plans: list[Plan],
-) -> tuple[Plan, Located | None]:
-    """The plan of a call: one that fits, or a new one; and where the tensors are, if that is known already."""
-    if not roles:
-        raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
-    outs = out if isinstance(out, tuple) else () if out is None else (out,)
-    shape = tuple("none" if item is None else "flat" if isinstance(item, torch.Tensor) else "list" for item in outs)
-    given = [item for item in outs if isinstance(item, list)]
-    flats = [item for item in outs if isinstance(item, torch.Tensor)]
+    key: tuple[Any, ...],
+) -> Plan:
+    """The plan of a call: one that fits, or a new one."""
     count = len(roles[0])
-    key = (
-        marks,
-        fused._captured(),
-        count,
-        shape,
-        flat,
-        _backend.mode(),
-        torch.is_inference_mode_enabled(),
-        [(vector.dtype, vector.shape, vector.stride(), type(vector), vector.requires_grad) for vector in flats],
-        offsets,
-    )
-    lists = roles + given
+    lists = roles + [item for item in outs if isinstance(item, list)]
     whole = tuple(isinstance(value, int) for value in scalars)
     for position, plan in enumerate(plans):
-        if plan.key == key and all(len(tensors) == count for tensors in lists):
-            located = None
-            if plan.facts is not None and not torch.is_grad_enabled():  # it does not see requires_grad
-                located = quick_check(plan, lists)
-            if located is not None:
-                if position:
-                    plans.insert(0, plans.pop(position))
-                return plan, located
-            try:
-                fits = all(watch.same(tensors) for watch, tensors in zip(plan.watches, lists, strict=True))
-            except (TypeError, AttributeError):
-                fits = False  # something in a list is not a tensor; the plan that is made next says which
-            if fits and plan.whole in (None, whole):
-                if position:
-                    plans.insert(0, plans.pop(position))
-                return plan, None
+        if plan.key != key or any(len(tensors) != count for tensors in lists):
+            continue
+        try:
+            fits = all(watch.same(tensors) for watch, tensors in zip(plan.watches, lists, strict=True))
+        except (TypeError, AttributeError):
+            fits = False  # something in a list is not a tensor; the plan that is made next says which
+        if fits and plan.whole in (None, whole):
+            if position:
+                plans.insert(0, plans.pop(position))
+            return plan
     plan = prepare(fused, marks, roles, whole, outs, flat, offsets, key)
+    plan.hot = hot_of(plan, lists)
     fused._remember(plans, plan)
-    return plan, None
+    return plan
 
 
 def _allocate(plan: Plan, outs: Sequence[Any]) -> tuple[list[Target], list[list[torch.Tensor]], list[torch.Tensor]]:
@@ -142,10 +154,8 @@ def _execute(
     marks: tuple[Any, ...],
     roles: list[list[torch.Tensor]],
     scalars: list[Any],
-    out: Any,
-    located: Located | None,
+    outs: tuple[Any, ...],
 ) -> Any:
-    outs = out if isinstance(out, tuple) else () if out is None else (out,)
     targets, lists, flats = _allocate(plan, outs)
     for position, output in enumerate(plan.outputs):
         if output.role is not None:
@@ -172,11 +182,11 @@ def _execute(
             _on_accelerator(fused, marks, plan, roles, scalars, targets, graph_of)
         else:
             plain(range(plan.count))
-        return _result(fused, plan, marks, roles, targets)
-    state = locate(plan, roles + lists, flats, located)
+        return _results(plan, roles, targets)
+    state = locate(plan, roles + lists, flats)
     if state.overlap:
         plain(range(plan.count))
-        return _result(fused, plan, marks, roles, targets)
+        return _results(plan, roles, targets)
     for piece, keep in zip(plan.pieces, state.tables, strict=True):
         if state.exact and piece.form.program is not None:
             plain(range(plan.count) if piece.indices is None else piece.indices)
@@ -184,7 +194,7 @@ def _execute(
         if piece.form.kernel is not None:
             _tell(plan.outputs, targets, piece)  # first: it refuses what must not be written
         run_piece(plan, piece, keep, roles, targets, scalars, plain)
-    return _result(fused, plan, marks, roles, targets)
+    return _results(plan, roles, targets)
 
 
 def _tell(outputs: Sequence[Output], targets: Sequence[Target], piece: Piece) -> None:
@@ -201,7 +211,7 @@ def _tell(outputs: Sequence[Output], targets: Sequence[Target], piece: Piece) ->
         increment_version(written)
 
 
-def _result(fused: Fused, plan: Plan, marks: Sequence[Any], roles: Sequence[Any], targets: Sequence[Target]) -> Any:
+def _results(plan: Plan, roles: Sequence[Any], targets: Sequence[Target]) -> Any:
     results: list[Any] = []
     for kind, position in plan.results:
         target = roles[position] if kind == "role" else targets[position]
@@ -209,6 +219,13 @@ def _result(fused: Fused, plan: Plan, marks: Sequence[Any], roles: Sequence[Any]
     if plan.single:
         return results[0]
     return tuple(results) if results else None
+
+
+def _result(plan: Plan, roles: Sequence[Any], outs: Sequence[Any]) -> Any:
+    """The same where every output was given."""
+    given = iter(outs)
+    targets = [next(given) if output.role is None else roles[output.role] for output in plan.outputs]
+    return _results(plan, roles, targets)
 
 
 def _directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:

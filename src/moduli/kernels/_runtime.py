@@ -252,16 +252,16 @@ class Runtime:
         self._pointers.restype = integer
         self._tuple = ctypes.cast(ctypes.pythonapi.PyTuple_GetItem, address).value
         self._list = ctypes.cast(ctypes.pythonapi.PyList_GetItem, address).value
-        self._check: Any = ctypes.PyDLL(str(library.path)).moduli_check
-        self._check.argtypes = [ctypes.py_object, integer, integer, *([address] * 5)]
-        self._check.restype = integer
+        self.raw_check: Any = ctypes.PyDLL(str(library.path)).moduli_check
+        self.raw_check.argtypes = [ctypes.py_object, integer, integer, *([address] * 5)]
+        self.raw_check.restype = integer
         self.torch = layout_of_tensors()
         # torch publishes this address for the code that its own compiler generates.
         found = getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
         self._data_ptr: int | None = found if isinstance(found, int) else None
 
     def facts(self, lists: Sequence[list[torch.Tensor]]) -> array[int] | None:
-        """Type, dispatch keys and dtype of each list, where each has one of each, for `check`."""
+        """Type, dispatch keys and dtype of each list, where each has one of each, for the compiled check."""
         found = array("Q")
         if self.torch is None or not lists or len(lists) > 62:
             return None
@@ -269,32 +269,13 @@ class Runtime:
             kinds = {(id(type(t)), torch._C._dispatch_keys(t).raw_repr(), t.dtype) for t in tensors}
             if len(kinds) != 1:
                 return None
-            kind, keys, dtype = kinds.pop()
+            kind, keys, _ = kinds.pop()
             code = ctypes.c_int32()
             slot = ctypes.c_void_p(id(tensors[0]) + self.torch[6])
             ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self.torch[4])
             ask(slot, ctypes.addressof(code))
             found.extend((kind, keys, code.value))
         return found
-
-    def check(
-        self, lists: Sequence[list[torch.Tensor]], n: int, facts: array[int], sizes: array[int], before: array[int]
-    ) -> tuple[int, array[int]]:
-        """As `pointers`, with -1 where a tensor is not what `facts` and `sizes` say, or not contiguous."""
-        now = array("Q", bytes(8 * n * len(lists)))
-        if self.torch is None:
-            return -1, now
-        moved = self._check(
-            tuple(lists),
-            len(lists),
-            n,
-            self.torch.buffer_info()[0],
-            facts.buffer_info()[0],
-            sizes.buffer_info()[0],
-            now.buffer_info()[0],
-            before.buffer_info()[0],
-        )
-        return moved, now
 
     def pointers(self, lists: Sequence[list[torch.Tensor]], n: int, before: array[int]) -> tuple[int, array[int]]:
         """A bit for each list whose pointers differ from `before`, and the pointers now.
