@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def adam(p, g, m, v, lr, beta1, beta2, eps, step):
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
+    m = torch.lerp(m, g, 1 - beta1)
+    v = torch.addcmul(beta2 * v, g, g, value=1 - beta2)
     rate = lr / (1 - beta1**step)
-    return p - rate * m / (v.sqrt() / (1 - beta2**step) ** 0.5 + eps), m, v
+    return torch.addcdiv(p, m, v.sqrt() / (1 - beta2**step) ** 0.5 + eps, value=-rate), m, v
 
 
 def encoder() -> list[tuple[int, ...]]:
@@ -114,9 +114,7 @@ def eager_rows() -> list[dict[str, object]]:
                 fused(*lists, out=out)
 
         def theirs(lists=(a, b, c), out=out) -> None:
-            difference = torch._foreach_sub(lists[1], lists[2])
-            torch._foreach_mul_(difference, 0.5)
-            torch._foreach_copy_(out, torch._foreach_add(lists[0], difference))
+            torch._foreach_copy_(out, torch._foreach_add(lists[0], torch._foreach_sub(lists[1], lists[2]), alpha=0.5))
 
         there, here = interleaved(theirs, ours)
         rows.append(row(f"a + 0.5*(b - c) without a compiler, {name}", here / there, 1.0, "of torch foreach"))

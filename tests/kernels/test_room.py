@@ -1,8 +1,11 @@
 """The room as a whole: its contract, its documentation, and what importing it costs."""
 
+import contextlib
 import doctest
 import importlib
+import io
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +102,18 @@ def test_torch_compile_sees_the_function(backend):
         xs = [torch.ones(3), torch.ones(2)]
         step(xs, [torch.ones(3), torch.ones(2)])
     assert torch.equal(xs[0], torch.full((3,), 3.0))
+
+
+def test_the_page_runs(backend):
+    """Blocks of the page in order, in one namespace; a text block is what the block before it printed."""
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, flags=re.DOTALL)
+    space, printed = {"__name__": "page"}, ""
+    for kind, text in blocks:
+        if kind == "python":
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(text, "kernels.md", "exec"), space)
+            printed = output.getvalue()
+        else:
+            assert printed.strip() == text.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +105,7 @@ def scalar_values(graph: Graph, live: Sequence[int], scalars: Sequence[float]) -
 
 
 def _folded(graph: Graph) -> Graph:
-    """The graph with `x + s * y` as one operation, as torch's own `alpha=` has it: a pass over the block less."""
+    """The graph with `x + s * y` as one operation where s is a power of two, and so the product exact: one pass less."""
     nodes = list(graph.nodes)
     live = graph.live()
     uses = [0] * len(nodes)
@@ -134,12 +135,12 @@ def _folded(graph: Graph) -> Graph:
 
 
 def _factors(nodes: list[Node], node: Node) -> tuple[Any, tuple[Ref, torch.dtype] | None]:
-    """A product as (a number, a vector with its dtype)."""
+    """A product as (a power of two, a vector with its dtype)."""
     scalar, vector = None, None
     for value in dict(node.args).values():
         if isinstance(value, Ref) and nodes[value.index].vector:
             vector = (value, nodes[value.index].dtype)
-        elif isinstance(value, Ref) or (isinstance(value, float | int) and not isinstance(value, bool)):
+        elif isinstance(value, float | int) and abs(math.frexp(value)[0]) == 0.5:
             scalar = value
     return scalar, vector
 
