@@ -105,7 +105,7 @@ def scalar_values(graph: Graph, live: Sequence[int], scalars: Sequence[float]) -
 
 
 def _folded(graph: Graph) -> Graph:
-    """The graph with `x + s * y` as one operation where s is a power of two, and so the product exact: one pass less."""
+    """The graph with `x + s * y` as one operation where s is a power of two, so that the product is exact."""
     nodes = list(graph.nodes)
     live = graph.live()
     uses = [0] * len(nodes)
