@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from ._graph import COMPUTE, Graph, Node, Ref
+from ._lists import lists_of
 
 __all__ = ["BLOCK", "Program", "Target", "scalar_values"]
 
 #: Elements in a block: eight float32 temporaries of this size fit into a second-level cache and its neighbour.
 BLOCK = 65536
 _SMALL = 16384
+_TINY = 1024
 
 #: Where an output goes: a list of tensors, or a vector with an offset for each.
 Target = list[torch.Tensor] | tuple[torch.Tensor, Sequence[int]]
@@ -182,7 +184,8 @@ class Program:
                 self.kinds.append(dtype)
                 stock.append(len(self.kinds) - 1)
             self.slots[i] = stock.pop()
-        self.steps = [(i, graph.nodes[i], self._prepare(graph.nodes[i])) for i in vector]
+        self.over_lists = lists_of(graph, outputs, self.direct)
+        self.steps = [self._step(i, graph.nodes[i]) for i in vector]
 
     def _direct(self, vector: Sequence[int]) -> dict[int, int]:
         """Outputs that may be computed straight into their storage."""
@@ -199,6 +202,12 @@ class Program:
             if not read_later:
                 found[index] = position
         return found
+
+    def _step(self, index: int, node: Node) -> tuple[Any, ...]:
+        """(index, operation, its argument, call, output or None, temporary or None), looked up once."""
+        args = dict(node.args)
+        argument = args.get("position", args.get("value", args.get("self")))
+        return index, node, argument, self._prepare(node), self.direct.get(index), self.slots.get(index)
 
     @staticmethod
     def _prepare(node: Node) -> Callable[..., torch.Tensor] | None:
@@ -230,31 +239,26 @@ class Program:
         """Run the function on one block: vectors of `size` elements in, vectors of `size` elements out."""
         values = dict(scalars)
         kept = self._temporaries()
-        for index, node, run in self.steps:
-            args = dict(node.args)
+        for index, node, argument, run, position, slot in self.steps:
             if node.op == "role":
-                values[index] = roles[args["position"]]
-                if index not in self.slots:
+                values[index] = roles[argument]
+                if slot is None:
                     continue
-            position = self.direct.get(index)
             if position is not None:
                 place = out[position]
             else:
-                place = kept[self.slots[index]]
-                if size != BLOCK:
-                    place = place[:size]
+                place = kept[slot] if size == BLOCK else kept[slot][:size]
             if run is not None:
                 values[index] = run(values, place)
                 if position is not None and values[index] is not place:
                     place.copy_(values[index])
                 continue
             if node.op == "constant":
-                value = args["value"]
-                place.fill_(values[value.index] if isinstance(value, Ref) else value)
+                place.fill_(values[argument.index] if isinstance(argument, Ref) else argument)
             elif node.op == "role":
                 place.copy_(values[index])
             else:
-                source = values[args["self"].index]
+                source = values[argument.index]
                 narrow = node.dtype in (torch.float16, torch.bfloat16)
                 place.copy_(source.to(node.dtype) if narrow else source)
             values[index] = place
@@ -271,11 +275,22 @@ class Program:
     ) -> None:
         """Run over lists of contiguous, disjoint tensors; `targets[j]` is where output j goes."""
         numbers = scalar_values(self.graph, self.live, scalars)
-        layout = layout or layout_of(lists, targets)
+        layout = layout or self.layout(lists, targets)
         for i, size in layout.large:
             self._slices(i, size, lists, targets, numbers)
+        for group in layout.middle:
+            if self.over_lists is not None:
+                places = [_chosen(target, group) for target in targets if isinstance(target, list)]
+                self.over_lists.run([_chosen(tensors, group) for tensors in lists], places, numbers)
         for pack in layout.packs:
             self._packed(pack, lists, targets, numbers)
+
+    def layout(self, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target]) -> Layout:
+        """How these lists are cut into blocks; it depends on shapes only, so it can be kept."""
+        shapes = {tuple(tensors[i].shape for tensors in lists) for i in range(len(lists[0]))}
+        alike = all(len(set(shape)) == 1 for shape in shapes)
+        listed = all(isinstance(target, list) for target in targets)
+        return layout_of(lists, targets, self.over_lists is not None and alike and listed)
 
     def _slices(
         self, i: int, size: int, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
@@ -285,10 +300,11 @@ class Program:
         if size <= BLOCK:
             self.block(size, numbers, flats, outs)
             return
-        for start in range(0, size, BLOCK):
-            length = min(BLOCK, size - start)
-            roles = {role: flat.narrow(0, start, length) for role, flat in flats.items()}
-            self.block(length, numbers, roles, [flat.narrow(0, start, length) for flat in outs])
+        cut = {role: torch.split(flat, BLOCK) for role, flat in flats.items()}
+        places = [torch.split(flat, BLOCK) for flat in outs]
+        for k in range(-(-size // BLOCK)):
+            roles = {role: parts[k] for role, parts in cut.items()}
+            self.block(min(BLOCK, size - k * BLOCK), numbers, roles, [parts[k] for parts in places])
 
     def _packed(
         self, pack: Pack, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
@@ -347,33 +363,38 @@ class Layout:
     """How lists are cut into blocks: tensors large enough to be cut, and packs of small ones."""
 
     large: list[tuple[int, int]]
+    middle: list[Sequence[int]]
     packs: list[Pack]
 
 
-def layout_of(lists: Sequence[list[torch.Tensor]], targets: Sequence[Target]) -> Layout:
-    """Cut lists into blocks. It depends on shapes only, so it can be kept for lists that look the same."""
-    sizes = [tensor.numel() for tensor in lists[0]]
-    large = [(i, size) for i, size in enumerate(sizes) if size >= _SMALL]
-    groups: list[list[int]] = [[]]
-    held = 0
+def _groups(sizes: Sequence[int], low: int, high: int) -> list[list[int]]:
+    """Tensors of low <= size < high, in groups of at most a block."""
+    groups: list[list[int]] = []
+    held = BLOCK
     for i, size in enumerate(sizes):
-        if 0 < size < _SMALL:
+        if low <= size < high:
             if held + size > BLOCK:
                 groups.append([])
                 held = 0
             groups[-1].append(i)
             held += size
+    return groups
+
+
+def layout_of(lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], over_lists: bool) -> Layout:
+    """Cut lists into blocks."""
+    sizes = [tensor.numel() for tensor in lists[0]]
+    large = [(i, size) for i, size in enumerate(sizes) if size >= _SMALL]
+    edge = _TINY if over_lists else _SMALL
     packs = []
-    for group in groups:
-        if not group:
-            continue
+    for group in _groups(sizes, 1, edge):
         parts = [sizes[i] for i in group]
         tails = [_tail(tensors, group) for tensors in lists]
         tails += [None if isinstance(target, tuple) else _tail(target, group) for target in targets]
         whole = group == list(range(group[0], group[-1] + 1))
         indices: Sequence[int] = range(group[0], group[-1] + 1) if whole else group
         packs.append(Pack(indices, parts, sum(parts), tails))
-    return Layout(large, packs)
+    return Layout(large, list(_groups(sizes, edge, _SMALL)), packs)
 
 
 def _tail(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Size | None:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from . import _backend
-from ._plan import Plan, locate
+from ._plan import Plan, State, locate
 from ._runtime import Runtime
 
 __all__ = ["STALE", "Hot", "hot_of"]
@@ -21,8 +21,6 @@ STALE = object()
 
 class Hot:
     """A plan whose addresses are worked out. It holds no tensor."""
-
-    __slots__ = ("_blank", "_check", "_facts", "_keep", "_kernel", "_lists", "_n", "_piece", "_plan", "_written")
 
     def __init__(self, plan: Plan, shared: Runtime, facts: array[int], layout: array[int], lists: int) -> None:
         self._plan = plan
@@ -36,6 +34,28 @@ class Hot:
         self._kernel = piece.form.kernel
         self._piece = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0], piece.elements)
         self._written = [output.role for output in plan.outputs if output.role is not None]
+        self._columns = list(range(plan.roles))
+        position = plan.roles
+        for output in plan.outputs:
+            self._columns.append(position if output.role is None else output.role)
+            position += output.kind == "list"
+        self._mask = sum(1 << column for column in set(self._columns[plan.roles :]))
+
+    def _follow(self, state: State, moved: int, now: array[int], flats: Sequence[torch.Tensor]) -> State | None:
+        """The state after only things that are read have moved (gradients, usually), or None for the long way."""
+        if flats or moved & self._mask or state.ranges is None or state.overlap or state.exact:
+            return None
+        base, step = now.buffer_info()[0], 8 * self._n
+        ranges = state.ranges.buffer_info()[0]
+        for role in range(self._plan.roles):
+            if moved >> role & 1:
+                extents = self._plan.extents[role].buffer_info()[0]
+                if self._keep[0].clash(state.written, ranges, self._n, base + step * role, extents):
+                    return None
+        tables = array("Q", [base + step * column for column in self._columns])
+        found = State(now, state.bases, state.flats, ((None, tables),), state.ranges, state.written, False, False)
+        self._plan.state = found
+        return found
 
     def run(self, lists: list[list[torch.Tensor]], flats: Sequence[torch.Tensor], scalars: list[Any]) -> Any:
         """Run, or `STALE` with nothing written."""
@@ -54,7 +74,7 @@ class Hot:
         if moved < 0:
             return STALE
         if moved or (flats and tuple(vector.data_ptr() for vector in flats) != state.bases):
-            state = locate(plan, lists, flats, (state, moved, now))
+            state = self._follow(state, moved, now, flats) or locate(plan, lists, flats, (state, moved, now))
         if state.overlap:
             return STALE
         # Versions first: what must not be written is refused here.

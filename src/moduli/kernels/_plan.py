@@ -18,7 +18,7 @@ import torch
 
 from . import _backend
 from ._backend import Kernel, KernelError
-from ._blocks import Layout, Program, Target, layout_of
+from ._blocks import Layout, Program, Target
 from ._emit import NoCFormError, emit
 from ._graph import COMPUTE, Graph
 from ._watch import Watch, watch
@@ -349,7 +349,7 @@ def run_piece(
             lists = [[tensors[i] for i in piece.indices] for tensors in lists]
             targets = [_choose(target, piece.indices) for target in targets]
         if piece.layout is None:
-            piece.layout = layout_of(lists[: plan.roles], targets)
+            piece.layout = form.program.layout(lists[: plan.roles], targets)
         form.program.run(lists[: plan.roles], targets, scalars, piece.layout)
     else:
         plain(range(plan.count) if piece.indices is None else piece.indices)
