@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moduli import kernels
-from moduli.kernels import _runtime, _watch
+from moduli.kernels import _runtime, _tensors, _watch
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, "moduli.kernels.")]
 
@@ -117,3 +117,64 @@ def test_the_page_runs(backend):
             printed = output.getvalue()
         else:
             assert printed.strip() == text.strip()
+
+
+def test_a_default_device_is_no_obstacle(backend):
+    kernels.reset()
+    _watch._native_works.cache_clear()
+    xs = [torch.ones(3), torch.ones(20_000), torch.ones(2, dtype=torch.float16)]
+    with torch.device("meta"):
+        got = kernels.fuse(lambda x, s: x * s + 1)(xs, 2.0)
+        flat = kernels.fuse(lambda x, s: x * s)(xs, 2.0, flat=True)
+        total = kernels.norm(xs)
+    assert all(t.device.type == "cpu" and bool((t == 3).all()) for t in got)
+    assert flat.device.type == "cpu"
+    assert total.device.type == "cpu"
+
+
+def test_the_first_call_may_be_in_inference_mode(backend):
+    _watch._native_works.cache_clear()
+    _tensors.layout_of_tensors.cache_clear()
+    with torch.inference_mode():
+        assert kernels.fuse(lambda x: x + 1)([torch.ones(3)])[0][0] == 2
+    assert _watch._native_works()
+    fused = kernels.fuse(lambda x, y: x + y, inplace="x")
+    x = torch.ones(3)
+    with torch.no_grad():
+        for _ in range(3):
+            fused([x], [torch.ones(3)])
+        with torch.inference_mode():
+            frozen = torch.ones(3)
+        with pytest.raises(RuntimeError, match="nference tensor"):
+            fused([frozen], [torch.ones(3)])
+    assert torch.equal(x, torch.full((3,), 4.0))
+    assert torch.equal(frozen, torch.ones(3))
+
+
+def test_kept_plans_follow_what_changes(backend):
+    """With grad mode off a call takes the shortest way; each of these must leave it."""
+    fused = kernels.fuse(lambda x, y: x + y, inplace="x")
+
+    def check(xs, ys):
+        want = [x + y for x, y in zip(xs, ys, strict=True)]
+        fused(xs, ys)
+        for x, w in zip(xs, want, strict=True):
+            assert torch.equal(x, w.to(x.dtype))
+
+    with torch.no_grad():
+        for count in (1, 40):
+            for _ in range(2):
+                check([torch.ones(6) for _ in range(count)], [torch.ones(6) for _ in range(count)])
+            xs = [torch.ones(6) for _ in range(count)]
+            check(xs, [torch.ones(6, dtype=torch.float64) for _ in range(count)])
+            check(xs, [torch._neg_view(torch.ones(6)) for _ in range(count)])
+            check(xs, [torch.ones(12)[::2] for _ in range(count)])
+            check(xs, [torch.nn.Parameter(torch.ones(6)) for _ in range(count)])
+            check(xs, [torch.ones(2, 3).t().reshape(-1) for _ in range(count)])
+            check(xs, [x[:] for x in xs])
+            with pytest.raises(TypeError, match="not a tensor"):
+                fused(xs, [*xs[:-1], 1.0])
+            with pytest.raises(TypeError, match="not a tensor"):
+                fused(xs, [None] * count)
+            with pytest.raises(ValueError, match="number of elements"):
+                fused(xs, [torch.ones(7) for _ in range(count)])

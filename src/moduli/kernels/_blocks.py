@@ -94,11 +94,11 @@ def scalar_values(graph: Graph, live: Sequence[int], scalars: Sequence[float]) -
             continue
         args = dict(node.args)
         if node.op == "scalar":
-            values[index] = torch.tensor(scalars[args["position"]], dtype=torch.float64)
+            values[index] = torch.tensor(scalars[args["position"]], dtype=torch.float64, device="cpu")
         elif node.op == "constant":
             value = args["value"]
             number = values[value.index].item() if isinstance(value, Ref) else value
-            values[index] = torch.tensor(number, dtype=node.dtype)
+            values[index] = torch.tensor(number, dtype=node.dtype, device="cpu")
         elif node.op == "cast":
             values[index] = values[args["self"].index].to(node.dtype)
         else:
@@ -219,7 +219,7 @@ class Program:
     def _temporaries(self) -> list[torch.Tensor]:
         kept = getattr(self._local, "kept", None)
         if kept is None:
-            kept = [torch.empty(BLOCK, dtype=dtype) for dtype in self.kinds]
+            kept = [torch.empty(BLOCK, dtype=dtype, device="cpu") for dtype in self.kinds]
             self._local.kept = kept
         return kept
 
@@ -229,7 +229,7 @@ class Program:
         if store is None:
             store = self._local.buffers = {}
         if key not in store or store[key].dtype is not dtype:
-            store[key] = torch.empty(BLOCK, dtype=dtype)
+            store[key] = torch.empty(BLOCK, dtype=dtype, device="cpu")
         found: torch.Tensor = store[key]
         return found
 

@@ -73,6 +73,8 @@ def reset() -> None:
 
 def compiler() -> Compiler:
     """The compiler named by `CC`, or else cc, gcc or clang on the path."""
+    if os.name != "posix":
+        raise Unavailable("kernels are compiled on POSIX systems only; set MODULI_KERNELS=eager")
     named = os.environ.get("CC")
     for candidate in [named] if named else ["cc", "gcc", "clang"]:
         words = shlex.split(candidate)

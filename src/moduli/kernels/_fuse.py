@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class Fused:
         if len(set(named)) != len(named):
             raise ValueError(f"inplace={inplace} names a role twice; two results can't be written to one place")
         self._captured = captured(fn)
+        self._lock = threading.Lock()
         self._graphs: dict[tuple[Any, ...], Graph] = {}
         self._forms: dict[tuple[Any, ...], Form] = {}
         self._plans: list[Plan] = []
@@ -263,8 +265,9 @@ class Fused:
         return [name for name, mark in zip(self._names, marks, strict=True) if mark == "role"][role]
 
     def _remember(self, plans: list[Plan], plan: Plan) -> None:
-        plans.insert(0, plan)
-        del plans[_KEPT_PLANS:]
+        """Put a plan first. Threads may share the function, so the list is never half changed."""
+        with self._lock:
+            plans[:] = [plan, *(other for other in plans if other is not plan)][:_KEPT_PLANS]
 
 
 class Bound:

@@ -44,7 +44,7 @@ def apply_one(
             values.append(next(remaining))
         elif mark == "scalar":
             number = next(numbers)
-            values.append(torch.tensor(float(number), dtype=torch.float64) if floating else number)
+            values.append(torch.tensor(float(number), dtype=torch.float64, device="cpu") if floating else number)
         else:
             values.append(mark[1])
     result = fn(*values)

@@ -78,7 +78,7 @@ class State:
     exact: bool  # something read is exactly something written
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """One decision. `lists` are the roles followed by the outputs that are lists."""
 

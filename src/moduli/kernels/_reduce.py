@@ -88,7 +88,7 @@ def _reduce(kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0) 
                 partial.buffer_info()[0],
                 _backend.threads(_sum(facts.sizes)),
             )
-            return torch.tensor(value, dtype=torch.float64)
+            return torch.tensor(value, dtype=torch.float64, device="cpu")
         if facts is not None and setting == "c":
             raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
     return eager(kind, lists, scale)
@@ -212,7 +212,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         else:
             found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
     if not _sum(tensor.numel() for tensor in found):
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     if ord == 1:
         return _reduce("absolutes", [found])
     if ord != 2:
@@ -222,7 +222,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         return squares.sqrt()
     largest = float(_reduce("largest", [found]))
     if largest == 0 or not math.isfinite(largest):
-        return torch.tensor(largest, dtype=torch.float64)
+        return torch.tensor(largest, dtype=torch.float64, device="cpu")
     # A power of two, so that scaling rounds nothing.
     scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
     return _reduce("squares", [found], scale).sqrt() / scale

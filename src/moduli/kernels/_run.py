@@ -107,7 +107,7 @@ def find_plan(
             fits = False  # something in a list is not a tensor; the plan that is made next says which
         if fits and plan.whole in (None, whole):
             if position:
-                plans.insert(0, plans.pop(position))
+                fused._remember(plans, plan)
             return plan
     plan = prepare(fused, marks, roles, whole, outs, flat, offsets, key)
     plan.hot = hot_of(plan, lists)
@@ -133,14 +133,15 @@ def _allocate(plan: Plan, outs: Sequence[Any]) -> tuple[list[Target], list[list[
                 continue
             if not isinstance(dtypes, list):  # pragma: no cover - new lists always carry one dtype per tensor
                 dtypes = [dtypes] * plan.count
-            lists.append([torch.empty(s, dtype=d) for s, d in zip(plan.shapes, dtypes, strict=True)])
+            lists.append([torch.empty(s, dtype=d, device="cpu") for s, d in zip(plan.shapes, dtypes, strict=True)])
             targets.append(lists[-1])
         else:
             if output.kind == "flat":
                 vector = next(given)
             else:
                 end = max((o + s for o, s in zip(plan.offsets, plan.sizes, strict=True)), default=0)
-                vector = torch.empty(end, dtype=dtypes if isinstance(dtypes, torch.dtype) else None)
+                dtype = dtypes if isinstance(dtypes, torch.dtype) else None
+                vector = torch.empty(end, dtype=dtype, device="cpu")
                 if end != sum(plan.sizes):
                     vector.zero_()  # between the tensors
             flats.append(vector)

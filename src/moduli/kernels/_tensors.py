@@ -34,7 +34,7 @@ def _probes() -> list[torch.Tensor]:
         torch._neg_view(base),
         torch.nn.Parameter(base),
         torch.ones(3, dtype=torch.complex64).conj(),
-        torch.ones(4, device="meta"),
+        torch.empty(4, device="meta"),
         inference,
         base.t(),
     ]
@@ -49,7 +49,8 @@ def layout_of_tensors() -> array[int] | None:
     """
     if ctypes.sizeof(ctypes.c_void_p) != 8 or object.__basicsize__ != 16:
         return None
-    probes = _probes()
+    with torch.inference_mode(False), torch.device("cpu"):
+        probes = _probes()
     try:
         # Directly behind the header of the object: other layouts carry flags that would have to be understood.
         tensor = object.__basicsize__

@@ -247,7 +247,7 @@ def _result_type(operands: Sequence[Any]) -> torch.dtype:
     if len(operands) == 1:
         return operands[0].dtype if isinstance(operands[0], torch.Tensor) else torch.float64
     dtype = torch.result_type(operands[0], operands[1])
-    return dtype if len(operands) == 2 else _result_type([torch.empty(1, dtype=dtype), *operands[2:]])
+    return dtype if len(operands) == 2 else _result_type([torch.empty(1, dtype=dtype, device="cpu"), *operands[2:]])
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -267,9 +267,9 @@ def _stand_in(dtype: torch.dtype, shape: tuple[int, ...], position: int) -> torc
     count = 1
     for size in shape:
         count *= size
-    values = torch.linspace(0.25, 0.75, count, dtype=torch.float64) + position / 16
+    values = torch.linspace(0.25, 0.75, count, dtype=torch.float64, device="cpu") + position / 16
     if not (dtype.is_floating_point or dtype.is_complex):
-        values = torch.ones(count)
+        values = torch.ones(count, device="cpu")
     return values.to(dtype).reshape(shape)
 
 
@@ -297,10 +297,10 @@ def _once(
             dtypes.append(entry)
         elif entry is Scalar or entry is Whole:
             kind = number
-            value = torch.tensor(0.5 + scalars / 64, dtype=torch.float64).to(kind)
+            value = torch.tensor(0.5 + scalars / 64, dtype=torch.float64, device="cpu").to(kind)
             if entry is Whole and number is not torch.float64:
                 kind = torch.int64
-                value = torch.tensor(2 + scalars)
+                value = torch.tensor(2 + scalars, device="cpu")
             node = recorder.add(Node("scalar", (("position", scalars),), kind, kind, vector=False))
             values.append(recorder.own(value, _Cell(node)))
             scalars += 1

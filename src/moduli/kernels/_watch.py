@@ -64,6 +64,11 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 @lru_cache(maxsize=1)
 def _native_works() -> bool:
     """Whether torch's check notices all that a kernel relies on: it is internal to torch and may change."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        return _notices_everything()
+
+
+def _notices_everything() -> bool:
     try:
         base = torch.zeros(2, 3)
         check = _Native([base]).same_star
