@@ -5,24 +5,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ._cut import BLOCK, Layout, Pack, Target, chosen, flat_of, layout_of, vector_of
 from ._graph import COMPUTE, Graph, Node, Ref
 from ._lists import lists_of
 
-__all__ = ["BLOCK", "Program", "Target", "scalar_values"]
-
-#: Elements in a block: eight float32 temporaries of this size fit into a second-level cache and its neighbour.
-BLOCK = 65536
-_SMALL = 16384
-_TINY = 1024
-
-#: Where an output goes: a list of tensors, or a vector with an offset for each.
-Target = list[torch.Tensor] | tuple[torch.Tensor, Sequence[int]]
-
+__all__ = ["Program", "scalar_values"]
 
 # The same operations under names that parse their arguments faster; arguments and order are those of the schema.
 _FAST = {"add", "sub", "mul", "div", "sqrt", "rsqrt", "neg", "abs", "exp", "log", "addcmul", "addcdiv", "lerp"}
@@ -280,8 +272,8 @@ class Program:
             self._slices(i, size, lists, targets, numbers)
         for group in layout.middle:
             if self.over_lists is not None:
-                places = [_chosen(target, group) for target in targets if isinstance(target, list)]
-                self.over_lists.run([_chosen(tensors, group) for tensors in lists], places, numbers)
+                places = [chosen(target, group) for target in targets if isinstance(target, list)]
+                self.over_lists.run([chosen(tensors, group) for tensors in lists], places, numbers)
         for pack in layout.packs:
             self._packed(pack, lists, targets, numbers)
 
@@ -295,8 +287,8 @@ class Program:
     def _slices(
         self, i: int, size: int, lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], numbers: dict[int, Any]
     ) -> None:
-        flats = {role: _vector(lists[role][i]) for role in self.roles}
-        outs = [_flat(target, i, size) for target in targets]
+        flats = {role: vector_of(lists[role][i]) for role in self.roles}
+        outs = [flat_of(target, i, size) for target in targets]
         if size <= BLOCK:
             self.block(size, numbers, flats, outs)
             return
@@ -314,9 +306,9 @@ class Program:
         for role, index in self.roles.items():
             place = self.buffer(("role", role), self.graph.nodes[index].dtype)[:held]
             tail = pack.tails[role]
-            parts = _chosen(lists[role], pack.indices)
+            parts = chosen(lists[role], pack.indices)
             if tail is None:
-                torch.cat([_vector(part) for part in parts], out=place)
+                torch.cat([vector_of(part) for part in parts], out=place)
             else:
                 torch.cat(parts, out=place.view(-1, *tail) if tail else place)
             roles[role] = place
@@ -339,81 +331,10 @@ class Program:
             target, source, sizes = targets[position], outs[position], pack.sizes
             tail = pack.tails[len(lists) + position]
             if isinstance(target, tuple) or tail is None:
-                into = [_flat(target, i, size) for i, size in zip(pack.indices, pack.sizes, strict=True)]
+                into = [flat_of(target, i, size) for i, size in zip(pack.indices, pack.sizes, strict=True)]
             else:
-                into = _chosen(target, pack.indices)
+                into = chosen(target, pack.indices)
                 if tail:
                     source, width = source.view(-1, *tail), tail.numel()
                     sizes = [size // width for size in sizes]
             torch.split_with_sizes_copy(source, sizes, out=into)
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Small tensors that share a block; `tails` has for each list the common shape behind the first axis, or None."""
-
-    indices: Sequence[int]
-    sizes: list[int]
-    held: int
-    tails: list[torch.Size | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How lists are cut into blocks: tensors large enough to be cut, and packs of small ones."""
-
-    large: list[tuple[int, int]]
-    middle: list[Sequence[int]]
-    packs: list[Pack]
-
-
-def _groups(sizes: Sequence[int], low: int, high: int) -> list[list[int]]:
-    """Tensors of low <= size < high, in groups of at most a block."""
-    groups: list[list[int]] = []
-    held = BLOCK
-    for i, size in enumerate(sizes):
-        if low <= size < high:
-            if held + size > BLOCK:
-                groups.append([])
-                held = 0
-            groups[-1].append(i)
-            held += size
-    return groups
-
-
-def layout_of(lists: Sequence[list[torch.Tensor]], targets: Sequence[Target], over_lists: bool) -> Layout:
-    """Cut lists into blocks."""
-    sizes = [tensor.numel() for tensor in lists[0]]
-    large = [(i, size) for i, size in enumerate(sizes) if size >= _SMALL]
-    edge = _TINY if over_lists else _SMALL
-    packs = []
-    for group in _groups(sizes, 1, edge):
-        parts = [sizes[i] for i in group]
-        tails = [_tail(tensors, group) for tensors in lists]
-        tails += [None if isinstance(target, tuple) else _tail(target, group) for target in targets]
-        whole = group == list(range(group[0], group[-1] + 1))
-        indices: Sequence[int] = range(group[0], group[-1] + 1) if whole else group
-        packs.append(Pack(indices, parts, sum(parts), tails))
-    return Layout(large, list(_groups(sizes, edge, _SMALL)), packs)
-
-
-def _tail(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Size | None:
-    """The shape behind the first axis, where all have the same: such tensors join without being flattened."""
-    shapes = {tensors[i].shape[1:] if tensors[i].dim() else None for i in group}
-    return shapes.pop() if len(shapes) == 1 else None
-
-
-def _chosen(tensors: list[torch.Tensor], indices: Sequence[int]) -> list[torch.Tensor]:
-    if isinstance(indices, range):
-        return tensors[indices.start : indices.stop]
-    return [tensors[i] for i in indices]
-
-
-def _vector(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
-
-
-def _flat(target: Target, i: int, size: int) -> torch.Tensor:
-    if isinstance(target, tuple):
-        return target[0].narrow(0, target[1][i], size)
-    return _vector(target[i])

@@ -18,7 +18,8 @@ import torch
 
 from . import _backend
 from ._backend import Kernel, KernelError
-from ._blocks import Layout, Program, Target
+from ._blocks import Program
+from ._cut import Layout, Target
 from ._emit import NoCFormError, emit
 from ._graph import COMPUTE, Graph
 from ._watch import Watch, watch
@@ -184,7 +185,17 @@ def locate(
         before, moved, now = located
     elif isinstance(shared, str):
         now = array("Q", itertools.chain.from_iterable(map(torch.Tensor.data_ptr, tensors) for tensors in lists))
-        moved = sum((now[r * n : (r + 1) * n] != old[r * n : (r + 1) * n]) << r for r in range(count))
+        new_bytes, old_bytes = now.tobytes(), old.tobytes()  # comparing arrays would make an int of each element
+        same = new_bytes == old_bytes
+        step = 8 * n
+        moved = (
+            0
+            if same
+            else sum(
+                (new_bytes[r * step : (r + 1) * step] != old_bytes[r * step : (r + 1) * step]) << r
+                for r in range(count)
+            )
+        )
     else:
         moved, now = shared.pointers(lists, n, old)
     bases = tuple(flat.data_ptr() for flat in flats)

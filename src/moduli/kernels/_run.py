@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _backend
-from ._blocks import Target
+from ._cut import Target
 from ._graph import Graph
 from ._hot import STALE, hot_of
 from ._plain import apply_one, compiled, run_plain, write
