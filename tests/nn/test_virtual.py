@@ -1017,3 +1017,32 @@ def test_intermediate_results_are_not_kept_alive():
         module.v
         gc.collect()
         assert seen[0]() is None
+
+
+def test_a_long_scope_does_not_grow():
+    from moduli.nn._cache import _local
+
+    module = Skew()
+    with cached():
+        for _ in range(5):
+            module.weight.sum().backward()
+        assert len(_local.scope.entries) == 1
+    assert "weight" not in module.__dict__["_virtual_cache"]
+
+
+def test_labelled_values_are_aligned_and_reused_again_after_a_change():
+    class Sum(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = Tensor(torch.arange(2.0), (Space(["x", "y"], name="k"),))
+            self.b = Tensor(torch.arange(2.0), (Space(["y", "x"], name="k"),))
+
+        @virtual
+        def total(self):
+            return self.a + self.b
+
+    module = Sum()
+    with torch.no_grad():
+        for _ in range(2):
+            assert module.total.data.tolist() == (module.a.data + module.b.data.flip(0)).tolist()
+            module.a.data.add_(1)

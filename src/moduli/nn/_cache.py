@@ -248,7 +248,7 @@ def _store(
     if carries_graph and scope is not None:
         spent = entry.spent
         entry.scope = scope
-        scope.entries.append((cache, name))
+        scope.entries[id(cache), name] = cache
         # Backward frees the graph, and the next forward needs a new one.
         leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))  # type: ignore[union-attr]
     cache[name] = entry
@@ -340,7 +340,7 @@ def cached() -> Iterator[None]:
         scope.depth -= 1
         if not scope.depth:
             _local.scope = None
-            for entries, name in scope.entries:
+            for (_, name), entries in scope.entries.items():
                 entry = entries.get(name)
                 if entry is not None and entry.scope is scope:
                     del entries[name]

@@ -22,7 +22,7 @@ class Scope:
 
     def __init__(self) -> None:
         self.depth = 0
-        self.entries: list[tuple[dict[str, Entry], str]] = []
+        self.entries: dict[tuple[int, str], dict[str, Entry]] = {}
 
 
 class Entry:
