@@ -192,6 +192,99 @@ def test_nothing_is_kept_from_functional_calls():
     assert module.calls[0] == 3
 
 
+class PlainBox(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.factor, self.calls = parameter(1.0, 2.0), 2.0, [0]
+        self.child = nn.Linear(2, 2)
+
+    @virtual
+    def value(self):
+        self.calls[0] += 1
+        scale = self.factor if self.training else 0.0
+        return self.a * scale + self.child.weight[0] * (1.0 if self.child.training else 0.5) * self.extra()
+
+    def extra(self):
+        return 1.0
+
+    def function(self, _=None):
+        return type(self).value.__wrapped__(self)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "factor", 3.0),
+        lambda m: m.eval(),
+        lambda m: m.child.eval(),
+        lambda m: setattr(m, "extra", lambda: 7.0),
+    ],
+)
+def test_plain_attributes_of_plain_modules_are_looked_at(change):
+    module = PlainBox()
+    with torch.no_grad():
+        first = module.value
+        assert module.value is first
+        change(module)
+        assert torch.equal(module.value, module.function())
+        assert not torch.equal(module.value, first)
+
+
+def test_a_plain_module_that_counts_its_reads_is_computed_every_time():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.reads = parameter(1.0), 0
+
+        @virtual
+        def value(self):
+            self.reads += 1
+            return self.a * self.reads
+
+        @virtual
+        def consumed(self):
+            del self.left[0], self.reads
+            self.reads = len(self.left)
+            return self.a * self.reads
+
+    module = Counts()
+    with torch.no_grad():
+        assert [module.value.item() for _ in range(3)] == [1.0, 2.0, 3.0]
+        module.left = [1, 2, 3]
+        assert [module.consumed.item() for _ in range(2)] == [2.0, 1.0]
+
+
+def test_two_virtual_tensors_of_one_name_keep_their_own_values():
+    module = nn.Module()
+    module.w = parameter(1.0)
+    old = VirtualTensor(module, "v", lambda owner, dtype, device: owner.w * 2)
+    new = VirtualTensor(module, "v", lambda owner, dtype, device: owner.w * 3)
+    with torch.no_grad():
+        for _ in range(2):
+            assert (old.value.item(), new.value.item()) == (2.0, 3.0)
+        assert old.value is old.value
+        del old
+        assert new.value.item() == 3.0
+        assert len(module.__dict__["_virtual_cache"]) == 1
+
+
+def test_a_method_replaced_on_a_plain_owner_is_seen():
+    class Owner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = parameter(1.0)
+
+        def doubled(self, dtype, device):
+            return self.w * 2
+
+    module = Owner()
+    VirtualTensor.create(module, "v", "doubled")
+    with torch.no_grad():
+        assert module.v.value is module.v.value
+        module.doubled = lambda dtype, device: module.w * 100
+        assert module.v.value.item() == 100.0
+
+
 def test_an_unassigned_enclosing_variable_does_not_matter():
     def make():
         def materialize(owner, dtype, device):

@@ -23,9 +23,20 @@ from moduli.labels import Tensor
 
 from ._ambient import Ambient, ambient
 from ._entry import LOOK, LOOK_AND_FLAG, Entry, Scope, states
-from ._recorder import Recorder, locate
+from ._recorder import Link, Recorder, attributes, locate
 
-__all__ = ["bump", "bump_compiled", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
+__all__ = [
+    "bump",
+    "bump_compiled",
+    "cached",
+    "compute",
+    "evaluate",
+    "forget",
+    "invalidate",
+    "recording",
+    "reuse",
+    "right",
+]
 
 _CACHE: Final = "_virtual_cache"
 
@@ -169,7 +180,7 @@ def compute(owner: nn.Module, name: str, call: Callable[[], Any]) -> Any:
     active = _local.active
     for at, (other, called) in enumerate(active):
         if other is owner and called == name:
-            path = [f"{type(module).__name__}.{attribute}" for module, attribute in [*active[at:], (owner, name)]]
+            path = [_path(module, attribute) for module, attribute in [*active[at:], (owner, name)]]
             raise RecursionError(
                 f"the virtual tensor {path[0]} needs its own value: {' -> '.join(path)}. "
                 "Let one of them read stored tensors only"
@@ -179,7 +190,7 @@ def compute(owner: nn.Module, name: str, call: Callable[[], Any]) -> Any:
         return call()
     except AttributeError as error:
         # An AttributeError that leaves a descriptor is reported as if the virtual tensor itself did not exist.
-        raise RuntimeError(f"computing {type(owner).__name__}.{name} failed: {error}") from error
+        raise RuntimeError(f"computing {_path(owner, name)} failed: {error}") from error
     finally:
         active.pop()
 
@@ -188,7 +199,7 @@ def _record(
     owner: nn.Module, name: str, function: Any, call: Callable[[], Any], surrounding: Ambient, cache: _Cache
 ) -> Any:
     _install_hooks()
-    epoch = _epoch
+    epoch, before = _epoch, attributes(owner.__dict__)
     recorder = Recorder()
     _local.recorders.append(recorder)
     recording.append(None)
@@ -200,8 +211,16 @@ def _record(
         _local.recorders.pop()
     # What follows looks at tensors, which an outer recorder must not take for computation.
     with torch._C.DisableTorchFunction():
-        _store(owner, name, function, value, recorder, epoch, surrounding, cache)
+        if _unchanged(before):
+            _store(owner, name, function, value, recorder, epoch, surrounding, cache)
     return value
+
+
+def _unchanged(links: list[Link]) -> bool:
+    try:
+        return all(container[key] is obj for container, key, obj in links)
+    except KeyError:
+        return False
 
 
 def _store(
@@ -270,9 +289,18 @@ def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     raise TypeError(
-        f"the virtual tensor {type(owner).__name__}.{name} must be a tensor, but its function returned "
-        f"a {type(value).__name__}"
+        f"the virtual tensor {_path(owner, name)} must be a tensor, but its function returned a {type(value).__name__}"
     )
+
+
+def _path(owner: nn.Module, name: str) -> str:
+    # What follows the mark tells apart virtual tensors that were given one name.
+    return f"{type(owner).__name__}.{name.partition('#')[0]}"
+
+
+def forget(owner: nn.Module, name: str) -> None:
+    """Drop the entry of a virtual tensor that no longer exists."""
+    owner.__dict__.get(_CACHE, {}).pop(name, None)
 
 
 def _is_inference(tensor: torch.Tensor | None) -> bool:
