@@ -377,9 +377,9 @@ def cached() -> Iterator[None]:
 def invalidate(module: nn.Module | None = None) -> None:
     """Forget every value computed from a module's tensors, its own virtual tensors and those of others.
 
-    Needed only after a change that torch keeps no trace of: writes through `tensor.data` or through a NumPy array that
-    shares the memory, and lists changed in place inside modules that are not ours. Since any module may derive from
-    any other, all virtual tensors are computed again at their next read.
+    Needed only after a change that leaves no trace: writes through `tensor.data` or through a NumPy array that shares
+    the memory, and numbers changed in place in a list, a dict or another object that a virtual tensor reads. Since any
+    module may derive from any other, all virtual tensors are computed again at their next read.
 
     Args:
         module: The module that was written to; None if there is no single one.
