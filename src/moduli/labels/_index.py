@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ._axes import BROADCAST_PAIR, Axes, intern_pairs, static, unnamed
+from ._axes import BROADCAST_PAIR, SCALAR, Axes, intern_pairs, static, unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
 from ._pairing import apply_step, check_sizes, current_plan, pair
@@ -25,17 +25,24 @@ __all__ = ["isel", "sel"]
 
 # A token of the first kind, in a form that can be remembered.
 _Token = tuple[Any, ...]
+_new: Final = object.__new__
 _ALL: Final[_Token] = ("slice", None, None, None)
 
 
 def get(t: Tensor, key: Any) -> Tensor:
     """``t[key]``."""
     if type(key) is int:
-        axes = t._axes.run(_first_dropped)
+        axes = t._axes.rest()
         try:
-            return finish(t._data[key], axes)
+            data = t._data[key]
         except IndexError:
             raise IndexError(_beyond(t, 0, key)) from None
+        if axes is SCALAR:
+            return finish(data, axes)
+        made = _new(Tensor)
+        made._data = data
+        made._axes = axes
+        return made
     tokens, advanced = parse(t, key)
     data, axes = _apply_basic(t, tokens)
     if advanced:
@@ -47,10 +54,6 @@ def _beyond(t: Tensor, axis: int, at: int) -> str:
     if not t._data.ndim:
         return "a tensor without axes can't be indexed by a position; use .item()"
     return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
-
-
-def _first_dropped(axes: Axes) -> Axes:
-    return intern_pairs(axes.pairs()[1:])
 
 
 # -- taking a key apart ------------------------------------------------------------------------------------------------
