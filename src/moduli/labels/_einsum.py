@@ -119,6 +119,8 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
         return _planned((axes, other), [["sum"], ["sum"]], [], how)
     shared = [name for name in axes.names if name is not None and name in other.names]
+    if isinstance(over, int):
+        raise TypeError(f"dot sums over axes by name, not by {over!r}")
     names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)  # type: ignore[arg-type]
     for name in names:
         for each in (axes, other):
