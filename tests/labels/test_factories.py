@@ -73,6 +73,26 @@ def test_requires_grad_never_cuts_a_graph() -> None:
     assert tensor([1.0], requires_grad=True).requires_grad
 
 
+def test_what_equals_a_size_is_no_size() -> None:
+    x = torch.zeros(1)
+    assert tensor(x, x=1).dims == (Space(1, "x"),)
+    assert like.eye(1).dims == (Space(1), Space(1))
+    for wrong in (True, 1.0, np.True_, 1 + 0j):
+        with pytest.raises(TypeError, match="an axis is given by"):
+            tensor(x, x=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="an axis is given by"):
+            like.eye(wrong)  # type: ignore[arg-type]
+
+
+def test_labels_of_all_kinds() -> None:
+    x = torch.zeros(2)
+    for labels in (np.array([5, 7]), (5, 7), {5: 0, 7: 1}, iter([5, 7]), torch.tensor([5, 7])):
+        assert tensor(x, x=labels).dims == (Space([5, 7], "x"),)  # type: ignore[arg-type]
+    assert make.zeros(np.array([5, 7])).dims == (Space([5, 7]),)
+    with pytest.raises(TypeError, match="hashable"):
+        tensor(x, x=[["a"], ["b"]])  # type: ignore[list-item]
+
+
 def test_wrong_axes_are_refused() -> None:
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"2 axes, but 1 are named: \['batch'\]"):

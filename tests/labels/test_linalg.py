@@ -414,6 +414,29 @@ def test_compiles_to_one_graph(name: str) -> None:
         torch.testing.assert_close(ours.data, theirs.data)
 
 
+def test_chains_and_scalars_compile_to_one_graph() -> None:
+    t = reordered(operators(), 1, [2, 0, 1])
+
+    def chain(a: Tensor, b: Tensor) -> Tensor:
+        x = la.solve(la.inv(la.matrix_exp(la.add_identity(a, 0.5) * 0.1)), b)
+        return x * la.det(a) + la.trace(a)
+
+    right = Tensor(torch.ones(3, dtype=F64), Space(["b", "c", "a"], "column"))
+    found = torch.compile(chain, fullgraph=True, backend="eager")(t, right)
+    assert found._axes is chain(t, right)._axes
+    torch.testing.assert_close(found.data, chain(t, right).data)
+    sign, _ = torch.compile(la.slogdet, fullgraph=True, backend="eager")(t)
+    assert sign.data == 1.0
+
+
+def test_solve_compiles_with_batches_to_be_paired() -> None:
+    a = Tensor(general((2,)).data, (Space(["x", "y"], "k"), Space(ABC, "row"), Space(ABC, "column")))
+    b = Tensor(torch.randn(4, 2, 3, 1, dtype=F64), (Space(4, "t"), Space(["y", "x"], "k"), a.dims[1], Space(1, "rhs")))
+    found = torch.compile(la.solve, fullgraph=True, backend="eager")(a, b)
+    assert found.names == ("k", "t", "column", "rhs")
+    torch.testing.assert_close(found.data, la.solve(a, b).data)
+
+
 # -- torch's own names -------------------------------------------------------------------------------------------------
 
 

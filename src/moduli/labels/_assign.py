@@ -29,8 +29,7 @@ def _setitem(self: Tensor, key: Any, value: Any) -> None:
     # Where every entry of t[key] lives, found by indexing the numbers 0, 1, 2, ... in its place.
     numbers = torch.arange(count, device=self._data.device).reshape(shape)
     target = get(wrap(numbers, self._axes), key)
-    if not isinstance(target, Tensor):  # inside a function transform, without axes
-        target = as_tensor(target)
+    target = as_tensor(target)  # inside a function transform, a target without axes is plain
     aligned = _fitted(value, target)
     self._data[torch.unravel_index(target._data, tuple(shape))] = aligned
 
@@ -51,8 +50,8 @@ def _fitted(value: Any, target: Tensor) -> Any:
     return value._data if step is None else apply_step(value._data, step, plan.fill)
 
 
-Tensor.__getitem__ = _getitem  # type: ignore[attr-defined,method-assign,unused-ignore]
-Tensor.__setitem__ = _setitem  # type: ignore[attr-defined,method-assign,unused-ignore]
+Tensor.__getitem__ = _getitem  # type: ignore[method-assign,assignment]
+Tensor.__setitem__ = _setitem  # type: ignore[method-assign,assignment]
 
 
 @method
@@ -252,20 +251,30 @@ def _embedded(axes: Axes, name: str | None) -> Axes:
     return intern_pairs([*axes.pairs(), (name, None if space is None else space.rename(name))])
 
 
-RULES.update(
-    {
-        torch.diagonal: lambda input, offset=0, dim1=0, dim2=1: _offset_free(offset) or diagonal(input, dim1, dim2),
-        torch.diag_embed: lambda input, offset=0: _offset_free(offset) or diag_embed(input),
-        torch.index_add: lambda input, dim, index, source, *, alpha=1: index_add(
-            input, dim, index, source, alpha=alpha
-        ),
-        torch.nn.functional.one_hot: lambda tensor, num_classes=-1: one_hot(
-            tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes
-        ),
-    }
-)
+def _diagonal_rule(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    _offset_free(offset)
+    return diagonal(input, dim1, dim2)
+
+
+def _diag_embed_rule(input: Tensor, offset: int = 0) -> Tensor:
+    _offset_free(offset)
+    return diag_embed(input)
 
 
 def _offset_free(offset: int) -> None:
     if offset:
         raise TypeError("an offset diagonal pairs entries with different labels; take it from t.data")
+
+
+def _one_hot_rule(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    return one_hot(tensor, int(tensor._data.max()) + 1 if num_classes < 0 else num_classes)
+
+
+RULES.update(
+    {
+        torch.diagonal: _diagonal_rule,
+        torch.diag_embed: _diag_embed_rule,
+        torch.index_add: index_add,
+        torch.nn.functional.one_hot: _one_hot_rule,
+    }
+)

@@ -36,11 +36,25 @@ DimsLike = int | str | Sequence[int | str] | None
 _MOST_PLANS: Final = 512
 
 
-@constant("exact_plan", "firm", "named", "names", "ndim", "run", "spaces", "describe", "listing", "axis", "axes")
+@constant(
+    "exact_plan",
+    "exact_product",
+    "firm",
+    "named",
+    "names",
+    "ndim",
+    "rule",
+    "run",
+    "spaces",
+    "describe",
+    "listing",
+    "axis",
+    "axes",
+)
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "firm", "named", "names", "ndim", "spaces")
+    __slots__ = ("__weakref__", "_plans", "_products", "firm", "named", "names", "ndim", "spaces")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -52,8 +66,15 @@ class Axes:
     firm: bool
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
     _plans: dict[Hashable, Any]
+    _products: dict[Axes, Any]
 
     if TYPE_CHECKING:
+
+        def rule(self, func: Callable[..., Any]) -> Callable[..., Any] | None:
+            """The rule of a torch function; defined in `_tensor`."""
+
+        def exact_product(self, other: Axes) -> Any:
+            """How two operands are multiplied as matrices under the default policy; defined in `_matmul`."""
 
         def exact_plan(self, other: Axes) -> Plan:
             """How two operands are paired under the default policy; defined in `_pairing`."""
@@ -179,7 +200,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
             f"rename one of them first, for example t.rename({twice}={twice + '2'!r})"
         )
     axes = Axes.__new__(Axes)
-    axes.names, axes.spaces, axes.ndim, axes._plans = names, spaces, len(names), {}
+    axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
     axes.named, axes.firm = None not in names, None not in spaces
     with _lock:  # threads that make the same axes at once must end up with one object
         return _table.setdefault(key, axes)

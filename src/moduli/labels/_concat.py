@@ -166,7 +166,7 @@ def stack(
     check_sizes(plan, data)
     data = [d if step is None else apply_step(d, step, plan.fill) for d, step in zip(data, plan.steps, strict=True)]
     if any(d.shape != data[0].shape for d in data):
-        data = list(torch.broadcast_tensors(*data))
+        data = list(torch.broadcast_tensors(*data))  # type: ignore[no-untyped-call]
     at, axes = _stacked(plan.axes, dim, name, freeze(labels), len(operands))
     return wrap(torch.stack(data, at), axes)
 
@@ -216,7 +216,7 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         cuts = [int(each) for each in sizes]
         if sum(cuts) != size or min(cuts, default=0) < 0:
             raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
-    pieces = t._data.split(cuts, at)
+    pieces = t._data.split(cuts, at)  # type: ignore[no-untyped-call]
     if t._axes.spaces[at] is None:
         return tuple(wrap(piece, t._axes) for piece in pieces)
     return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
@@ -376,7 +376,7 @@ def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None
         >>> mo.zeros(6).rename("n").unflatten("n", row=2, column=3).shape
         torch.Size([2, 3])
     """
-    given = tuple((None, freeze(space)) for space in dims or ())
+    given: tuple[tuple[str | None, Any], ...] = tuple((None, freeze(space)) for space in dims or ())
     given += tuple((name, freeze(space)) for name, space in named.items())
     at, sizes, order, axes = _factored(t._axes, dim, given)
     data = t._data
@@ -384,7 +384,7 @@ def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None
         raise ValueError(f"{t._axes.describe(at)} has size {data.shape[at]}, which is not the product of {sizes}")
     if order is not None:
         data = gather(data, at, order, 0.0)
-    return wrap(data.unflatten(at, sizes), axes)
+    return wrap(data.unflatten(at, sizes), axes)  # type: ignore[no-untyped-call]
 
 
 @static

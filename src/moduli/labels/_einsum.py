@@ -121,7 +121,7 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
     shared = [name for name in axes.names if name is not None and name in other.names]
     if isinstance(over, int):
         raise TypeError(f"dot sums over axes by name, not by {over!r}")
-    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)  # type: ignore[arg-type]
+    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)
     for name in names:
         for each in (axes, other):
             if not isinstance(name, str):

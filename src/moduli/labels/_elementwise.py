@@ -145,7 +145,7 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
         except TypeError as error:
             if _operable(other):
                 raise
-            return _not_implemented(error)
+            return _not_implemented(error)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
@@ -160,7 +160,7 @@ def _reflected(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]
         except TypeError as error:
             if _operable(other):
                 raise
-            return _not_implemented(error)
+            return _not_implemented(error)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
@@ -213,12 +213,13 @@ def _unary_operator(function: Function, name: str) -> Callable[[Tensor], Tensor]
     return apply
 
 
-for _name, _function in {
+_SIGNS: Final[dict[str, Function]] = {
     "__neg__": operator.neg,
     "__pos__": operator.pos,
     "__abs__": operator.abs,
     "__invert__": operator.invert,
-}.items():
+}
+for _name, _function in _SIGNS.items():
     setattr(Tensor, _name, _unary_operator(_function, _name))
 
 
@@ -231,8 +232,16 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
         if type(input) is not Tensor:
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
-        refuse_out(function, options)
-        return finish(function(input._data, *args, **options), input._axes)
+        if args or options:
+            refuse_out(function, options)
+            return finish(function(input._data, *args, **options), input._axes)
+        axes = input._axes
+        if axes is SCALAR:
+            return finish(function(input._data), axes)
+        made = _new(Tensor)
+        made._data = function(input._data)
+        made._axes = axes
+        return made
 
     return rule
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..device import Device, DeviceLike
-from ._axes import SCALAR, Axes, intern, split_names, unnamed
+from ._axes import SCALAR, Axes, intern, split_names, static, unnamed
 from ._space import Space
 from ._tensor import Tensor, finish
 
@@ -79,7 +79,7 @@ def tensor(
     if names is None and not spaces:
         return finish(values, unnamed(values.ndim))
     named = names if names is None or isinstance(names, str) else tuple(names)
-    axes, sizes = SCALAR.run(_labelled, named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
+    axes, sizes = _labelled(SCALAR, named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
     for axis, size in enumerate(sizes):
         if size >= 0 and values.shape[axis] != size:
             space = axes.dims([max(s, 0) for s in sizes])[axis]
@@ -108,10 +108,11 @@ def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
     return values is data
 
 
+@static
 def _labelled(
     anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
-    """The axes, and for each its size, -1 where any will do."""
+    """The axes, and for each its size, -1 where any will do; remembered on the anchor."""
     order: list[str | None]
     if names is None:
         order = list(keys)
@@ -133,13 +134,22 @@ def _place(device: DeviceLike | None) -> torch.device | None:
 
 
 def _frozen(dim: Any) -> Any:
-    """Labels as a tuple, so that they can be a constant under torch.compile."""
-    return tuple(dim) if isinstance(dim, list) else dim
+    """One axis given by a person in a form that can be remembered and be a constant under torch.compile."""
+    # 1, 1.0 and True are one key, so what is no size must be told apart before anything is looked up.
+    if isinstance(dim, (bool, float, complex, np.bool_)):
+        raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
+    if isinstance(dim, list):
+        for label in dim:
+            if isinstance(label, (list, dict, set)):
+                raise TypeError(f"labels must be hashable, but {label!r} is a {type(label).__name__}")
+        return tuple(dim)
+    known = dim is None or isinstance(dim, (Space, int, tuple, range, str, bytes))
+    return dim if known else Space(dim)
 
 
 def _part(dim: Any, name: str | None) -> Part:
     """One axis given by a person: its name, its labels (None for a positional axis) and its size."""
-    if isinstance(dim, bool) or dim is None:
+    if dim is None:
         raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
     if isinstance(dim, (str, bytes)):
         raise TypeError(
@@ -149,13 +159,14 @@ def _part(dim: Any, name: str | None) -> Part:
     return space.name, None if space.positional else space, len(space)
 
 
+@static
 def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
     parts = [(name, None, -1) if dim is None else _part(dim, name) for name, dim in zip(names, dims, strict=True)]
     return intern([part[0] for part in parts], [part[1] for part in parts]), tuple(part[2] for part in parts)
 
 
-# Run at trace time: a Device is not the compiler's business.
+# Which machine this is is known at trace time, and not a matter of labels.
 _place._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -169,7 +180,7 @@ def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axe
     given = [*dims, *spaces.values()]
     # Sizes stay out of the label logic, so that a new one does not compile anew.
     kinds = [None if _is_size(dim) else _refused(dim) for dim in given]
-    axes, sizes = SCALAR.run(_layout, (None,) * len(dims) + tuple(spaces), *kinds)
+    axes, sizes = _layout(SCALAR, (None,) * len(dims) + tuple(spaces), *kinds)
     return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -18,7 +18,7 @@ __all__ = ["Gather", "gather"]
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("_indices", "_masks", "missing", "positions")
+    __slots__ = ("__weakref__", "_indices", "_masks", "missing", "positions")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: Final = tuple(positions)
@@ -31,6 +31,9 @@ class Gather:
         return self is other
 
     __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[type[Gather], tuple[tuple[int, ...]]]:
+        return Gather, (self.positions,)
 
     @property
     def size(self) -> int:
@@ -87,7 +90,7 @@ def mask_of(gather: Gather, device: torch.device) -> torch.Tensor:
     return gather.mask(device)
 
 
-def gather(data: torch.Tensor, axis: int, plan: Gather, fill: complex) -> torch.Tensor:
+def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:
     """The data with one axis rearranged; what is missing becomes `fill`."""
     if not plan.missing:
         return data.index_select(axis, index_of(plan, data.device))

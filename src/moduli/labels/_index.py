@@ -451,7 +451,7 @@ def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -
             raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
         several, wanted = _frozen(labels)
         key[axis] = found = _located(t._axes, axis, several, wanted)
-        if t._axes.spaces[axis] is None and not several and found >= t._data.shape[axis]:
+        if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
             raise UnknownLabelError(
                 f"{t._axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..device import DeviceLike
-from ._axes import SCALAR, Axes, intern
+from ._axes import SCALAR, Axes, intern, static
 from ._factories import Dim, _frozen, _part, _place
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
@@ -60,7 +60,7 @@ def eye(
         [[0.0, 1.0], [1.0, 0.0]]
     """
     column = space if other is None else other
-    axes, rows, columns, positions = SCALAR.run(_identity, _frozen(space), _frozen(column))
+    axes, rows, columns, positions = _identity(SCALAR, _frozen(space), _frozen(column))
     place = _place(device)
     if positions is None:
         made = torch.eye(rows, columns, dtype=dtype, device=place)
@@ -71,6 +71,7 @@ def eye(
     return wrap(made.requires_grad_() if requires_grad else made, axes)
 
 
+@static
 def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tuple[int, ...] | None]:
     """The axes, the sizes, and for each row the position of its column (-1 for none), or None if it is its own."""
     name, row, rows = _part(space, None)
@@ -134,9 +135,10 @@ def arange(
     if stop is None:
         start, stop = 0, start
     made = torch.arange(start, stop, step, dtype=dtype, device=_place(device), requires_grad=requires_grad)
-    return wrap(made, SCALAR.run(_line, name))
+    return wrap(made, _line(SCALAR, name))
 
 
+@static
 def _line(anchor: Axes, name: str | None) -> Axes:
     return intern((Space(0, name).name,), (None,))
 

@@ -53,7 +53,7 @@ def _unary(name: str, what: str) -> Unary:
     Example:
         >>> import torch, moduli as mo
         >>> t = mo.tensor([0.25, 0.5], x=["a", "b"])
-        >>> mo.{name}(t).dims == t.dims, torch.equal(t.{name}().data, torch.{name}(t.data))
+        >>> mo.{name}(t).dims == t.dims, torch.allclose(t.{name}().data, torch.{name}(t.data), equal_nan=True)
         (True, True)
     """
     return method(apply)
@@ -104,7 +104,7 @@ def _operand(value: Any, other: Any) -> Any:
     return torch.as_tensor(number, dtype=_beside(beside.dtype, number), device=beside.device)
 
 
-def _beside(dtype: torch.dtype, number: complex) -> torch.dtype:
+def _beside(dtype: torch.dtype, number: Any) -> torch.dtype:
     """The dtype of a tensor and a number together: `torch.result_type`, which compiled code can't call."""
     real = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
     if isinstance(number, complex):
@@ -238,7 +238,7 @@ def clamp(t: Tensor, min: Any = None, max: Any = None) -> Tensor:
     Example:
         >>> import moduli as mo
         >>> mo.tensor([-1.0, 0.5, 3.0], "x").clamp(0.0, 1.0)
-        Tensor(x: [0., 0.5000, 1.])
+        Tensor(x: [0.0000, 0.5000, 1.0000])
     """
     if min is None and max is None:
         raise ValueError("clamp needs a lower or an upper bound")
@@ -270,7 +270,7 @@ def lerp(t: Tensor, end: Any, weight: Any) -> Tensor:
     Example:
         >>> import moduli as mo
         >>> mo.tensor([0.0, 1.0], "x").lerp(mo.tensor([1.0, 3.0], "x"), 0.5)
-        Tensor(x: [0.5000, 2.])
+        Tensor(x: [0.5000, 2.0000])
     """
     return elementwise(torch.lerp, t, end, weight)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ._axes import Axes, intern_pairs, static
-from ._gather import Gather, gather
+from ._gather import Gather, gather, index_of
 from ._pairing import Plan, Step, pair
 from ._space import Space, show_labels
 
@@ -131,7 +131,7 @@ def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Te
     check_square(data, axes, what)
     if plan.order is None:
         return data, plan
-    return gather(data, data.ndim - 1, plan.order, 0.0), plan
+    return data.index_select(-1, index_of(plan.order, data.device)), plan
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ register(torch.norm, _norm)
 RULES[torch.linalg.vector_norm] = lambda x, ord=2, dim=None, keepdim=False: reduce.norm(x, ord, dim, keepdim)
 
 
-for _function, _ours in {
+_RANKS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.argmax: rank.argmax,
     torch.argmin: rank.argmin,
     torch.sort: rank.sort,
@@ -88,7 +88,8 @@ for _function, _ours in {
     torch.cumsum: rank.cumsum,
     torch.cumprod: rank.cumprod,
     torch.count_nonzero: reduce.count_nonzero,
-}.items():
+}
+for _function, _ours in _RANKS.items():
     register(_function, _ours)
 
 
@@ -151,9 +152,7 @@ def _loss(name: str, *options: str) -> None:
                 raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
         if given.pop("weight", None) is not None:
             raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
-        losses = elementwise(
-            lambda a, b: function(*torch.broadcast_tensors(a, b), reduction="none", **given), input, target
-        )
+        losses = elementwise(lambda a, b: _unreduced(function, a, b, given), input, target)
         if reduction == "none":
             return losses
         if reduction not in ("mean", "sum"):
@@ -162,6 +161,14 @@ def _loss(name: str, *options: str) -> None:
         return reduce.mean(losses) if reduction == "mean" else reduce.sum(losses)
 
     RULES[function] = rule
+
+
+def _unreduced(
+    function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    # torch warns when it stretches a target; here it was BROADCAST that said so.
+    x, y = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
+    return function(x, y, reduction="none", **options)
 
 
 for _name in (

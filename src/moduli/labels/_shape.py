@@ -30,7 +30,7 @@ __all__ = [
 
 @method
 def rename(
-    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None
+    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, /, **new: str | None
 ) -> Tensor:
     """The same tensor with other axis names.
 
@@ -224,7 +224,7 @@ def permute(t: Tensor, *dims: DimsLike) -> Tensor:
         >>> mo.zeros(2, 3, 4).rename("a b c").permute("c a b").shape
         torch.Size([4, 2, 3])
     """
-    order = _order(t._axes, dims[0] if len(dims) == 1 else dims)  # type: ignore[arg-type]
+    order = _order(t._axes, dims[0] if len(dims) == 1 else dims)
     return wrap(t._data.permute(order[0]), order[1])
 
 

@@ -82,7 +82,7 @@ class Space:
         check_name(name)
         if not hasattr(labels, "__iter__") or getattr(labels, "ndim", None) == 0:
             try:
-                size = operator.index(labels)
+                size = operator.index(labels)  # type: ignore[arg-type]
             except TypeError:
                 raise TypeError(
                     f"a Space is made from a size or from an iterable of labels, not from a {type(labels).__name__}"
@@ -90,7 +90,7 @@ class Space:
             if size < 0:
                 raise ValueError(f"the size of a Space can't be negative, got {size}")
             return _make(_POSITIONAL, range(size), name)
-        return _make(_LABELLED, _distinct(labels), name)
+        return _make(_LABELLED, _distinct(labels), name)  # type: ignore[arg-type]
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Space:
     def __getitem__(self, at: int) -> Hashable: ...
     @overload
     def __getitem__(self, at: slice | Sequence[int]) -> Space: ...
-    def __getitem__(self, at: int | slice | Sequence[int]) -> Hashable | Space:
+    def __getitem__(self, at: Any) -> Hashable | Space:
         if isinstance(at, slice):
             labels: Sequence[Hashable] = self._labels[at]
         elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
@@ -268,7 +268,7 @@ class Space:
 
     # -- algebra ---------------------------------------------------------------------------------------------------
 
-    def _algebra(self, other: object, choose: Callable[[Space, Space], Iterable[Hashable]]) -> Space:
+    def _algebra(self, other: object, choose: Callable[[Space, Space], Iterable[Hashable]]) -> Any:
         if not isinstance(other, Space):
             return NotImplemented
         if self._name is not None and other._name is not None and self._name != other._name:
@@ -283,15 +283,15 @@ class Space:
 
     def __or__(self, other: Space) -> Space:
         """The labels of both: the left's in order, then the right's new ones."""
-        return self._algebra(other, lambda a, b: [*a, *(label for label in b if label not in a)])
+        return self._algebra(other, lambda a, b: [*a, *(label for label in b if label not in a)])  # type: ignore[no-any-return]
 
     def __and__(self, other: Space) -> Space:
         """The common labels, in the left's order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label in b))
+        return self._algebra(other, lambda a, b: (label for label in a if label in b))  # type: ignore[no-any-return]
 
     def __sub__(self, other: Space) -> Space:
         """The labels of the left that the right does not have, in order."""
-        return self._algebra(other, lambda a, b: (label for label in a if label not in b))
+        return self._algebra(other, lambda a, b: (label for label in a if label not in b))  # type: ignore[no-any-return]
 
     def rename(self, name: str | None) -> Space:
         """The same labels under another name (or none).
@@ -402,7 +402,7 @@ def _as_integer(label: object) -> int | None:
         number = int(label.real)  # type: ignore[attr-defined]
     except (OverflowError, ValueError):  # infinity, NaN
         return None
-    return number if number == label else None
+    return number if bool(number == label) else None  # type: ignore[comparison-overlap]
 
 
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:

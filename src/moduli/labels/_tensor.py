@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import numpy as np
 import torch
 
-from ..device import Device, DeviceBounded
+from ..device import Device, DeviceBounded, DeviceLike
 from ._axes import SCALAR, Axes, axes_of, static, unnamed
 from ._space import Space
 
@@ -266,7 +266,7 @@ class Tensor(Methods, DeviceBounded):
         return (self[i] for i in range(len(self._data)))
 
     def __contains__(self, value: object) -> bool:
-        return bool((self._data == (value._data if isinstance(value, Tensor) else value)).any())
+        return bool(torch.eq(self._data, value._data if isinstance(value, Tensor) else value).any())  # type: ignore[call-overload]
 
     def __repr__(self) -> str:
         from ._repr import text
@@ -310,12 +310,12 @@ class Tensor(Methods, DeviceBounded):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        rule = RULES.get(func)
+        rule = SCALAR.rule(func)
         if rule is None:
             return refuse(func)
         return rule(*args) if not kwargs else rule(*args, **kwargs)
 
-    def to_device(self, device: Device) -> Tensor:
+    def to_device(self, device: DeviceLike) -> Tensor:
         """A copy on another device.
 
         Args:
@@ -331,6 +331,14 @@ class Tensor(Methods, DeviceBounded):
 
 RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """What each torch function does to a labelled tensor; filled by the files that know."""
+
+
+def _rule(self: Axes, func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The rule of a torch function. A member of Axes, so that compiled code does not guard the whole table."""
+    return RULES.get(func)
+
+
+Axes.rule = _rule  # type: ignore[method-assign]
 
 
 def refuse(func: Callable[..., Any]) -> Any:

@@ -105,9 +105,9 @@ def _without(axes: Axes, at: int) -> Axes:
 
 pytree.register_pytree_node(
     Tensor,
-    _flatten,  # type: ignore[arg-type]
+    _flatten,
     _unflatten,
-    flatten_with_keys_fn=_flatten_with_keys,  # type: ignore[arg-type]
+    flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="moduli.labels.Tensor",
 )
 
