@@ -177,9 +177,9 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
             )
     for axis, plan in gathers:
-        if max(plan.positions, default=-1) >= data.shape[axis]:
+        if plan.highest >= data.shape[axis]:
             raise UnknownLabelError(
-                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {max(plan.positions)}"
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
             )
         data = gather(data, axis, plan, 0.0)
     if moves is not None:
