@@ -8,6 +8,7 @@ kind depend on the index alone and are remembered; a mask or an index tensor has
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
@@ -102,6 +103,8 @@ def _converted(key: Any) -> Any:
             raise IndexError(
                 f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
             )
+        if data.dtype not in (torch.bool, torch.int64, torch.int32):
+            key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
         if data.ndim:
             return key
         return bool(data) if data.dtype is torch.bool else int(data)
@@ -177,9 +180,9 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
             )
     for axis, plan in gathers:
-        if max(plan.positions, default=-1) >= data.shape[axis]:
+        if plan.highest >= data.shape[axis]:
             raise UnknownLabelError(
-                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {max(plan.positions)}"
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
             )
         data = gather(data, axis, plan, 0.0)
     if moves is not None:
@@ -284,8 +287,12 @@ def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
         if isinstance(index, list):
             positions = tuple(index)
             _check_positions(data, axes, at, positions)
-            counted = tuple(position + data.shape[at] if position < 0 else position for position in positions)
-            return gather(data, at, _positions(axes, counted), 0.0), _picked_axes(axes, at, counted)
+            picked = _picked_axes(axes, at, positions)
+            if (
+                min(positions, default=0) < 0
+            ):  # a plan counts from the front, and the size may be unknown to the compiler
+                return data[(slice(None),) * at + (torch.tensor(positions, device=data.device),)], picked
+            return gather(data, at, _positions(axes, positions), 0.0), picked
         if isinstance(index, torch.Tensor) and index.ndim == 1:
             return _by_vector(data, axes, at, index)
     return _together(data, axes, advanced)
@@ -445,7 +452,12 @@ def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -
         axis = t._axes.axis(which)
         if isinstance(labels, slice):
             raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
-        key[axis] = _located(t._axes, axis, t._data.shape[axis], _frozen(labels))
+        several, wanted = _frozen(labels)
+        key[axis] = found = _located(t._axes, axis, several, wanted)
+        if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}"
+            )
     return get(t, tuple(key))
 
 
@@ -460,10 +472,10 @@ def _frozen(labels: Any) -> tuple[bool, Hashable]:
 
 
 @static
-def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int | Space:
-    several, labels = wanted
+def _located(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
     space = axes.spaces[axis]
-    known = space if space is not None else Space(size, axes.names[axis])
+    # How many positions there are is the data's business; here it only matters that they are positions.
+    known = space if space is not None else Space(sys.maxsize, axes.names[axis])
     try:
         if several:
             for label in labels:
@@ -471,4 +483,6 @@ def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int 
             return labels if isinstance(labels, Space) else Space(labels)
         return known.index(labels)
     except UnknownLabelError as error:
+        if space is None:
+            raise UnknownLabelError(f"{axes.describe(axis)} is positional and has no position {labels!r}") from None
         raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None
