@@ -8,12 +8,12 @@ can be done with them. `Device` says where things live, `moduli.layout` turns th
 from . import device, kernels, labels, layout
 from .device import Device, DeviceBounded
 from .labels import (
-    AmbiguousTruthError,
     BROADCAST,
-    Eigen,
     QR,
-    Ranked,
     SVD,
+    AmbiguousTruthError,
+    Eigen,
+    Ranked,
     Slogdet,
     Space,
     Tensor,
@@ -86,9 +86,9 @@ from .labels import (
     join,
     lerp,
     log,
-    log10,
     log1p,
     log2,
+    log10,
     log_softmax,
     logaddexp,
     logical_and,

@@ -142,6 +142,24 @@ def test_sizes_of_positional_axes_do_not_recompile():
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: t[[-1, 0]], lambda t: t[-1], lambda t: t[1:] - t[:-1], lambda t: mo.cat([t, t], "batch"),
+        lambda t: t.sel(batch=0), lambda t: t[:, Space(["c", "b"])], lambda t: mo.vmap(lambda r: r * 2, over="batch")(t),
+        lambda t: mo.zeros(batch=t.size("batch"), col=list("abc")) + t, lambda t: t.index_add("batch", [0, 1], t[:2]),
+        lambda t: t.topk(2, "batch").values, lambda t: mo.stack([t, t.flip("batch")], "n"), lambda t: t.isel(batch=[0, 2]),
+    ],
+)  # fmt: skip
+def test_no_operation_depends_on_the_size_of_a_positional_axis(function):
+    counter = CompileCounter()
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    for size in (5, 7, 9):
+        t = mo.tensor(torch.randn(size, 3), "batch col", col=list("abc"))
+        same(compiled(t), function(t))
+    assert counter.frame_count <= 2
+
+
 def test_labels_recompile_and_stay_right():
     counter = CompileCounter()
     compiled = torch.compile(network, fullgraph=True, backend=counter)

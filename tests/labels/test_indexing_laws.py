@@ -251,6 +251,16 @@ def test_slices_of_positional_axes_renumber_and_of_labelled_ones_do_not():
         y[1:] - y[:-1]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_integers_of_every_width_are_positions(dtype):
+    t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], y=["a", "b"], x=["p", "q"])
+    index = torch.tensor([1, 0], dtype=dtype)
+    for key in (index, index.numpy()):
+        check(t[key], t.data[[1, 0]], [mo.Space(["b", "a"], "y"), t.dims[1]])
+    check(t[mo.tensor(index, n=["u", "v"])], t.data[[1, 0]], [mo.Space(["u", "v"], "n"), t.dims[1]])
+    check(t[index[0]], t.data[1], t.dims[1:])
+
+
 def test_iteration_length_and_containment():
     t = mo.tensor([[1.0, 2.0], [3.0, 4.0]], y=["a", "b"], x=["p", "q"])
     assert [as_mapping(row) for row in t] == [as_mapping(t[0]), as_mapping(t[1])]

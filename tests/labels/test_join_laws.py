@@ -170,6 +170,24 @@ def test_the_policy_belongs_to_the_thread():
         assert all(pool.map(work, ["outer", "inner", "left", "exact"]))
 
 
+def test_one_scope_may_serve_several_threads():
+    shared, step = mo.join("outer"), threading.Barrier(2)
+
+    def work(how):
+        with mo.join(how):
+            if how == "inner":
+                step.wait()
+            shared.__enter__()
+            if how == "left":
+                step.wait()
+            step.wait()
+            shared.__exit__(None, None, None)
+            return policy.how == how
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, ["inner", "left"]))
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_positional_axes_have_no_labels_to_join_by(data):

@@ -30,6 +30,16 @@ def test_rename(t, data):
         assert t.rename({a: b, b: a}).names[:2] == (b, a)
 
 
+@pytest.mark.parametrize("name", ["t", "names", "new", "self", "dim", "labels", "indexers", "dims", "data"])
+def test_any_name_can_be_a_keyword(name):
+    t = mo.tensor([1.0, 2.0], **{name: ["a", "b"]})
+    assert t.rename(**{name: "other"}).names == ("other",)
+    assert t.relabel(**{name: ["c", "d"]}).dims == (mo.Space(["c", "d"], name),)
+    assert t.sel(**{name: "b"}).item() == t.isel(**{name: 1}).item() == 2.0
+    assert mo.zeros(4).rename("n").unflatten("n", **{name: 2, "other": 2}).names == (name, "other")
+    assert mo.zeros(**{name: 3}).sum(name).item() == 0.0
+
+
 @given(t=some_axes, data=st.data())
 def test_relabel(t, data):
     at = data.draw(st.integers(0, t.ndim - 1))

@@ -15,6 +15,7 @@ axis by label, and what can't be paired is refused with a sentence instead of be
 Labels that occur on one side only are an error unless a `join` policy says otherwise.
 """
 
+from . import _losses as _losses
 from . import _placement as _placement
 from . import _rules as _rules
 from ._assign import diag_embed, diagonal, index_add, one_hot
@@ -26,7 +27,7 @@ from ._factories import empty, full, ones, rand, randn, tensor, zeros
 from ._index import isel, sel
 from ._join import join
 from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
-from ._linalg import Eigen, QR, SVD, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
+from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
 from ._lowdin import lowdin
 from ._maths import (
     abs,
@@ -59,9 +60,9 @@ from ._maths import (
     isnan,
     lerp,
     log,
-    log10,
     log1p,
     log2,
+    log10,
     logaddexp,
     logical_and,
     logical_not,

@@ -18,10 +18,6 @@ from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wr
 __all__ = ["diag_embed", "diagonal", "index_add", "one_hot"]
 
 
-def _getitem(self: Tensor, key: Any) -> Tensor:
-    return get(self, key)
-
-
 def _setitem(self: Tensor, key: Any, value: Any) -> None:
     """``t[key] = value``: the value's axes and labels are aligned to those of ``t[key]`` first."""
     shape = self._data.shape
@@ -50,7 +46,7 @@ def _fitted(value: Any, target: Tensor) -> Any:
     return value._data if step is None else apply_step(value._data, step, plan.fill)
 
 
-Tensor.__getitem__ = _getitem  # type: ignore[method-assign,assignment]
+Tensor.__getitem__ = get  # type: ignore[method-assign,assignment]
 Tensor.__setitem__ = _setitem  # type: ignore[method-assign,assignment]
 
 

@@ -43,6 +43,7 @@ _MOST_PLANS: Final = 512
     "named",
     "names",
     "ndim",
+    "rest",
     "rule",
     "run",
     "spaces",
@@ -54,7 +55,7 @@ _MOST_PLANS: Final = 512
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "_products", "firm", "named", "names", "ndim", "spaces")
+    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "named", "names", "ndim", "spaces")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -67,6 +68,7 @@ class Axes:
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
     _plans: dict[Hashable, Any]
     _products: dict[Axes, Any]
+    _rest: Axes | None
 
     if TYPE_CHECKING:
 
@@ -94,6 +96,13 @@ class Axes:
             plans.clear()
         plans[key] = value
         return value
+
+    def rest(self) -> Axes:
+        """The axes without the first: those of ``t[0]``."""
+        rest = self._rest
+        if rest is None:
+            rest = self._rest = intern(self.names[1:], self.spaces[1:])
+        return rest
 
     # One object for equal axes, so identity is equality; said here because the compiler asks for it.
     def __eq__(self, other: object) -> bool:
@@ -201,7 +210,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
         )
     axes = Axes.__new__(Axes)
     axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
-    axes.named, axes.firm = None not in names, None not in spaces
+    axes.named, axes.firm, axes._rest = None not in names, None not in spaces, None
     with _lock:  # threads that make the same axes at once must end up with one object
         return _table.setdefault(key, axes)
 

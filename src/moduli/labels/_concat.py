@@ -217,6 +217,8 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         if sum(cuts) != size or min(cuts, default=0) < 0:
             raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
     pieces = t._data.split(cuts, at)  # type: ignore[no-untyped-call]
+    if t._axes.spaces[at] is None:
+        return tuple(wrap(piece, t._axes) for piece in pieces)
     return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
 
 

@@ -119,7 +119,9 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
         return _planned((axes, other), [["sum"], ["sum"]], [], how)
     shared = [name for name in axes.names if name is not None and name in other.names]
-    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)  # type: ignore[arg-type]
+    if isinstance(over, int):
+        raise TypeError(f"dot sums over axes by name, not by {over!r}")
+    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)
     for name in names:
         for each in (axes, other):
             if not isinstance(name, str):

@@ -14,15 +14,16 @@ __all__ = ["Gather", "gather"]
 
 
 @final
-@constant("missing", "places", "positions", "present", "size")
+@constant("highest", "missing", "places", "positions", "present", "size")
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("__weakref__", "_indices", "_masks", "missing", "positions")
+    __slots__ = ("__weakref__", "_indices", "_masks", "highest", "missing", "positions")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: Final = tuple(positions)
         self.missing: Final = -1 in self.positions
+        self.highest: Final = max(self.positions, default=-1)
         self._indices: dict[torch.device, torch.Tensor] = {}
         self._masks: dict[torch.device, torch.Tensor] = {}
 

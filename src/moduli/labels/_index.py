@@ -8,13 +8,14 @@ kind depend on the index alone and are remembered; a mask or an index tensor has
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from ._axes import BROADCAST_PAIR, Axes, intern_pairs, static, unnamed
+from ._axes import BROADCAST_PAIR, SCALAR, Axes, intern_pairs, static, unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
 from ._pairing import apply_step, check_sizes, current_plan, pair
@@ -25,17 +26,24 @@ __all__ = ["isel", "sel"]
 
 # A token of the first kind, in a form that can be remembered.
 _Token = tuple[Any, ...]
+_new: Final = object.__new__
 _ALL: Final[_Token] = ("slice", None, None, None)
 
 
 def get(t: Tensor, key: Any) -> Tensor:
     """``t[key]``."""
     if type(key) is int:
-        axes = t._axes.run(_first_dropped)
+        axes = t._axes.rest()
         try:
-            return finish(t._data[key], axes)
+            data = t._data[key]
         except IndexError:
             raise IndexError(_beyond(t, 0, key)) from None
+        if axes is SCALAR:
+            return finish(data, axes)
+        made = _new(Tensor)
+        made._data = data
+        made._axes = axes
+        return made
     tokens, advanced = parse(t, key)
     data, axes = _apply_basic(t, tokens)
     if advanced:
@@ -47,10 +55,6 @@ def _beyond(t: Tensor, axis: int, at: int) -> str:
     if not t._data.ndim:
         return "a tensor without axes can't be indexed by a position; use .item()"
     return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
-
-
-def _first_dropped(axes: Axes) -> Axes:
-    return intern_pairs(axes.pairs()[1:])
 
 
 # -- taking a key apart ------------------------------------------------------------------------------------------------
@@ -99,6 +103,8 @@ def _converted(key: Any) -> Any:
             raise IndexError(
                 f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
             )
+        if data.dtype not in (torch.bool, torch.int64, torch.int32):
+            key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
         if data.ndim:
             return key
         return bool(data) if data.dtype is torch.bool else int(data)
@@ -174,9 +180,9 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
             )
     for axis, plan in gathers:
-        if max(plan.positions, default=-1) >= data.shape[axis]:
+        if plan.highest >= data.shape[axis]:
             raise UnknownLabelError(
-                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {max(plan.positions)}"
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
             )
         data = gather(data, axis, plan, 0.0)
     if moves is not None:
@@ -281,8 +287,12 @@ def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
         if isinstance(index, list):
             positions = tuple(index)
             _check_positions(data, axes, at, positions)
-            counted = tuple(position + data.shape[at] if position < 0 else position for position in positions)
-            return gather(data, at, _positions(axes, counted), 0.0), _picked_axes(axes, at, counted)
+            picked = _picked_axes(axes, at, positions)
+            if (
+                min(positions, default=0) < 0
+            ):  # a plan counts from the front, and the size may be unknown to the compiler
+                return data[(slice(None),) * at + (torch.tensor(positions, device=data.device),)], picked
+            return gather(data, at, _positions(axes, positions), 0.0), picked
         if isinstance(index, torch.Tensor) and index.ndim == 1:
             return _by_vector(data, axes, at, index)
     return _together(data, axes, advanced)
@@ -442,7 +452,12 @@ def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -
         axis = t._axes.axis(which)
         if isinstance(labels, slice):
             raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
-        key[axis] = _located(t._axes, axis, t._data.shape[axis], _frozen(labels))
+        several, wanted = _frozen(labels)
+        key[axis] = found = _located(t._axes, axis, several, wanted)
+        if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}"
+            )
     return get(t, tuple(key))
 
 
@@ -457,10 +472,10 @@ def _frozen(labels: Any) -> tuple[bool, Hashable]:
 
 
 @static
-def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int | Space:
-    several, labels = wanted
+def _located(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
     space = axes.spaces[axis]
-    known = space if space is not None else Space(size, axes.names[axis])
+    # How many positions there are is the data's business; here it only matters that they are positions.
+    known = space if space is not None else Space(sys.maxsize, axes.names[axis])
     try:
         if several:
             for label in labels:
@@ -468,4 +483,6 @@ def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int 
             return labels if isinstance(labels, Space) else Space(labels)
         return known.index(labels)
     except UnknownLabelError as error:
+        if space is None:
+            raise UnknownLabelError(f"{axes.describe(axis)} is positional and has no position {labels!r}") from None
         raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None

@@ -30,7 +30,7 @@ __all__ = [
 
 @method
 def rename(
-    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None
+    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, /, **new: str | None
 ) -> Tensor:
     """The same tensor with other axis names.
 
@@ -109,8 +109,8 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
 
 def freeze(given: Any) -> Any:
     """Labels as an argument of label logic, which must be hashable."""
-    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes)):
-        return given
+    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes, set, frozenset)):
+        return given  # what has no order or is one word is refused by Space
     tolist = getattr(given, "tolist", None)
     if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
         given = tolist()

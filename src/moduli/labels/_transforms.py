@@ -198,12 +198,12 @@ def _mapped_operands(
         dims.append(at)
         inner.append(left)
     wide = [_stretches(t._axes, at) for t, at in zip(tensors, dims, strict=True)]
-    sizes = {part.shape[at] for part, at, stretch in zip(data, dims, wide, strict=True) if not stretch}
-    if len(sizes) > 1:
-        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sorted(sizes)}")
+    sizes = [part.shape[at] for part, at, stretch in zip(data, dims, wide, strict=True) if not stretch]
+    if any(size != sizes[0] for size in sizes):
+        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sizes}")
     for i, (at, stretch) in enumerate(zip(dims, wide, strict=True)):
         if stretch and sizes:
-            data[i] = data[i].expand(*data[i].shape[:at], next(iter(sizes)), *data[i].shape[at + 1 :])
+            data[i] = data[i].expand(*data[i].shape[:at], sizes[0], *data[i].shape[at + 1 :])
     return data, dims, inner, space
 
 
