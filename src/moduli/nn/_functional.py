@@ -9,7 +9,7 @@ from abc import get_cache_token
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 __all__ = ["Functional"]
 
@@ -179,7 +179,7 @@ class Functional:
 
 def resolve(functional: type, obj_type: type) -> Action | None:
     """The action of a functional class on a type of objects, or None."""
-    if is_compiling():
+    if is_dynamo_compiling():
         name = _resolved_name(functional, obj_type)
         return None if name is None else getattr(functional, name)
     return _resolve(functional, obj_type)[2]

@@ -5,7 +5,7 @@ from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from moduli.device import Device, DeviceBounded, DeviceLike
 from moduli.labels import Tensor
@@ -176,7 +176,7 @@ class Module(Functional, nn.Module, DeviceBounded):
                 return
             else:
                 nn.Module.__setattr__(self, name, value)
-        if is_compiling():
+        if is_dynamo_compiling():
             bump_compiled()
         else:
             bump()
@@ -188,7 +188,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             nn.Module.__delattr__(self, name)
         else:
             drop(self, name)
-        if is_compiling():
+        if is_dynamo_compiling():
             bump_compiled()
         else:
             bump()
