@@ -111,7 +111,7 @@ def as_number(value: Any) -> complex:
         return value.item()  # type: ignore[no-any-return]
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, (str, bytes)) or hasattr(value, "__len__"):
+    if isinstance(value, (str, bytes)) or hasattr(value, "__len__") or hasattr(value, "__torch_function__"):
         raise TypeError(f"a labelled tensor can't be combined with a {type(value).__name__}")
     for convert in (float, complex):
         if hasattr(value, f"__{convert.__name__}__"):
@@ -127,7 +127,7 @@ def as_number(value: Any) -> complex:
 
 def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
     def apply(self: Tensor, other: Any) -> Tensor:
-        if type(other) is Tensor:
+        if isinstance(other, Tensor):
             axes = self._axes
             x, y = self._data, other._data
             if other._axes is not axes or not (axes.firm or x.shape == y.shape):
