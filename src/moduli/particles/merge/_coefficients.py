@@ -43,10 +43,11 @@ class Coefficients:
                     f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
                     "parameter names to numbers"
                 )
+            number = float(number)
             if not isfinite(number) or not low <= number <= high:
                 bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
                 raise MergeError(f"{where} is {number}; it must be {bounds or 'finite'}")
-            self._patterns.append((pattern, float(number)))
+            self._patterns.append((pattern, number))
         if not self._patterns:
             raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
 

@@ -5,6 +5,7 @@ handed on, before the next name is looked at.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, cast
 
@@ -102,7 +103,10 @@ def _views(models: Sequence[Model], labels: Sequence[str] | None) -> list[View]:
 def _merged(
     recipe: Recipe, views: list[View], buffers: Buffers, integers: Integers
 ) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
-    """The groups of tied names with their merged values; None where the first's is taken."""
+    """The groups of tied names with their merged values; None where the first's is taken.
+
+    Everything that can be checked without reading all values is checked before this returns.
+    """
     if integers not in ("equal", "first"):
         raise MergeError(f"integers is {integers!r}; it must be 'equal' or 'first'")
     policy = _Buffers(buffers, views[0])
@@ -118,10 +122,20 @@ def _merged(
     kernel = recipe.kernel
     if recipe.survey is not None:
         kernel = recipe.survey((name, _Row(views, name)) for name in merged)
-    chosen = frozenset(merged)
+    return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers)
+
+
+def _values(
+    recipe: Recipe,
+    views: list[View],
+    groups: list[tuple[str, ...]],
+    merged: frozenset[str],
+    kept: set[str],
+    integers: Integers,
+) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
     for names in groups:
         name = names[0]
-        if name not in chosen:
+        if name not in merged:
             if name not in kept and integers == "equal":
                 _check_equal(views, name)
             yield names, None
@@ -129,7 +143,7 @@ def _merged(
             yield names, None
         else:
             dtype = views[0].look(name).dtype
-            yield names, _finished(kernel(name, _Row(views, name)), dtype, name, name in views[0].buffers)
+            yield names, _finished(recipe.kernel(name, _Row(views, name)), dtype, name, name in views[0].buffers)
 
 
 class _Row:

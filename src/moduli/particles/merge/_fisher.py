@@ -33,14 +33,14 @@ def fisher(
     fishers: Sequence[Mapping[str, Tensor]],
     weights: Sequence[Coefficient] | None = None,
     *,
-    floor: float = 1e-12,
+    floor: float = 1e-20,
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
     """Average models entry by entry, weighted by their Fisher information (Matena and Raffel).
 
-    For each entry, θ = Σᵢ λᵢ Fᵢ θᵢ / Σᵢ λᵢ Fᵢ: the mode of the product of Gaussian posteriors with precisions Fᵢ. A name that none of
-    the Fishers holds, such as a frozen parameter, is averaged with the weights λᵢ.
+    For each entry, θ = Σᵢ λᵢ Fᵢ θᵢ / Σᵢ λᵢ Fᵢ: the mode of the product of Gaussian posteriors with precisions Fᵢ. A name that
+    none of the Fishers holds, such as that of a frozen parameter, is averaged with the weights λᵢ.
 
     Args:
         models: Modules, or state dicts. The first decides form, structure and dtypes of the result.
@@ -67,11 +67,8 @@ def fisher(
     fishers = list(fishers)
     if len(fishers) != len(models):
         raise MergeError(f"there are {len(fishers)} fishers for {len(models)} models; give one per model")
-    names = {
-        name
-        for model in models
-        for name in (dict(model.named_parameters(remove_duplicate=False)) if isinstance(model, nn.Module) else model)
-    }
+    first: Any = models[0]
+    names = dict(first.named_parameters(remove_duplicate=False)) if isinstance(first, nn.Module) else first
     for index, each in enumerate(fishers):
         for name in each:
             if name not in names:
@@ -97,7 +94,6 @@ def precisions(fishers: Sequence[Mapping[str, Tensor]], weights: Sequence[Coeffi
             raise MergeError(f"all weights for {name!r} are 0; at least one must be greater")
         if name not in fishers[0]:
             return weighted_sum(row, [number / total for number in numbers])
-        # Fractions of the largest, because products of small numbers would leave the range of the dtype.
         result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
         for index, number in enumerate(numbers):
             if number != 0:
