@@ -143,8 +143,11 @@ def greedy_ingredients(
     chosen, best = [order[0]], scores[order[0]]
     for index in order[1:]:
         tried = [*chosen, index]
-        average = linear([models[each] for each in tried], buffers=buffers, integers=integers)
-        value = score(average, f"the average of models {tried}")
+        # Not given a name, which would keep it alive while the next is made.
+        value = score(
+            linear([models[each] for each in tried], buffers=buffers, integers=integers),
+            f"the average of models {tried}",
+        )
         if value >= best:
             chosen, best = tried, value
     return tuple(chosen)

@@ -36,12 +36,14 @@ class View:
         model: The model itself.
         label: What errors call it.
         tensors: Every tensor by every one of its names, in order.
+        keys: The names. Asking a mapping on a file whether it has one may read the tensor.
         buffers: The names that are known to be buffers.
     """
 
     model: Model
     label: str
     tensors: Mapping[str, Any]
+    keys: frozenset[str]
     buffers: frozenset[str]
 
     @property
@@ -97,13 +99,14 @@ def view(model: Model, label: str) -> View:
         layout_of(model)  # refuses what has no layout, in words
         buffers = dict(model.named_buffers(remove_duplicate=False))
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
-        return View(model, label, tensors, frozenset(buffers))
+        return View(model, label, tensors, frozenset(tensors), frozenset(buffers))
     if not isinstance(model, Mapping):
         raise TypeError(f"{label} is {type(model).__name__}; a model is a torch.nn.Module or a state dict")
     # A state dict does not say what is a buffer. Batch normalisation can be told: its statistics stand by its counter.
-    prefixes = [name[: -len(COUNTER)] for name in model if name.rpartition(".")[2] == COUNTER]
-    names = {prefix + statistic for prefix in prefixes for statistic in STATISTICS}
-    return View(model, label, model, frozenset(names & model.keys()))
+    keys = frozenset(model)
+    prefixes = [name[: -len(COUNTER)] for name in keys if name.rpartition(".")[2] == COUNTER]
+    names = frozenset(prefix + statistic for prefix in prefixes for statistic in STATISTICS)
+    return View(model, label, model, keys, names & keys)
 
 
 def sequence(models: Sequence[ModelT], what: str = "models", least: int = 1) -> list[ModelT]:
@@ -138,14 +141,14 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         MergeError: If they differ.
     """
     for name in needed:
-        if name not in other.tensors:
+        if name not in other.keys:
             shape = f" ({described(first.look(name))} in {first.label})" if first.known else ""
             raise MergeError(f"{name!r}{shape} is missing in {other.label}; merge models of one structure")
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
     for name in other.names():
         # A module may have buffers that nobody reads, such as caches that grow; parameters are never left out.
-        if name not in first.tensors and name not in other.buffers:
+        if name not in first.keys and name not in other.buffers:
             shape = f" ({described(other.look(name))} in {other.label})" if other.known else ""
             raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
