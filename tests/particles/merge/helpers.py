@@ -23,6 +23,11 @@ def siblings(net, count, seed=0):
                     shape = (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
                     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
                     tensor.copy_(torch.view_as_complex(noise) if tensor.is_complex() else noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("running_var"):
+                    buffer.abs_().add_(0.1)
+                if name == "mask":
+                    buffer.copy_(net.mask)
     return models
 
 

@@ -104,17 +104,17 @@ def test_slerp_stays_on_the_sphere_and_divides_the_angle(seed, t, size, complex)
     assert angle(a, found) == pytest.approx(t * angle(a, b), abs=1e-6)
 
 
-def test_slerp_of_whole_models_has_one_angle():
-    a = {"x": torch.tensor([1.0, 0.0]), "y": torch.tensor([1.0])}
-    b = {"x": torch.tensor([0.0, 1.0]), "y": torch.tensor([1.0])}
-    omega = math.pi / 3  # <a, b> = 1, |a| = |b| = sqrt 2
-    weight = math.sin(omega / 2) / math.sin(omega)
-    found = merge.slerp(a, b, 0.5, angle="model")
-    torch.testing.assert_close(found["x"], torch.tensor([weight, weight]))
-    # Models that agree on a name keep it, on the way as at its ends.
-    assert found["y"].item() == 1.0
+def test_slerp_of_whole_models_has_one_angle_over_all_that_differs():
+    a = {"x": torch.tensor([1.0, 0.0]), "y": torch.tensor([1.0]), "same": torch.tensor([5.0, 5.0])}
+    b = {"x": torch.tensor([0.0, 1.5]), "y": torch.tensor([2.0]), "same": torch.tensor([5.0, 5.0])}
+    omega = math.acos(2.0 / (math.sqrt(2.0) * 2.5))
+    found = merge.slerp(a, b, 0.3, angle="model")
+    for name in ("x", "y"):
+        expected = math.sin(0.7 * omega) * a[name] + math.sin(0.3 * omega) * b[name]
+        torch.testing.assert_close(found[name], expected / math.sin(omega))
+    assert torch.equal(found["same"], a["same"])
     each = merge.slerp(a, b, 0.5)
-    torch.testing.assert_close(each["x"], torch.tensor([0.5**0.5, 0.5**0.5]))
+    torch.testing.assert_close(each["x"], torch.tensor([0.5**0.5, 1.5 * 0.5**0.5]))
 
 
 @pytest.mark.parametrize(

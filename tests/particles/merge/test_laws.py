@@ -153,18 +153,17 @@ class Meter(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_memory_beside_the_result_does_not_grow_with_the_models(recipe):
+@pytest.mark.parametrize("name", RECIPES)
+def test_memory_beside_the_result_does_not_grow_with_the_models(name):
     def tensors_beside(names, count):
         states = [{f"{i}": torch.randn(1000) for i in range(names)} for _ in range(count)]
         with Meter([tensor for state in states for tensor in state.values()]) as meter:
-            result = recipe(states)
+            result = RECIPES[name](states)
         assert len(result) == names
         return meter.peak / 4000 - names
 
     some = tensors_beside(3, 3)
-    print(some)
-    assert some <= 11
+    assert some <= (7 if "ties" in name else 3 if name in ("dare", "stock") else 1)
     assert tensors_beside(30, 3) <= some + 1
     assert tensors_beside(3, 12) <= some + 1
 

@@ -121,7 +121,7 @@ def _merged(
         coefficient.check(merged)
     kernel = recipe.kernel
     if recipe.survey is not None:
-        kernel = recipe.survey((name, _Row(views, name)) for name in merged)
+        kernel = recipe.survey((name, _Row(views, name)) for name in merged if not _keeps(recipe, views, name))
     return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers)
 
 
@@ -139,7 +139,7 @@ def _values(
             if name not in kept and integers == "equal":
                 _check_equal(views, name)
             yield names, None
-        elif recipe.keeps(name) and _agree(views, name):
+        elif _keeps(recipe, views, name):
             yield names, None
         else:
             dtype = views[0].look(name).dtype
@@ -189,8 +189,10 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def _agree(views: list[View], name: str) -> bool:
-    """Whether every model has the same bits, as far as numbers can tell, under a name."""
+def _keeps(recipe: Recipe, views: list[View], name: str) -> bool:
+    """Whether a name is kept as it is, because every model has the same under it."""
+    if not recipe.keeps(name):
+        return False
     first = views[0].read(name)
     for other in views[1:]:
         tensor = other.read(name)

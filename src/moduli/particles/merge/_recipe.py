@@ -37,7 +37,8 @@ class Recipe:
         kernel: Merges one name; it looks at nothing else, so names may come in any order and from anywhere.
         coefficients: What to check against the names before any is merged.
         keeps: Whether models that agree on a name give what they agree on, for a name. Then it is copied bit for bit.
-        survey: For a recipe that must see every row before it merges the first one: makes the kernel to use.
+        survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
+            are copied are not among them.
     """
 
     kernel: Kernel

@@ -46,8 +46,8 @@ def slerp(
         a: A module or state dict. It decides form, structure and dtypes of the result.
         b: Another of the same structure.
         t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
-        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all merged tensors seen as one
-            vector. The latter reads the models twice.
+        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all tensors that are merged and
+            differ seen as one vector. The latter reads the models twice.
         buffers: Whether floating buffers are those of `a` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `a` in any case.
 

@@ -148,8 +148,7 @@ def elected(
         elect: How signs are elected.
     """
     base = _real(row[0])
-    sums = [torch.zeros_like(base) for _ in range(2)]
-    shares = [torch.zeros_like(base) for _ in range(2)]
+    positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
     votes = torch.zeros_like(base) if elect == "count" else None
     for index, weight in enumerate(weights):
         if weight == 0:
@@ -157,15 +156,18 @@ def elected(
         vector = sparse(index, _real(row[index + 1]) - base).mul_(weight)
         if votes is not None:
             votes.add_(vector.sign())
-        for side, mask in enumerate((vector > 0, vector < 0)):
-            sums[side].add_(vector * mask)
-            shares[side].add_(mask, alpha=abs(weight))
-    sign = (sums[0] + sums[1] if votes is None else votes).sign_()  # (2)
-    merged = torch.where(sign > 0, sums[0], sums[1]).mul_(sign != 0)  # (3), the sum
+        for_positive.add_(vector > 0, alpha=abs(weight))
+        for_negative.add_(vector < 0, alpha=abs(weight))
+        positive.add_(vector.clamp(min=0))
+        negative.add_(vector.clamp_(max=0))
+        del vector  # before the next one is made
+    sign = positive + negative if votes is None else votes  # (2); only its sign counts
+    # In place from here on, so that electing needs no more memory than counting did.
+    merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
     if normalize:
-        agreeing = torch.where(sign > 0, shares[0], shares[1])
+        agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
         merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
-    result = base + scale * merged  # (4)
+    result = merged.mul_(scale).add_(base)  # (4)
     return torch.view_as_complex(result) if row[0].is_complex() else result
 
 
