@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
+import moduli as mo
 from moduli.particles import merge
 from particles.merge.helpers import RECIPES, BatchNormNet, Tied, siblings
 
@@ -102,20 +103,22 @@ def test_a_soup_of_fine_tuned_models_is_no_worse_than_their_mean():
 
 
 def test_modules_that_own_labelled_tensors_merge():
-    mo = pytest.importorskip("moduli.nn", reason="needs the room of labelled modules")
-    import moduli
+    rooms = pytest.importorskip("moduli.nn", reason="needs the room of labelled modules")
 
-    class Net(mo.Module):
-        def __init__(self, labels):
+    class Net(rooms.Module):
+        def __init__(self, labels, *values):
             super().__init__()
-            self.gain = moduli.tensor([1.0, 2.0], ["channel"], {"channel": labels})
+            self.gain = mo.tensor(values, "channel", channel=labels, requires_grad=True)
 
-    try:
-        a, b, c = Net(["x", "y"]), Net(["x", "y"]), Net(["y", "x"])
-    except TypeError as error:
-        pytest.skip(f"labelled tensors are made differently: {error}")
+        @rooms.virtual
+        def twice(self):
+            return 2 * self.gain
+
+    a, b, c = Net(["x", "y"], 1.0, 2.0), Net(["x", "y"], 3.0, 4.0), Net(["y", "x"], 1.0, 2.0)
     found = merge.linear([a, b])
     assert type(found) is Net
-    assert found.gain.space("channel").labels == a.gain.space("channel").labels
-    with pytest.raises(merge.MergeError, match="labels"):
-        merge.linear([a, c])
+    assert mo.equal(found.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
+    assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
+    for form in (lambda model: model, lambda model: model.state_dict()):
+        with pytest.raises(merge.MergeError, match="the labels of 'gain' are .* align"):
+            merge.linear([form(a), form(c)])
