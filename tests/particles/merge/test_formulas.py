@@ -295,6 +295,8 @@ def test_dare_draws_its_seed_from_a_generator():
     first, second = (merge.dare(base, [model], 0.5, generator=generator)["w"] for _ in range(2))
     assert torch.equal(first, one)
     assert not torch.equal(first, second)
+    with pytest.raises(TypeError, match="integer"):
+        merge.dare(base, [model], 0.5, generator=0.5)
     torch.manual_seed(7)
     default = merge.dare(base, [model], 0.5)["w"]
     torch.manual_seed(7)

@@ -133,6 +133,8 @@ def test_information_that_does_not_fit_is_refused():
         merge.fisher_information(a, [x], lambda net, x: 1.0)
     with pytest.raises(MergeError, match="computed from the model"):
         merge.fisher_information(a, [x], lambda net, x: torch.ones(3))
+    with pytest.raises(MergeError, match="use its first argument"):
+        merge.fisher_information(a, [x], lambda net, x: a(x).sum())
     with pytest.raises(MergeError, match="data holds no example"):
         merge.fisher_information(a, iter(()), lambda net, x: net(x).sum())
     with pytest.raises(MergeError, match="no parameter of the model requires gradients"):

@@ -120,5 +120,5 @@ def test_modules_that_own_labelled_tensors_merge():
     assert mo.equal(found.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
     assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
     for form in (lambda model: model, lambda model: model.state_dict()):
-        with pytest.raises(merge.MergeError, match="the labels of 'gain' are .* align"):
+        with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* align"):
             merge.linear([form(a), form(c)])

@@ -15,6 +15,7 @@ Reference:
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import index
 from typing import Literal
 
 import torch
@@ -88,9 +89,10 @@ def dare(
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device
         generator = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    seed = index(generator)  # refuses what is no integer
     recipe = drops(
         per_model(density, len(models), "density", low=0.0, high=1.0),
-        generator,
+        seed,
         rescale,
         then,
         Coefficients(scale, "scale"),
@@ -120,11 +122,13 @@ def drops(
     def kernel(name: str, row: Row) -> Tensor:
         numbers = [weight(name) for weight in weights]
 
-        def sparse(index: int, delta: Tensor) -> Tensor:
-            density = densities[index](name)
+        shape = row[0].shape
+
+        def sparse(place: int, delta: Tensor) -> Tensor:
+            density = densities[place](name)
             if density in (0.0, 1.0):
                 return delta.mul_(density)
-            keep = kept(seed, name, index, row[0].shape, density).to(delta.device)
+            keep = kept(seed, name, place, shape, density).to(delta.device)
             # A complex entry, given as a pair of real ones, is dropped as a whole.
             keep = keep.unsqueeze(-1) if keep.ndim < delta.ndim else keep
             delta.mul_(keep)  # (2)
@@ -143,17 +147,17 @@ def drops(
             return based(row, factors)  # nothing is dropped, and this rounds less
         base = row[0]
         result = base.clone()
-        for index, factor in enumerate(factors):
+        for place, factor in enumerate(factors):
             if factor != 0:
-                result.add_(sparse(index, row[index + 1] - base), alpha=factor)
+                result.add_(sparse(place, row[place + 1] - base), alpha=factor)
         return result
 
     return Recipe(kernel, (*densities, scale, *weights))
 
 
-def kept(seed: int, name: str, index: int, shape: Sequence[int], density: float) -> Tensor:
+def kept(seed: int, name: str, place: int, shape: Sequence[int], density: float) -> Tensor:
     """Which entries of a model's tensor are kept: 1 − m_t of (1)."""
-    key = blake2b(f"{seed}\0{index}\0{name}".encode(), digest_size=8).digest()
+    key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
     # Always on the CPU, so that the same entries are dropped wherever the model is.
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
     return torch.rand(tuple(shape), generator=generator) < density

@@ -169,6 +169,11 @@ def fisher_information(
                 gradients = torch.autograd.grad(
                     each[index], parameters, retain_graph=index + 1 < len(each), allow_unused=True
                 )
+                if all(gradient is None for gradient in gradients):
+                    raise MergeError(
+                        "loss(model, batch) does not depend on the model it was given, which is a copy in evaluation "
+                        "mode; use its first argument, not the original"
+                    )
                 for total, gradient in zip(totals, gradients, strict=True):
                     if gradient is not None:
                         total.add_(gradient.detach().abs().to(total.dtype).square())  # (1), one term

@@ -90,8 +90,8 @@ def greedy_soup(
     Reference:
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
     """
-    chosen = greedy_ingredients(models, evaluate, mode=mode, buffers=buffers, integers=integers)
     models = sequence(models)
+    chosen = greedy_ingredients(models, evaluate, mode=mode, buffers=buffers, integers=integers)
     return linear([models[index] for index in chosen], buffers=buffers, integers=integers)
 
 

@@ -147,7 +147,8 @@ def elected(
         normalize: Whether to divide by the weights that agree.
         elect: How signs are elected.
     """
-    base = _real(row[0])
+    first = row[0]
+    base = _real(first)
     positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
     votes = torch.zeros_like(base) if elect == "count" else None
     for index, weight in enumerate(weights):
@@ -168,7 +169,7 @@ def elected(
         agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
         merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
     result = merged.mul_(scale).add_(base)  # (4)
-    return torch.view_as_complex(result) if row[0].is_complex() else result
+    return torch.view_as_complex(result) if first.is_complex() else result
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -154,8 +154,8 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
         _check_ties(first, other, first.model, other.model)
     theirs, ours = labels(other.model), labels(first.model)
-    for path in ours.keys() & theirs.keys():
-        for name in ours[path].keys() & theirs[path].keys():
+    for path in sorted(ours.keys() & theirs.keys()):
+        for name in sorted(ours[path].keys() & theirs[path].keys()):
             if ours[path][name] != theirs[path][name]:
                 raise MergeError(
                     f"the labels of {'.'.join(filter(None, (path, name)))!r} are {ours[path][name]} in {first.label} "
