@@ -71,6 +71,7 @@ RECIPES = {
     "ties by count": lambda models, **how: merge.ties(
         models[0], models[1:], 0.5, elect="count", normalize=False, scale=0.5, **how
     ),
+    "ties of whole vectors": lambda models, **how: merge.ties(models[0], models[1:], 0.5, trim="model", **how),
     "dare": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, **how),
     "dare and ties": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, then="ties", **how),
     "soup": lambda models, **how: merge.soup(models, **how),

@@ -207,6 +207,32 @@ def test_ties_keeps_exactly_as_many_entries_as_the_density_says(seed, size, dens
         assert dropped.max() <= found[found != 0].abs().min()
 
 
+@given(data=st.data(), sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4), density=st.floats(0, 1))
+def test_whole_vectors_are_trimmed_as_one(data, sizes, density):
+    vectors = [data.draw(st.lists(eighths, min_size=size, max_size=size)) for size in sizes]
+    assume(all(any(vector) for vector in vectors))  # tensors that do not differ from the base are not counted
+    base = {f"{i}": torch.zeros(size) for i, size in enumerate(sizes)}
+    model = {f"{i}": torch.tensor(vector) for i, vector in enumerate(vectors)}
+    found = merge.ties(base, [model], density, trim="model")
+    joined = torch.cat(list(model.values()))
+    expected = merge.ties({"w": torch.zeros_like(joined)}, [{"w": joined}], density)["w"]
+    assert torch.equal(torch.cat(list(found.values())), expected)
+
+
+@few
+@given(seed=seeds, density=st.floats(0, 1), dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]))
+def test_whole_vectors_keep_exactly_their_share(seed, density, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    models = [{name: torch.randn(40, generator=generator, dtype=dtype) for name in "abc"} for _ in range(2)]
+    models[1]["b"] *= 100
+    found = merge.ties({name: torch.zeros(40, dtype=dtype) for name in "abc"}, models[1:], density, trim="model")
+    entries = {name: torch.view_as_real(t) if t.is_complex() else t for name, t in found.items()}
+    total = sum(t.numel() for t in entries.values())
+    assert sum(int((t != 0).sum()) for t in entries.values()) == (max(1, round(density * total)) if density else 0)
+    if density < 0.3:
+        assert all(int((entries[name] != 0).sum()) <= 4 for name in "ac")
+
+
 @few
 @given(net=modules(FLOATING), seed=seeds)
 def test_ties_of_one_whole_model_is_that_model(net, seed):

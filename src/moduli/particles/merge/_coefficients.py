@@ -66,6 +66,17 @@ class Coefficients:
             "add one that does, such as '*' at the end"
         )
 
+    @property
+    def number(self) -> float:
+        """The number, where there is one for all names.
+
+        Raises:
+            MergeError: If there are numbers by pattern.
+        """
+        if [pattern for pattern, _ in self._patterns] != ["*"]:
+            raise MergeError(f"{self._what} is a mapping, but is used for whole models here; give one number")
+        return self._patterns[0][1]
+
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no pattern matches, and patterns that match no name: one misspelt would go unnoticed.
 

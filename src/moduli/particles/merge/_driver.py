@@ -121,7 +121,7 @@ def _merged(
         coefficient.check(merged)
     kernel = recipe.kernel
     if recipe.survey is not None:
-        kernel = recipe.survey((name, _Row(views, name)) for name in merged if not _keeps(recipe, views, name))
+        kernel = recipe.survey([(name, _Row(views, name)) for name in merged if not _keeps(recipe, views, name)])
     return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers)
 
 
@@ -151,8 +151,10 @@ class _Row:
 
     def __init__(self, views: list[View], name: str) -> None:
         like = views[0].look(name)
-        self._views, self._name, self._like = views, name, like
+        self._views, self._name = views, name
         self._device = torch.device("cpu") if like.is_meta else like.device
+        # Only what it is like: a row may be kept, what was read for it from a file may not.
+        self._like = like.to("meta")
 
     def __len__(self) -> int:
         return len(self._views)

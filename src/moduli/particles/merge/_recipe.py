@@ -1,6 +1,6 @@
 """What a merging algorithm is to whoever runs it: a function of one name and the tensors that have it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -44,4 +44,4 @@ class Recipe:
     kernel: Kernel
     coefficients: tuple[Coefficients, ...] = ()
     keeps: Callable[[str], bool] = lambda _: True
-    survey: Callable[[Iterable[tuple[str, Row]]], Kernel] | None = None
+    survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None

@@ -4,7 +4,7 @@ Reference:
     Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985 (the formula of section 3.3, for any dimension).
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import acos, sin
 from typing import Literal
 
@@ -76,7 +76,7 @@ def arc(t: Coefficients, whole: bool) -> Recipe:
     def kernel(name: str, row: Row) -> Tensor:
         return weighted_sum(row, _weights(t(name), *_products(row[0], row[1])))
 
-    def survey(rows: Iterable[tuple[str, Row]]) -> Kernel:
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         totals = [0.0, 0.0, 0.0]
         for _, row in rows:
             totals = [total + part for total, part in zip(totals, _products(row[0], row[1]), strict=True)]

@@ -20,11 +20,12 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._recipe import Recipe, Row
+from ._recipe import Kernel, Recipe, Row
 from ._task import labels
+from ._trim import cut_whole, real, trimmed, trimmed_whole
 from ._views import ModelT, sequence
 
-__all__ = ["Elect", "elected", "elections", "ties", "trimmed"]
+__all__ = ["Elect", "elected", "elections", "ties"]
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
@@ -39,6 +40,7 @@ def ties(
     weights: Sequence[Coefficient] | None = None,
     normalize: bool = True,
     elect: Elect = "sum",
+    trim: Literal["tensor", "model"] = "tensor",
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
@@ -47,7 +49,7 @@ def ties(
     Of each task vector τ_t = θ_t − θ_base only the entries of largest magnitude are kept. For each entry a sign is elected,
     and the kept values of that sign are averaged: θ = θ_base + λ · mean of w_t τ̂_t over the models that agree.
 
-    Tensors are trimmed one by one, so a small tensor keeps its share. With weights, w_t τ̂_t takes the place of τ̂_t both in the
+    With weights, w_t τ̂_t takes the place of τ̂_t both in the
     election and in the mean, which divides by Σ |w_t| over the models that agree: a model of weight 0 has no say.
     Where the votes cancel, the base stays. Complex entries count as two real ones.
 
@@ -61,6 +63,8 @@ def ties(
         weights: One coefficient per model. Equal by default.
         normalize: Whether to divide by the weights that agree; otherwise they are summed.
         elect: Whether signs are elected by sum or by count.
+        trim: Whether each tensor keeps its share of entries, or the whole task vector does, all tensors that are merged and
+            differ as one, as in the paper. The latter takes one density per model, and reads the models four times.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -79,12 +83,15 @@ def ties(
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
     models = sequence(models)
+    if trim not in ("tensor", "model"):
+        raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
     recipe = elections(
         per_model(density, len(models), "density", low=0.0, high=1.0),
         Coefficients(scale, "scale"),
         per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
         normalize,
         elect,
+        whole=trim == "model",
     )
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
@@ -95,36 +102,23 @@ def elections(
     weights: Sequence[Coefficients],
     normalize: bool,
     elect: Elect,
+    whole: bool = False,
 ) -> Recipe:
     """The recipe of `ties`; the base is the first model."""
     if elect not in ("sum", "count"):
         raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
 
-    def kernel(name: str, row: Row) -> Tensor:
-        def sparse(index: int, delta: Tensor) -> Tensor:
-            return trimmed(delta, densities[index](name))
-
+    def merged(name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
         return elected(row, sparse, scale(name), [weight(name) for weight in weights], normalize, elect)
 
-    return Recipe(kernel, (*densities, scale, *weights))
+    def kernel(name: str, row: Row) -> Tensor:
+        return merged(name, row, lambda index, delta: trimmed(delta, densities[index](name)))  # (1)
 
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
+        cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
+        return lambda name, row: merged(name, row, lambda index, delta: trimmed_whole(delta, cuts[index], name))  # (1)
 
-def trimmed(delta: Tensor, density: float) -> Tensor:
-    """Keep the entries of largest magnitude; may change `delta`, a real tensor, and return it."""
-    count = delta.numel()
-    kept = max(1, round(density * count)) if density > 0 else 0
-    if kept >= count:
-        return delta
-    if kept == 0:
-        return delta.zero_()
-    size = delta.abs().reshape(-1)
-    threshold = size.kthvalue(count - kept + 1).values
-    mask = size > threshold
-    if threshold > 0:
-        # Fill up with the first of the entries at the threshold, so that exactly `kept` are left on every device.
-        equal = (size == threshold).nonzero().reshape(-1)
-        mask[equal[: kept - int(mask.sum())]] = True
-    return delta.mul_(mask.view_as(delta))  # (1)
+    return Recipe(kernel, (*densities, scale, *weights), survey=survey if whole else None)
 
 
 def elected(
@@ -148,13 +142,13 @@ def elected(
         elect: How signs are elected.
     """
     first = row[0]
-    base = _real(first)
+    base = real(first)
     positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
     votes = torch.zeros_like(base) if elect == "count" else None
     for index, weight in enumerate(weights):
         if weight == 0:
             continue
-        vector = sparse(index, _real(row[index + 1]) - base).mul_(weight)
+        vector = sparse(index, real(row[index + 1]) - base).mul_(weight)
         if votes is not None:
             votes.add_(vector.sign())
         for_positive.add_(vector > 0, alpha=abs(weight))
@@ -170,7 +164,3 @@ def elected(
         merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
     result = merged.mul_(scale).add_(base)  # (4)
     return torch.view_as_complex(result) if first.is_complex() else result
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
