@@ -157,6 +157,27 @@ def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def supported_functions() -> str:
+    """The torch functions that labelled tensors have a rule for, from the table of rules."""
+    from torch.overrides import resolve_name
+
+    rules = importlib.import_module("moduli.labels._tensor").RULES
+    names = {resolve_name(function) or f"torch.{getattr(function, '__name__', function)}" for function in rules}
+    families: dict[str, list[str]] = {}
+    for name in sorted(names):
+        family, _, short = name.rpartition(".")
+        families.setdefault(family, []).append(short)
+    parts = [
+        "# Torch functions for labelled tensors",
+        "\nThese functions of torch accept labelled tensors and return labelled results. Any other raises `TypeError`, "
+        "naming the function; apply it to `t.data` and label what comes out.",
+    ]
+    for family, members in sorted(families.items()):
+        listed = ", ".join(f"`{member}`" for member in members)
+        parts.append(f"\n## {family}\n\n{listed}")
+    return "\n".join(parts) + "\n"
+
+
 def _entry(module: ModuleType, name: str, static: "griffe.Object | griffe.Alias", level: int) -> str:
     """One name: by mkdocstrings where the source shows it, otherwise from the object that was made at import."""
     if name in static.members:
@@ -177,7 +198,9 @@ def _module_docstring(module: ModuleType) -> str:
 
 
 def _summary(value: object) -> str:
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+    """The first line of a docstring; constants and type aliases only have that of their type."""
+    described = inspect.isclass(value) or (callable(value) and not _is_alias(value))
+    return (inspect.getdoc(value) or "").partition("\n")[0] if described else ""
 
 
 class Examples(griffe.Extension):
@@ -208,6 +231,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         raise PluginError("these public names have no docstring:\n  " + "\n  ".join(missing))
     for module in all_rooms:
         files.append(File.generated(config, f"api/{module.__name__}.md", content=page(module, all_rooms)))
+    files.append(File.generated(config, "labels-functions.md", content=supported_functions()))
     return files
 
 

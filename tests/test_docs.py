@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import moduli
+import moduli.device
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -269,3 +270,15 @@ def test_names_made_at_import_are_described_too(hooks):
     assert "## f { #made.f }" in text
     assert "f(x, y=2)" in text
     assert "More." in text
+
+
+def test_the_front_door_links_to_the_rooms(hooks):
+    front = types.ModuleType("moduli", "Said.")
+    front.Device, front.DeviceLike = moduli.device.Device, moduli.device.DeviceLike
+    front.device, front.__version__ = moduli.device, "1"
+    front.__all__ = ["__version__", "device", "Device", "DeviceLike"]
+    text = hooks.page(front, [front, moduli.device])
+    assert "- [`Device`][moduli.device.Device] A logical place" in text
+    assert "- [`DeviceLike`][moduli.device.DeviceLike] \n" in text
+    assert "__version__" not in text
+    assert "\n::: moduli.device.Device\n" in hooks.page(moduli.device, [front, moduli.device])

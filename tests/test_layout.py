@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import os
 import pickle
 import subprocess
@@ -113,6 +114,11 @@ def test_pack_and_views_are_inverse(net):
     assert all(torch.equal(a, b) for a, b in zip(out, vectors, strict=True))
 
 
+def _graded(layout, vectors):
+    with torch.enable_grad():
+        return layout.views(vectors)
+
+
 @given(modules(), st.integers(0, 3))
 def test_views_of_a_stack_are_stacks_of_views(net, count):
     layout = layout_of(net)
@@ -120,6 +126,9 @@ def test_views_of_a_stack_are_stacks_of_views(net, count):
     for entry, view in zip(layout, layout.views(stacks), strict=True):
         assert view.shape == (count, *entry.shape)
         view.fill_(entry.start)
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(layout.views(stacks), _graded(layout, stacks), strict=True))
+        assert [v.data_ptr() for v in layout.views(stacks)] == [v.data_ptr() for v in _graded(layout, stacks)]
     for row in range(count):
         for entry, view in zip(layout, layout.views([s[row] for s in stacks]), strict=True):
             assert torch.equal(view, torch.full(entry.shape, entry.start, dtype=entry.dtype))
@@ -154,6 +163,7 @@ def late_tie(net):
 
 EDITS_BY_HAND = {
     "edit in a child": lambda net: setattr(net[0], "bias", None),
+    "renamed child": lambda net: net._modules.update(tail=net._modules.pop("3")),
     "deletion": lambda net: delattr(net[0], "bias"),
     "append": lambda net: net.append(nn.Linear(2, 2)),
     "set_submodule": lambda net: net.set_submodule("0", nn.Linear(3, 4, bias=False)),
@@ -183,6 +193,29 @@ def test_each_kind_of_edit_is_noticed(kind):
     before = layout_of(net)
     EDITS_BY_HAND[kind](net)
     assert check_against_torch(net) is not before
+
+
+def test_rearranging_the_same_tensors_is_noticed():
+    """Two tensors move between parameters and buffers of three modules, with empty modules of the same names around."""
+    tensors = {"x": nn.Parameter(torch.zeros(2)), "y": nn.Parameter(torch.zeros(2))}
+    places = [(where, kind) for where in ("", "c", "d") for kind in ("_parameters", "_buffers")]
+    configurations = list(itertools.product(places, places, (None, "x", "y")))
+
+    def arrange(net, configuration):
+        *homes, empty = configuration
+        children = {where: nn.Module() for where, _ in homes if where}
+        if empty is not None:
+            children[empty] = nn.Module()
+        net.__dict__.update(_parameters={}, _buffers={}, _modules=children)
+        for (name, tensor), (where, kind) in zip(tensors.items(), homes, strict=True):
+            (children[where] if where else net).__dict__[kind][name] = tensor
+        return net
+
+    expected = {configuration: layout_of(arrange(nn.Module(), configuration)) for configuration in configurations}
+    net = nn.Module()
+    for before, after in itertools.product(configurations, configurations):
+        assert layout_of(arrange(net, before)) is expected[before]
+        assert layout_of(arrange(net, after)) is expected[after]
 
 
 def test_what_is_not_structure_changes_nothing():
@@ -337,6 +370,56 @@ def test_modules_of_torch(make):
     net = make()
     check_against_torch(net)
     assert layout_of(net) is layout_of(make())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_and_traced_modules():
+    net = mlp()
+    layout_of(net)
+    for twin in (torch.jit.script(net), torch.fx.symbolic_trace(net)):
+        layout, live = layout_and_tensors(twin)
+        assert layout is layout_of(net)
+        assert layout_of(twin) is layout
+        assert [t.data_ptr() for t in live] == [p.data_ptr() for p in net.parameters()]
+
+
+def test_dicts_that_are_made_when_asked_for():
+    class Shell(nn.Module):
+        def __getattr__(self, name):
+            if "_parameters" not in self.__dict__:
+                nn.Module.__init__(self)
+                self.w = nn.Parameter(torch.zeros(3))
+                return getattr(self, name)
+            return super().__getattr__(name)
+
+    outer = nn.Sequential(nn.Linear(1, 1))
+    layout_of(outer)
+    outer[0] = object.__new__(Shell)
+    assert layout_of(outer).names == ("0.w",)
+    assert layout_of(object.__new__(Shell)).names == ("w",)
+
+
+def test_a_function_call_with_other_parameters_sees_those():
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            seen.append(layout_of(self)["weight"].dtype)
+            return super().forward(x)
+
+    net = Net(2, 2)
+    outside = layout_of(net)
+    torch.func.functional_call(net, {k: v.double() for k, v in net.named_parameters()}, torch.zeros(1, 2).double())
+    stacked = {k: torch.stack([v, v]) for k, v in net.named_parameters()}
+    torch.vmap(lambda p: torch.func.functional_call(net, p, torch.zeros(1, 2)))(stacked)
+    assert seen == [torch.float64, torch.float32]
+    assert layout_of(net) is outside
+
+
+def test_views_under_function_transforms():
+    layout = layout_of(nn.Linear(3, 2))
+    assert torch.func.grad(lambda v: sum((x**2).sum() for x in layout.views(v)))(torch.ones(8)).tolist() == [2.0] * 8
+    assert torch.vmap(lambda v: layout.views(v)[0])(torch.ones(5, 8)).shape == (5, 2, 3)
 
 
 def test_devices_and_dtypes_have_groups_of_their_own():
@@ -581,6 +664,15 @@ def test_packing_carries_gradients_unless_it_writes():
     assert torch.equal(out, vector)
 
 
+def test_views_can_be_changed_in_place_under_autograd():
+    layout = layout_of(nn.Linear(3, 2))
+    scale = torch.ones((), requires_grad=True)
+    vector = torch.ones(8)
+    layout.views(vector)[0].mul_(scale)
+    vector.sum().backward()
+    assert scale.grad == 6
+
+
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(KeyError, match="no parameter is called 'wieght'; the layout has 'weight', 'bias'"):
         layout_of(nn.Linear(1, 1))["wieght"]
@@ -592,5 +684,5 @@ def test_unknown_names_list_the_known_ones():
 
 def test_entries_are_values():
     entry = layout_of(nn.Linear(1, 1))["weight"]
-    assert entry == Entry("weight", (1, 1), torch.float32, torch.device("cpu"), 0, 0, 0)
+    assert entry == Entry("weight", (1, 1), torch.float32, torch.device("cpu"), 1, 0, 0, 0)
     assert pickle.loads(pickle.dumps(entry)) == entry

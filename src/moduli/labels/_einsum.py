@@ -180,7 +180,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         plain = word.replace("...", "")
         if len(plain) == operand.ndim or "..." in word:
             tokens = list(plain.split("...")[0]) if "..." not in word else _spelled(word)
-    dots = tokens.count("...")
+    dots = text.count("...")
     if dots > 1:
         raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
     named = [token for token in tokens if token != "..." and token in operand.names]
@@ -190,7 +190,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         if not dots and any(isinstance(index, tuple) for index in by_axis):
             raise ValueError(f"term {number + 1} of {equation!r} leaves out an axis: {operand.listing()}")
         return by_axis, all(len(token) == 1 for token in plain_tokens)
-    if named and any(len(token) > 1 for token in plain_tokens):
+    if any(operand.names) and any(len(token) > 1 for token in plain_tokens):
         unknown = next(token for token in plain_tokens if token not in operand.names)
         operand.axis(unknown)
     rest = operand.ndim - len(plain_tokens)
@@ -242,6 +242,11 @@ def _planned(
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
         spaces = [operands[k].spaces[i] for k, i in parts]
         own = [operands[k].names[i] for k, i in parts if operands[k].names[i] is not None]
+        if isinstance(index, tuple) and len(set(own)) > 1:
+            raise ValueError(
+                f"axes that meet by position within '...' have different names: {own}; rename one of them, "
+                "or name all axes so that they pair by name"
+            )
         # A letter may meet axes of different names: it says on purpose that they are the same index.
         name = index if isinstance(index, str) and index in own else (own[0] if own else None)
         space, plans = pair_spaces(spaces, how, name, parts[0][1])

@@ -13,7 +13,7 @@ from . import _reduce as reduce
 from ._axes import DimLike, DimsLike
 from ._elementwise import elementwise, refuse_out, register
 from ._matmul import matmul
-from ._tensor import RULES, Tensor, finish
+from ._tensor import RULES, Tensor, as_tensor, finish
 
 __all__: list[str] = []
 
@@ -157,6 +157,7 @@ def _loss(name: str, *options: str) -> None:
             return losses
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+        losses = as_tensor(losses)  # inside a function transform, without axes, it is a plain tensor
         return reduce.mean(losses) if reduction == "mean" else reduce.sum(losses)
 
     RULES[function] = rule

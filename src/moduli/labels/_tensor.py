@@ -310,7 +310,7 @@ class Tensor(Methods, DeviceBounded):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        rule = RULES.get(func)
+        rule = SCALAR.rule(func)
         if rule is None:
             return refuse(func)
         return rule(*args) if not kwargs else rule(*args, **kwargs)
@@ -331,6 +331,14 @@ class Tensor(Methods, DeviceBounded):
 
 RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """What each torch function does to a labelled tensor; filled by the files that know."""
+
+
+def _rule(self: Axes, func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The rule of a torch function. A member of Axes, so that compiled code does not guard the whole table."""
+    return RULES.get(func)
+
+
+Axes.rule = _rule  # type: ignore[method-assign]
 
 
 def refuse(func: Callable[..., Any]) -> Any:

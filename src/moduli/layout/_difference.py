@@ -90,10 +90,8 @@ def diff(left: Source | Layout, right: Source | Layout) -> Difference | None:
                 return Difference(tie, "tie", _partner(tie, a), _partner(tie, b))
     # The same names with the same ties: they can only come in another order.
     theirs = _ordered(b)
-    for position, name in enumerate(_ordered(a)):
-        if theirs[position] != name:
-            return Difference(name, "order", position, theirs.index(name))
-    raise RuntimeError(f"the fingerprints of {a!r} and {b!r} differ, but no parameter does; please report this")
+    place, name = next((i, n) for i, (n, m) in enumerate(zip(_ordered(a), theirs, strict=True)) if n != m)
+    return Difference(name, "order", place, theirs.index(name))
 
 
 def _untied(name: str, left: tuple[str, ...], right: tuple[str, ...]) -> str:

@@ -4,8 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,8 +25,7 @@ class LayoutError(ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One parameter of a layout. A parameter with several names has one entry, under the first.
 
     Attributes:
@@ -35,6 +33,7 @@ class Entry:
         shape: Its sizes.
         dtype: Its dtype.
         device: The device it is on.
+        numel: How many elements it has.
         group: Index of its group in `Layout.groups`.
         offset: Position of its first element in the vector of its group.
         start: Position of its first element in all parameters laid end to end.
@@ -51,15 +50,11 @@ class Entry:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    numel: int
     group: int
     offset: int
     start: int
     ties: tuple[str, ...] = ()
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return prod(self.shape)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,8 +62,7 @@ class Entry:
         return (self.name, *self.ties)
 
 
-@dataclass(frozen=True, slots=True)
-class BufferEntry:
+class BufferEntry(NamedTuple):
     """One buffer of a layout. Buffers have no place in the flat vectors and no part in the fingerprint.
 
     Attributes:
@@ -76,6 +70,7 @@ class BufferEntry:
         shape: Its sizes.
         dtype: Its dtype.
         device: The device it is on.
+        numel: How many elements it has.
         persistent: Whether `state_dict()` holds it.
         ties: The other names of the same buffer, in order.
 
@@ -89,13 +84,9 @@ class BufferEntry:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    numel: int
     persistent: bool
     ties: tuple[str, ...] = ()
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +230,20 @@ class Layout:
             tensor([6., 7.])
         """
         vectors = self._vectors(vectors)
-        views = []
-        for entry in self.entries:
-            vector = vectors[entry.group]
-            # Not torch.split, whose views refuse in-place operations under autograd.
-            part = vector.narrow(-1, entry.offset, entry.numel)
-            views.append(part.view((*vector.shape[:-1], *entry.shape)))
-        return views
+        parts: list[Tensor] = [_NOTHING] * len(self.entries)
+        for group, vector in zip(self.groups, vectors, strict=True):
+            if torch.is_grad_enabled():
+                # Autograd refuses in-place operations on what torch.split returns.
+                for i in group.indices:
+                    parts[i] = vector.narrow(-1, self.entries[i].offset, self.entries[i].numel)
+            else:
+                split = torch.split(vector, [self.entries[i].numel for i in group.indices], -1)
+                for i, part in zip(group.indices, split, strict=True):
+                    parts[i] = part
+        return [
+            part if len(entry.shape) == 1 else part.view((*part.shape[:-1], *entry.shape))
+            for entry, part in zip(self.entries, parts, strict=True)
+        ]
 
     def pack(self, tensors: Sequence[Tensor], out: Tensor | Sequence[Tensor] | None = None) -> list[Tensor]:
         """Copy one tensor per entry into flat vectors, one per group; `views` undoes it.
@@ -345,6 +343,10 @@ class Layout:
 _INTERNED: WeakValueDictionary[tuple[tuple[Entry, ...], tuple[BufferEntry, ...]], Layout] = WeakValueDictionary()
 
 
+# Holds a place in a list until the tensor that belongs there is known.
+_NOTHING = torch.empty(0)
+
+
 def _described(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """A tensor's shape and dtype, for an error."""
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
@@ -358,45 +360,3 @@ def _listed(names: dict[str, Entry], limit: int = 8) -> str:
     """The first few names, for an error."""
     shown = ", ".join(repr(name) for name, _ in zip(names, range(limit), strict=False))
     return (shown + (", ..." if len(names) > limit else "")) or "none"
-
-
-def build(
-    parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]
-) -> tuple[Layout, list[int], list[int]]:
-    """Lay out named tensors.
-
-    Returns:
-        The layout, and the positions in `parameters` and in `buffers` of the tensors that its entries stand for.
-    """
-    names: dict[int, list[str]] = {}
-    chosen: list[int] = []
-    for position, (name, tensor) in enumerate(parameters):
-        if id(tensor) not in names:
-            chosen.append(position)
-        names.setdefault(id(tensor), []).append(name)
-    entries: list[Entry] = []
-    groups: dict[tuple[torch.dtype, torch.device], int] = {}
-    filled: list[int] = []
-    start = 0
-    for position in chosen:
-        name, tensor = parameters[position]
-        group = groups.setdefault((tensor.dtype, tensor.device), len(groups))
-        if group == len(filled):
-            filled.append(0)
-        shape = tuple(tensor.shape)
-        ties = tuple(names[id(tensor)][1:])
-        entries.append(Entry(name, shape, tensor.dtype, tensor.device, group, filled[group], start, ties))
-        filled[group] += prod(shape)
-        start += prod(shape)
-
-    buffer_names: dict[int, list[str]] = {}
-    kept: list[int] = []
-    for position, (name, tensor, _) in enumerate(buffers):
-        if id(tensor) not in buffer_names:
-            kept.append(position)
-        buffer_names.setdefault(id(tensor), []).append(name)
-    buffer_entries = tuple(
-        BufferEntry(name, tuple(t.shape), t.dtype, t.device, persistent, tuple(buffer_names[id(t)][1:]))
-        for name, t, persistent in (buffers[position] for position in kept)
-    )
-    return Layout(tuple(entries), buffer_entries), chosen, kept

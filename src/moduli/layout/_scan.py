@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._layout import Layout, LayoutError, build
+from ._layout import BufferEntry, Entry, Layout, LayoutError
 
 __all__ = ["Source", "addresses", "layout_and_tensors", "layout_of"]
 
@@ -29,10 +30,11 @@ _SIZES = attrgetter("dtype", "shape", "device")
 _PARAMETERS, _BUFFERS, _CHILDREN, _END = 1, 2, 3, 0
 
 
-def _scan(root: nn.Module, limit: int | None = None) -> tuple[list[object], list[Tensor]] | None:
+def _scan(root: nn.Module, limit: int) -> tuple[list[object], list[Tensor]] | None:
     """Every name in the tree, breadth first, and every parameter and buffer; None if over `limit` modules.
 
-    This is the hot loop of the room: it runs at each use of a cached layout. Slots that hold None count as names.
+    This is the hot loop of the room: it runs at each use of a cached layout. Slots that hold None count as names. The
+    keys are asked for by name because TorchScript has objects in the place of dicts that cannot be iterated over.
     """
     names: list[object] = []
     tensors: list[Any] = []
@@ -41,26 +43,38 @@ def _scan(root: nn.Module, limit: int | None = None) -> tuple[list[object], list
         if module is None:
             names.append(None)
             continue
-        parameters, buffers, children = _OWNED(module)
+        try:
+            own = module.__dict__
+            parameters, buffers, children = own["_parameters"], own["_buffers"], own["_modules"]
+        except KeyError:
+            parameters, buffers, children = _owned(module)
         if parameters:
-            names += parameters
+            names += parameters.keys()
             names.append(_PARAMETERS)
             tensors += parameters.values()
         if buffers:
-            names += buffers
+            names += buffers.keys()
             names.append(_BUFFERS)
             if module._non_persistent_buffers_set:
                 names.append(frozenset(module._non_persistent_buffers_set))
             tensors += buffers.values()
         if children:
-            names += children
+            names += children.keys()
             names.append(_CHILDREN)
             queue += children.values()
             # A module inside itself would make the queue grow for ever.
-            if limit is not None and len(queue) > limit:
+            if len(queue) > limit:
                 return None
         names.append(_END)
     return names, tensors
+
+
+def _owned(module: nn.Module) -> list[dict[str, Any]]:
+    """The parameters, buffers and children of a module that may make its dicts only when asked for them.
+
+    TorchScript modules have objects of their own in the place of dicts.
+    """
+    return [held if isinstance(held, dict) else dict(held.items()) for held in _OWNED(module)]
 
 
 class _Memory:
@@ -116,8 +130,9 @@ def layout_and_tensors(source: Source, *, sizes: bool = True) -> tuple[Layout, l
 
     Args:
         source: As for `layout_of`.
-        sizes: Whether to compare dtypes, shapes and devices too. Without it a conversion such as `.half()`, which
-            leaves every Parameter in place, goes unnoticed: only for a caller that checks the tensors it reads.
+        sizes: Whether to compare dtypes, shapes and devices too. Without it the tensors are the live ones all the
+            same, but a conversion such as `.half()`, which leaves every Parameter in place, goes unnoticed, as may a
+            new Parameter that took the id of one that was freed: only for a caller that checks the tensors it reads.
 
     Example:
         >>> net = nn.Linear(3, 2)
@@ -127,7 +142,7 @@ def layout_and_tensors(source: Source, *, sizes: bool = True) -> tuple[Layout, l
     """
     if not isinstance(source, nn.Module):
         pairs = _named(source)
-        layout, chosen, _ = build(pairs, [])
+        layout, chosen = _build(pairs, [])
         return layout, [pairs[i][1] for i in chosen]
     memory = _MEMORIES.get(id(source))
     if memory is not None:
@@ -198,9 +213,9 @@ def _gaps(tensors: list[Tensor]) -> list[int]:
 def _remember(root: nn.Module) -> tuple[Layout, list[Tensor]]:
     """Lay a module out and remember it."""
     slots, modules = _slots(root)
-    scan = _scan(root)
-    if scan is None:  # only a limited scan ends early; this tells the type checker
-        raise LayoutError(f"{type(root).__name__} changed while its layout was read")
+    scan = _scan(root, modules)
+    if scan is None or len(scan[1]) != len(slots):
+        raise LayoutError(f"{type(root).__name__} changed while its layout was read; edit it from one thread at a time")
     names, tensors = scan
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
     order = sorted((place for place, tensor in enumerate(tensors) if tensor is not None), key=lambda p: slots[p][0])
@@ -212,7 +227,7 @@ def _remember(root: nn.Module) -> tuple[Layout, list[Tensor]]:
             )
     parameters = [place for place in order if slots[place][2] is None]
     buffers = [place for place in order if slots[place][2] is not None]
-    layout, chosen, _ = build(
+    layout, chosen = _build(
         [(slots[place][1], tensors[place]) for place in parameters],
         [(slots[place][1], tensors[place], slots[place][2] is True) for place in buffers],
     )
@@ -248,7 +263,7 @@ def _slots(root: nn.Module) -> tuple[list[tuple[tuple[int, ...], str, bool | Non
         if module is None:
             continue
         try:
-            parameters, buffers, children = _OWNED(module)
+            parameters, buffers, children = _owned(module)
         except AttributeError as error:
             raise LayoutError(
                 f"{prefix.rstrip('.') or 'the module'!r} ({type(module).__name__}) holds no parameters yet: "
@@ -259,14 +274,58 @@ def _slots(root: nn.Module) -> tuple[list[tuple[tuple[int, ...], str, bool | Non
                 f"{prefix.rstrip('.')!r} ({type(module).__name__}) contains itself, so its parameters have no end "
                 "of names; keep the reference to the outer module in a list, or as a weak reference"
             )
-        slots += [(path, prefix + name, None) for name in parameters]
-        slots += [(path, prefix + name, name not in module._non_persistent_buffers_set) for name in buffers]
-        lineage = (*lineage, id(module))
-        queue += [
-            (child, f"{prefix}{name}.", (*path, position), lineage)
-            for position, (name, child) in enumerate(children.items())
-        ]
+        for name in parameters:
+            slots.append((path, prefix + name, None))
+        for name in buffers:
+            slots.append((path, prefix + name, name not in module._non_persistent_buffers_set))
+        if children:
+            lineage = (*lineage, id(module))
+            for position, (name, child) in enumerate(children.items()):
+                queue.append((child, f"{prefix}{name}.", (*path, position), lineage))
     return slots, len(queue)
+
+
+def _build(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]) -> tuple[Layout, list[int]]:
+    """Lay out named tensors.
+
+    Returns:
+        The layout, and the positions in `parameters` of the tensors that its entries stand for.
+    """
+    names, chosen = _grouped([name for name, _ in parameters], [tensor for _, tensor in parameters])
+    entries: list[Entry] = []
+    groups: dict[tuple[torch.dtype, torch.device], int] = {}
+    filled: list[int] = []
+    start = 0
+    for position in chosen:
+        name, tensor = parameters[position]
+        shape, dtype, device, numel = tuple(tensor.shape), tensor.dtype, tensor.device, tensor.numel()
+        group = groups.setdefault((dtype, device), len(groups))
+        if group == len(filled):
+            filled.append(0)
+        ties = tuple(names[id(tensor)][1:])
+        entries.append(Entry(name, shape, dtype, device, numel, group, filled[group], start, ties))
+        filled[group] += numel
+        start += numel
+    names, kept = _grouped([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
+    buffer_entries = tuple(
+        BufferEntry(name, tuple(t.shape), t.dtype, t.device, t.numel(), persistent, tuple(names[id(t)][1:]))
+        for name, t, persistent in (buffers[position] for position in kept)
+    )
+    return Layout(tuple(entries), buffer_entries), chosen
+
+
+def _grouped(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
+    """The names of each distinct tensor, by its id, and the position of its first name."""
+    grouped: dict[int, list[str]] = {}
+    firsts: list[int] = []
+    for position, tensor in enumerate(tensors):
+        known = grouped.get(id(tensor))
+        if known is None:
+            grouped[id(tensor)] = [names[position]]
+            firsts.append(position)
+        else:
+            known.append(names[position])
+    return grouped, firsts
 
 
 def _picker(places: list[int], count: int) -> Callable[[list[Tensor]], list[Tensor]]:
