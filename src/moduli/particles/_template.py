@@ -54,8 +54,10 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 HOOKS = {key: type(held) for key, held in _BLANK.items() if isinstance(held, dict) and key not in _REGISTRIES}
 _HOOK_KEYS = tuple(HOOKS)
 _GET_HOOKS = itemgetter(*_HOOK_KEYS)
+# A compiled forward computes with the parameters of the model it was compiled for; caches belong to one model.
+_PASSING = ("_virtual_cache", "_compiled_call_impl")
 # Rebuilt for each model, or private to it, instead of being copied as attributes.
-_OWN = {*_REGISTRIES, *HOOKS, "_non_persistent_buffers_set", "_virtual_cache", RECORD, LAZY}
+_OWN = {*_REGISTRIES, *HOOKS, "_non_persistent_buffers_set", *_PASSING, RECORD, LAZY}
 _ATOMS = {
     *(type(None), bool, int, float, complex, str, bytes, range, type, types.FunctionType, types.BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, Device),
@@ -118,6 +120,11 @@ class Template(NamedTuple):
         memo: dict[int, Any] = {id(before): after for before, after in zip(old, new, strict=True)}
         distinct = distinct_buffers(live)
         memo.update((id(before), after) for before, after in zip(distinct, buffers, strict=True))
+        for module in live.modules:
+            for held in () if module is None else module.__dict__.values():
+                # Hooks of pruning and the like leave a computed tensor behind, which they compute anew before each call.
+                if isinstance(held, Tensor) and not held.is_leaf:
+                    memo.setdefault(id(held), held.detach().clone())
         made = copy.deepcopy(root, memo)
         found = walk(made)
         for expected, held in zip((memo.get(id(p)) for p in live.parameters), found.parameters, strict=True):
@@ -311,7 +318,7 @@ def _policies(nodes: list[Node], names: list[str]) -> tuple[str, ...]:
 
 def _count(state: dict[str, Any]) -> int:
     """How many attributes there are, besides those that come and go by themselves."""
-    return len(state) - (RECORD in state) - ("_virtual_cache" in state)
+    return len(state) - (RECORD in state) - (_PASSING[0] in state) - (_PASSING[1] in state)
 
 
 def _firsts(tensors: list[Any]) -> list[int]:
