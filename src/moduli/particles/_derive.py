@@ -215,8 +215,12 @@ def _derived(
     groups = template.layout.groups
     vectors: list[Tensor] = []
     scale = 1.0
+    config = left.config()
     for index, group in enumerate(groups):
-        vector, factor = compute(index, group)
+        if config and all(place in config and not config[place].operational for place in group.indices):
+            vector, factor = left.part(index, group).plainly().clone(), 1.0
+        else:
+            vector, factor = compute(index, group)
         if vector.dtype is not group.dtype or vector.shape[0] != group.numel:
             vector = _fitted(left, group, vector)
         if factor != 1.0 and (len(groups) > 1 or graph):
@@ -237,7 +241,6 @@ def _derived(
     made = Lazy(template, left.memory, slab, left.flags(), buffers, left.version)
     made.scale = scale
     made.graph = graph
-    config = left.config()
     if config:
         _exempt(left, made, config)
     shell: nn.Module = object.__new__(template.nodes[0].kind)
@@ -258,7 +261,7 @@ def _fitted(left: Operand, group: Group, vector: Tensor) -> Tensor:
     name = left.template.layout.entries[group.indices[0]].name if group.indices else "the parameters"
     if vector.shape != (group.numel,):
         raise StructureError(f"the operation gave {tuple(vector.shape)} values for the {group.numel} of {name!r}")
-    if vector.is_floating_point() and group.dtype.is_floating_point:
+    if (vector.is_floating_point() and group.dtype.is_floating_point) or group.dtype.is_complex:
         return vector.to(group.dtype)
     raise TypeError(
         f"the operation would turn {name!r} from {group.dtype} into {vector.dtype}; convert the model first, for instance "

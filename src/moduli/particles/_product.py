@@ -179,7 +179,7 @@ class ParamProduct(Product[Any]):
                 "keep the shape of every parameter"
             )
         if value.dtype != before.dtype:
-            if not (value.is_floating_point() and before.is_floating_point()):
+            if not (before.is_complex() or (value.is_floating_point() and before.is_floating_point())):
                 raise TypeError(
                     f"the operation would turn {name!r} from {before.dtype} into {value.dtype}; convert the model first, or "
                     f"leave the parameter out with set_param_config(operational=False, name={name!r})"
