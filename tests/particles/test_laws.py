@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import modules
 from torch import nn
 from torch.func import functional_call
 
@@ -18,6 +17,7 @@ from moduli.labels import Tensor as Labelled
 from moduli.layout import layout_of
 from moduli.nn import virtual
 from moduli.particles import NytoModule, adopt, from_vector, vector
+from strategies import modules
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 

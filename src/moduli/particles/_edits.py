@@ -288,7 +288,7 @@ class AddParam(ParticleEdit):
             return
         if self.add_param_id not in pdata.params:
             if value is None:
-                raise StructureError(f"parameter {self.add_param_id} is not in this particle")
+                raise StructureError(_lost(self.attr_name, f"parameter {self.add_param_id}"))
             pdata.params[self.add_param_id] = copied(value)
         put(module, "_parameters", self.attr_name, pdata.params[self.add_param_id])
         if self.label is not None and "_labelled" in module.__dict__:
@@ -345,6 +345,8 @@ class AddModule(ParticleEdit):
     def apply(self, module: nn.Module, pdata: ParticleDataImp, initiator: bool) -> None:
         if self.add_module_id not in self.add_modules:
             # It was in the particle already, under another name.
+            if self.add_module_id not in pdata.modules:
+                raise StructureError(_lost(self.attr_name, f"module {self.add_module_id}"))
             put(module, "_modules", self.attr_name, pdata.modules[self.add_module_id])
             return
         if initiator:
@@ -361,9 +363,13 @@ class AddModule(ParticleEdit):
         memo: dict[int, Any] = {}
         for key, each in paired(source, self.add_module_id, meta):
             if key not in self.add_modules:
+                if key not in pdata.modules:
+                    raise StructureError(_lost(self.attr_name, f"module {key}"))
                 memo[id(each)] = pdata.modules[key]
             for name, pid in meta[key].sub_params.items():
                 if pid is not None and pid not in self.add_params:
+                    if pid not in pdata.params:
+                        raise StructureError(_lost(self.attr_name, f"parameter {pid}"))
                     memo[id(each._parameters[name])] = pdata.params[pid]
         made = copy.deepcopy(source, memo)
         for key, each in paired(made, self.add_module_id, meta):
@@ -473,6 +479,9 @@ class Together(ParticleEdit):
         undo = Undo((), pdata)
         try:
             for edit in self.edits:
+                if edit.module_id not in pdata.modules:
+                    # This particle removed the module itself.
+                    continue
                 undo.note(pdata.modules[edit.module_id])
                 edit.apply(pdata.modules[edit.module_id], pdata, False)
             pdata.remove_modules(self.remove_modules & set(pdata.modules))
@@ -487,6 +496,13 @@ class Together(ParticleEdit):
     def sentence(self, vdata: VersionDataImp) -> str:
         """The edits in words."""
         return "; ".join(edit.sentence(vdata) for edit in self.edits)
+
+
+def _lost(name: str, what: str) -> str:
+    return (
+        f"an edit of the species lets {name!r} refer to {what}, which this particle has removed itself; combine it as it "
+        "is through detach(), or take its values over with moduli.particles.migrate"
+    )
 
 
 def copied(parameter: nn.Parameter) -> nn.Parameter:

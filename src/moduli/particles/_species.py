@@ -112,7 +112,7 @@ def follow(module: nn.Module) -> None:
     if isinstance(version, Unborn):
         version = version.version
     while version is not None and version.next_version is not None:
-        data = located(module, version.data)
+        data = located(module, version.data, partly=True)
         version.particle_update(data)
         adopt_children(module)
         version = version.next_version

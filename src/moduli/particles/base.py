@@ -82,8 +82,9 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
 
     def init_particle(self, pdata: ParticleDataImp) -> None:
         """Put the keys of a particle's data in the order of the metadata, and note that it is at this version."""
-        pdata.modules = OrderedDict((key, pdata.modules[key]) for key in self.meta)
-        pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config)
+        # A particle may lack what it removed itself since it was at a version; that is an edit of its own, noticed next.
+        pdata.modules = OrderedDict((key, pdata.modules[key]) for key in self.meta if key in pdata.modules)
+        pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config if key in pdata.params)
         kernel = self._kernel() if self._kernel is not None else None
         if pdata.record is not None and kernel is not None:
             pdata.record.version = kernel
@@ -253,30 +254,40 @@ def _check_free(held: Any, given: Any) -> None:
         raise StructureError(f"identifiers {taken} are taken; use numbers from {max(held) + 1} on")
 
 
-def located(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
+def located(root: nn.Module, vdata: VersionDataImp, partly: bool = False) -> ParticleDataImp:
     """Find the modules and parameters of a live particle by their identifiers.
 
+    Args:
+        root: The particle.
+        vdata: The structure.
+        partly: Whether some of it may be missing.
+
     Raises:
-        StructureError: If the module does not have the structure.
+        StructureError: If something is missing that may not.
     """
     modules: dict[ModuleID, nn.Module] = {}
     params: dict[ParamID, nn.Parameter] = {}
-    for key, module in paired(root, ROOT_MODULE_ID, vdata.meta):
+    for key, module in paired(root, ROOT_MODULE_ID, vdata.meta, partly):
         modules[key] = module
         for name, pid in vdata.meta[key].sub_params.items():
             if pid is not None:
                 held = module._parameters.get(name)
+                if held is None and partly:
+                    continue
                 if held is None:
                     raise StructureError(f"{vdata.names.get(pid, name)!r} is missing from this {type(root).__name__}")
                 params[pid] = held
     found = ParticleDataImp(
-        OrderedDict((key, modules[key]) for key in vdata.meta), OrderedDict((key, params[key]) for key in vdata.config)
+        OrderedDict((key, modules[key]) for key in vdata.meta if key in modules),
+        OrderedDict((key, params[key]) for key in vdata.config if key in params),
     )
     found.record = record_of(root)
     return found
 
 
-def paired(root: nn.Module, key: ModuleID, meta: MetaDict) -> Iterator[tuple[ModuleID, nn.Module]]:
+def paired(
+    root: nn.Module, key: ModuleID, meta: MetaDict, partly: bool = False
+) -> Iterator[tuple[ModuleID, nn.Module]]:
     """The modules of a tree with their identifiers."""
     queue: list[tuple[ModuleID, nn.Module]] = [(key, root)]
     seen: set[ModuleID] = set()
@@ -288,6 +299,8 @@ def paired(root: nn.Module, key: ModuleID, meta: MetaDict) -> Iterator[tuple[Mod
         for name, child in meta[key].sub_modules.items():
             if child is not None:
                 held = module._modules.get(name)
+                if held is None and partly:
+                    continue
                 if held is None:
                     raise StructureError(f"module {name!r} is missing from this {type(root).__name__}")
                 queue.append((child, held))
