@@ -66,6 +66,7 @@ _PROTOCOL = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getst
 _SIZES = attrgetter("dtype", "shape", "device")
 _TRUSTED = ("torch.nn.modules.", "moduli.")
 _END, _BUFFERS, _CHILDREN = 0, 1, 2
+_NONE = id(None)
 
 
 class Walk(NamedTuple):
@@ -324,9 +325,9 @@ def _count(state: dict[str, Any]) -> int:
 def _firsts(tensors: list[Any]) -> list[int]:
     """For each place, the first place that holds the same tensor; empty places count as their own kind."""
     ids = list(map(id, tensors))
-    if None not in tensors and len(set(ids)) == len(ids):
+    if _NONE not in ids and len(set(ids)) == len(ids):
         return []
-    firsts: dict[int, int] = {id(None): -1}
+    firsts: dict[int, int] = {_NONE: -1}
     return [firsts.setdefault(key, place) for place, key in enumerate(ids)]
 
 
