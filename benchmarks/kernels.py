@@ -1,0 +1,221 @@
+"""The kernels room against torch: one thread, candidates interleaved, medians, ratios beside their bars.
+
+Run `python benchmarks/kernels.py`; `table()` gives the rows to a program.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from moduli import kernels
+
+ROOT = Path(__file__).parents[1]
+
+
+def adam(p, g, m, v, lr, beta1, beta2, eps, step):
+    m = torch.lerp(m, g, 1 - beta1)
+    v = torch.addcmul(beta2 * v, g, g, value=1 - beta2)
+    rate = lr / (1 - beta1**step)
+    return torch.addcdiv(p, m, v.sqrt() / (1 - beta2**step) ** 0.5 + eps, value=-rate), m, v
+
+
+def encoder() -> list[tuple[int, ...]]:
+    layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
+    return [tuple(p.shape) for p in torch.nn.TransformerEncoder(layer, 6).parameters()]
+
+
+SHAPES = {
+    "200 x 64x64": [(64, 64)] * 200,
+    "1000 x 10": [(10,)] * 1000,
+    "encoder, 6 layers, d=256": encoder(),
+    "4 x 2048x2048": [(2048, 2048)] * 4,
+}
+
+
+@contextlib.contextmanager
+def form(value: str) -> Iterator[None]:
+    before = os.environ.get("MODULI_KERNELS")
+    os.environ["MODULI_KERNELS"] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MODULI_KERNELS"]
+        else:
+            os.environ["MODULI_KERNELS"] = before
+
+
+def interleaved(*candidates: Callable[[], object], seconds: float = 2.0) -> list[float]:
+    """Median seconds of each candidate, run in turn until the time is up."""
+    times: list[list[float]] = [[] for _ in candidates]
+    for candidate in candidates:
+        candidate()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < 7:
+        for candidate, own in zip(candidates, times, strict=True):
+            start = time.perf_counter()
+            candidate()
+            own.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in times]
+
+
+def adam_pair(shapes: list[tuple[int, ...]], which: str, **options: bool) -> tuple[Callable[[], object], ...]:
+    """(torch's step, ours) on equal lists."""
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    reference = torch.optim.Adam(params, **options)
+    lists = [[torch.nn.Parameter(torch.randn(shape)) for shape in shapes], [torch.randn(shape) for shape in shapes]]
+    lists += [[torch.zeros(shape) for shape in shapes] for _ in range(2)]
+    fused = kernels.fuse(adam, inplace=("p", "m", "v"))
+    count = 0
+
+    def ours() -> None:
+        nonlocal count
+        count += 1
+        with form(which), torch.no_grad():
+            fused(*lists, 1e-3, 0.9, 0.999, 1e-8, count)
+
+    return reference.step, ours
+
+
+def row(name: str, value: float, bar: float, unit: str) -> dict[str, object]:
+    return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": value <= bar}
+
+
+def adam_rows() -> list[dict[str, object]]:
+    rows = []
+    for (name, shapes), bar in zip(SHAPES.items(), (0.37, 0.11, 0.92, 1.02), strict=True):
+        theirs, ours = interleaved(*adam_pair(shapes, "c", fused=True))
+        rows.append(row(f"Adam, {name}", ours / theirs, bar, "of torch fused"))
+    return rows
+
+
+def eager_rows() -> list[dict[str, object]]:
+    rows = []
+    for name, shapes in SHAPES.items():
+        theirs, ours = interleaved(*adam_pair(shapes, "eager", foreach=True))
+        rows.append(row(f"Adam without a compiler, {name}", ours / theirs, 1.0, "of torch foreach"))
+    for name, shapes in {**SHAPES, "75 tensors, 10.9M": combination_shapes()}.items():
+        a, b, c = ([torch.randn(shape) for shape in shapes] for _ in range(3))
+        out = [torch.empty(shape) for shape in shapes]
+        fused = kernels.fuse(lambda a, b, c: a + 0.5 * (b - c))
+
+        def ours(fused=fused, lists=(a, b, c), out=out) -> None:
+            with form("eager"):
+                fused(*lists, out=out)
+
+        def theirs(lists=(a, b, c), out=out) -> None:
+            torch._foreach_copy_(out, torch._foreach_add(lists[0], torch._foreach_sub(lists[1], lists[2]), alpha=0.5))
+
+        there, here = interleaved(theirs, ours)
+        rows.append(row(f"a + 0.5*(b - c) without a compiler, {name}", here / there, 1.0, "of torch foreach"))
+    return rows
+
+
+def combination_shapes() -> list[tuple[int, ...]]:
+    """75 tensors, 10.9 million parameters."""
+    shapes: list[tuple[int, ...]] = [(512, 288), (512,), (288,)] * 25
+    rest = 10_900_000 - sum(torch.Size(s).numel() for s in shapes)
+    return [(rest // 512 + 288, 512), *shapes[1:]]
+
+
+def combination_row() -> dict[str, object]:
+    shapes = combination_shapes()
+    a, b, c = ([torch.randn(shape) for shape in shapes] for _ in range(3))
+    total = sum(t.numel() for t in a)
+    vector, x, y = torch.empty(total), torch.randn(total), torch.randn(total)
+    fused = kernels.fuse(lambda a, b, c: a + 0.5 * (b - c))
+
+    def ours() -> None:
+        with form("c"):
+            fused(a, b, c, out=vector)
+
+    axpy, here = interleaved(lambda: torch.add(x, y, alpha=0.5, out=vector), ours)
+    return row("a + 0.5*(b - c), 75 tensors, 10.9M, into a vector", here / axpy, 1.4, "of an out= axpy")
+
+
+START = """
+import time, torch
+from moduli import kernels
+def adam(p, g, m, v, lr, b1, b2, eps):
+    m = b1 * m + (1 - b1) * g
+    v = b2 * v + (1 - b2) * g * g
+    return p - lr * m / (v.sqrt() + eps), m, v
+lists = [[torch.ones(64, 64) for _ in range(200)] for _ in range(4)]
+start = time.perf_counter()
+kernels.fuse(adam, inplace=("p", "m", "v"))(*lists, 1e-3, 0.9, 0.999, 1e-8)
+print(time.perf_counter() - start)
+"""
+
+
+def start_rows() -> list[dict[str, object]]:
+    """The first call in a fresh process: tracing, compiling or loading, checking 800 tensors, running."""
+    cold, cached = [], []
+    for _ in range(5):
+        with tempfile.TemporaryDirectory() as cache:
+            env = {**os.environ, "MODULI_KERNELS_CACHE": cache, "MODULI_KERNELS": "c", "PYTHONPATH": str(ROOT / "src")}
+            for times in (cold, cached):
+                done = subprocess.run(
+                    [sys.executable, "-c", START], env=env, capture_output=True, text=True, check=True
+                )
+                times.append(float(done.stdout))
+    return [
+        row("cold build, first call in a process", statistics.median(cold), 1.5, "s"),
+        row("cached load, first call in a process", statistics.median(cached) * 1e3, 50, "ms"),
+    ]
+
+
+def overhead_rows() -> list[dict[str, object]]:
+    """The cost of a call beside its arithmetic: tensors of one element, twenty calls in a row."""
+    rows = []
+    fused = kernels.fuse(lambda p, g, lr: p - lr * g, inplace="p")
+    with form("c"), torch.no_grad():
+        for count in (1, 100, 1000):
+            lists = [[torch.zeros(1) for _ in range(count)] for _ in range(2)]
+            moving = [[torch.zeros(1) for _ in range(count)] for _ in range(2)]
+
+            def still(lists=lists) -> None:
+                for _ in range(20):
+                    fused(*lists, 0.1)
+
+            def moved(lists=lists, moving=moving) -> None:
+                for _ in range(20):
+                    moving.reverse()
+                    fused(lists[0], moving[0], 0.1)
+
+            first, second = interleaved(still, moved, seconds=1.0)
+            bar = 15 + 0.5 * count
+            rows.append(row(f"one call, {count} tensors", first / 20 * 1e6, bar, "us"))
+            rows.append(row(f"one call, {count} tensors, new gradients", second / 20 * 1e6, bar, "us"))
+    return rows
+
+
+def table() -> list[dict[str, object]]:
+    """Every bar of the room: name, value, bar, unit, and whether it holds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [*adam_rows(), combination_row(), *start_rows(), *overhead_rows(), *eager_rows()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'what':58} {'measured':>9} {'at most':>9}")
+    for line in table():
+        mark = "" if line["ok"] else "  over"
+        print(f"{line['name']:58} {line['value']:9.3f} {line['bar']:9.2f} {line['unit']}{mark}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""One pass over many tensors.
+
+Whole-model arithmetic and optimizer steps are pointwise functions applied to long lists of tensors. Five nouns:
+
+* a **role** is one list of tensors (parameters, gradients, first moments); element i of every role has the same
+  number of elements;
+* a **scalar** is a number for the whole call (a learning rate), free to change without compiling again;
+* a **fused** function (`fuse`) is an ordinary Python function of one tensor per role and scalars, run over whole lists:
+  in place, into new storage, or into storage that is given;
+* a **form** is how it runs: `c` (a kernel compiled from the traced function), `blocks` (torch operations on blocks that
+  stay in the cache), `compile` (`torch.compile`, on accelerators) or `plain` (the function itself, tensor by tensor).
+  All forms give the same result; `explain` says which one runs and why;
+* a **reduction** (`sum`, `dot`, `norm`, `amax`) turns lists into one number, accumulated in double.
+
+`MODULI_KERNELS` chooses: `auto` (compile where possible), `c` (compile or raise), `eager` (never compile). Compiled
+kernels are kept in a directory that only the user can write to (`MODULI_KERNELS_CACHE`).
+"""
+
+from ._backend import KernelError, reset
+from ._explain import Explanation, explain
+from ._fuse import Bound, Fused, fuse
+from ._reduce import amax, dot, norm, sum
+from ._trace import NotPointwiseError
+
+__all__ = [
+    "fuse",
+    "Fused",
+    "Bound",
+    "sum",
+    "dot",
+    "norm",
+    "amax",
+    "explain",
+    "Explanation",
+    "reset",
+    "KernelError",
+    "NotPointwiseError",
+]

@@ -1,0 +1,137 @@
+"""Which form may run here: the setting, the compiled kernels of this process, and the one warning."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import warnings
+from typing import Any
+
+import torch
+
+from . import _compiler, _runtime
+from ._compiler import Library, Unavailable
+from ._runtime import Runtime
+
+__all__ = ["Kernel", "KernelError", "kernel", "mode", "native", "reset", "threads"]
+
+_MODES = ("auto", "c", "eager")
+_GRAIN = 16384
+
+_lock = threading.RLock()
+_kernels: dict[str, Kernel | str] = {}
+_native: Runtime | str | None = None
+_warned = False
+_forked = False
+
+
+class KernelError(RuntimeError):
+    """`MODULI_KERNELS=c` asks for compiled kernels and this one can't be compiled; the message says why.
+
+    Example:
+        >>> issubclass(KernelError, RuntimeError)
+        True
+    """
+
+
+class Kernel:
+    """A compiled function: its entry point, its source text and the library it lives in."""
+
+    __slots__ = ("library", "run", "source")
+
+    def __init__(self, source: str, library: Library) -> None:
+        self.source = source
+        self.library = library
+        self.run: Any = library.handle.moduli_run
+        address, integer = ctypes.c_void_p, ctypes.c_int64
+        self.run.argtypes = [integer, address, address, address, address, ctypes.c_int32]
+        self.run.restype = None
+
+
+def mode() -> str:
+    """The value of `MODULI_KERNELS`: auto (compile where possible), c (or raise), eager (never compile)."""
+    value = os.environ.get("MODULI_KERNELS", "auto")
+    if value not in _MODES:
+        raise ValueError(f"MODULI_KERNELS is {value!r}; set it to one of {', '.join(_MODES)}, or unset it")
+    return value
+
+
+def threads(elements: int) -> int:
+    """How many threads a pass over so many elements is worth."""
+    if _forked:
+        return 1
+    return min(torch.get_num_threads(), max(1, elements // _GRAIN))
+
+
+def _after_fork() -> None:
+    # OpenMP's threads do not exist in a forked child, and GNU's runtime waits for them for ever.
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def native() -> Runtime | str:
+    """The shared library, or the reason why there is none."""
+    global _native
+    with _lock:
+        if _native is None:
+            try:
+                _native = _runtime.runtime()
+            except Unavailable as problem:
+                _native = str(problem)
+                _warn(_native)
+        return _native
+
+
+def kernel(source: str) -> Kernel | str:
+    """The compiled kernel of this source, or the reason why there is none. A failure is not tried again."""
+    with _lock:
+        found = _kernels.get(source)
+        if found is None:
+            shared = native()
+            if isinstance(shared, str):
+                found = shared
+            else:
+                try:
+                    found = Kernel(source, _compiler.build(source))
+                except Unavailable as problem:
+                    found = str(problem)
+                    _warn(found)
+            _kernels[source] = found
+        return found
+
+
+def built() -> list[Kernel]:
+    """The kernels of this process."""
+    with _lock:
+        return [found for found in _kernels.values() if isinstance(found, Kernel)]
+
+
+def _warn(problem: str) -> None:
+    global _warned
+    if _warned or mode() == "c":
+        return
+    _warned = True
+    warnings.warn(
+        f"moduli.kernels runs eagerly, with the same results but slower: {problem}", RuntimeWarning, stacklevel=2
+    )
+
+
+def reset() -> None:
+    """Forget compiled kernels and failures, so that the next call looks again (after installing a compiler, say).
+
+    Example:
+        >>> from moduli import kernels
+        >>> kernels.reset()
+    """
+    global _native, _warned
+    with _lock:
+        _kernels.clear()
+        _native = None
+        _warned = False
+        _runtime.runtime.cache_clear()
+        _compiler.reset()

@@ -1,0 +1,187 @@
+"""From a graph to C: one loop over tables of pointers, with the scalar part computed before it."""
+
+from __future__ import annotations
+
+import torch
+
+from ._expr import Expr, NoCFormError, ctype, literal
+from ._graph import Graph, Node, Ref
+from ._ops import EMIT, PRELUDE
+
+__all__ = ["NoCFormError", "emit"]
+
+_STORAGE = {
+    torch.float64: ("double", "{p}[k]", "{v}"),
+    torch.float32: ("float", "{p}[k]", "{v}"),
+    torch.float16: ("uint16_t", "m_from_half({p}[k])", "m_to_half({v})"),
+    torch.bfloat16: ("uint16_t", "m_from_bfloat({p}[k])", "m_to_bfloat({v})"),
+    torch.bool: ("uint8_t", "({p}[k] != 0)", "(uint8_t)({v})"),
+}
+
+# Integer arithmetic instead of a 16-bit float type: it vectorises everywhere and rounds to nearest even as torch does.
+HALF = """
+typedef union { uint32_t u; float f; } m_bits;
+static inline float m_from_bfloat(uint16_t h) { m_bits b; b.u = (uint32_t)h << 16; return b.f; }
+static inline uint16_t m_to_bfloat(float f) {
+  m_bits b; b.f = f;
+  uint32_t r = (b.u + 0x7fffu + ((b.u >> 16) & 1u)) >> 16;
+  return (uint16_t)((b.u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : r);
+}
+static inline float m_from_half(uint16_t h) {
+  m_bits b, scale, top;
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+  scale.u = 0x77800000u; /* 2^112 moves the exponent bias of half to that of float, and normalises subnormals */
+  b.u = (uint32_t)(h & 0x7fffu) << 13;
+  top.u = b.u | 0x7f800000u;
+  b.f = b.f * scale.f;
+  uint32_t u = (h & 0x7c00u) == 0x7c00u ? top.u : b.u;
+  b.u = u | sign;
+  return b.f;
+}
+static inline uint16_t m_to_half(float f) {
+  m_bits b, magic, small;
+  b.f = f;
+  uint32_t sign = (b.u >> 16) & 0x8000u;
+  uint32_t u = b.u & 0x7fffffffu;
+  magic.u = 0x3f000000u; /* adding 1/2 lets the FPU round a subnormal half to nearest even */
+  small.u = u;
+  small.f = small.f + magic.f;
+  uint32_t subnormal = small.u - magic.u;
+  uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;
+  uint32_t r = u > 0x7f800000u ? 0x7e00u : u >= 0x47800000u ? 0x7c00u : u < 0x38800000u ? subnormal : normal;
+  return (uint16_t)(r | sign);
+}
+"""
+
+# Functions for which glibc has vector forms (libmvec); declaring them so lets the loop stay vectorised.
+_VECTOR = ["sin", "cos", "tan", "exp", "log", "exp2", "expm1", "log1p", "log2", "log10", "sinh", "cosh", "tanh"]
+_VECTOR += ["asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc"]
+_VECTOR_2 = ["pow", "atan2", "hypot"]
+
+
+def headers() -> str:
+    """What every source of this room starts with."""
+    return (
+        "#include <stdint.h>\n#include <stddef.h>\n#include <string.h>\n#include <math.h>\n#include <float.h>\n"
+        "#ifdef _OPENMP\n#include <omp.h>\n#endif\n"
+    )
+
+
+def _vector_math(body: str) -> str:
+    lines = []
+    for name in _VECTOR + _VECTOR_2:
+        for function, kind in ((name, "double"), (f"{name}f", "float")):
+            if f"{function}(" in body:
+                args = f"{kind}, {kind}" if name in _VECTOR_2 else kind
+                lines.append(f'__attribute__((simd("notinbranch"))) extern {kind} {function}({args});')
+    return "#ifdef MODULI_VECTOR_MATH\n" + "\n".join(lines) + "\n#endif\n" if lines else ""
+
+
+def _prelude() -> str:
+    double = PRELUDE.replace("T ", "double ").replace("(T)", "(double)")
+    single = PRELUDE.replace("T ", "float ").replace("(T)", "(float)")
+    return _functions(double, "") + _functions(single, "f")
+
+
+def _functions(text: str, suffix: str) -> str:
+    out, rest = [], text
+    while "F(" in rest:
+        head, rest = rest.split("F(", 1)
+        name, rest = rest.split(")", 1)
+        out += [head, name, suffix]
+    return "".join(out) + rest
+
+
+def _value(graph: Graph, node: Node) -> str:
+    """The C expression of one node, in the type of its own dtype."""
+    args = dict(node.args)
+    own = ctype(node.dtype)
+    if node.op == "constant":
+        value = args["value"]
+        return Expr(graph, node).cast(value.index, own) if isinstance(value, Ref) else f"({own}){literal(value)}"
+    if node.op == "cast":
+        source = args["self"].index
+        text = Expr(graph, node).cast(source, own)
+        # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float.
+        if node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source].dtype is not node.dtype:
+            kind = "half" if node.dtype is torch.float16 else "bfloat"
+            return f"m_from_{kind}(m_to_{kind}({text}))"
+        return text
+    if node.op not in EMIT:
+        raise NoCFormError(f"aten.{node.op}")
+    expression = Expr(graph, node)
+    try:
+        return EMIT[node.op](expression)
+    except KeyError as error:
+        raise NoCFormError(f"aten.{node.op} without {error}") from error
+
+
+def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
+    """The source of a kernel: roles are read through tables 0..R-1, outputs written through tables R..R+W-1.
+
+    `outputs` pairs the node to store with the dtype of the storage. Raises `NoCFormError` for a graph beyond C.
+    """
+    preamble, loads, body = [], [], []
+    live = graph.live()
+    for index in live:
+        node = graph.nodes[index]
+        kind = ctype(node.dtype)
+        if node.op == "role":
+            position = dict(node.args)["position"]
+            storage, load, _ = _STORAGE[node.dtype]
+            loads.append(f"const {storage} *const r{position} = (const {storage} *)tables[{position}][i];")
+            body.append(f"const {kind} t{index} = {load.format(p=f'r{position}')};")
+        elif node.op == "scalar":
+            preamble.append(f"const double t{index} = s[{dict(node.args)['position']}];")
+        else:
+            line = f"const {kind} t{index} = {_value(graph, node)};"
+            (body if node.vector else preamble).append(line)
+    stores = []
+    for position, (index, dtype) in enumerate(outputs):
+        if dtype not in _STORAGE:
+            raise NoCFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
+        storage, _, store = _STORAGE[dtype]
+        text = Expr(graph, Node("store", (), dtype, dtype, vector=True)).cast(index, ctype(dtype))
+        loads.append(f"{storage} *const w{position} = ({storage} *)tables[{graph.roles + position}][i];")
+        stores.append(f"w{position}[k] = {store.format(v=text)};")
+    inner = "\n        ".join(body + stores)
+    before = "\n  ".join(preamble)
+    pointers = "\n      ".join(loads)
+    loop = f"""
+void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, const int64_t *starts,
+                const double *s, int32_t threads) {{
+  {before}
+  const int64_t total = starts[n];
+  (void)s;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#endif
+  {{
+    int64_t part = 0, parts = 1;
+#ifdef _OPENMP
+    part = omp_get_thread_num();
+    parts = omp_get_num_threads();
+#endif
+    /* Each thread takes one range of all elements; multiples of 64 keep threads off each other's cache lines. */
+    const int64_t lo = part == 0 ? 0 : (total / parts * part) / 64 * 64;
+    const int64_t hi = part + 1 == parts ? total : (total / parts * (part + 1)) / 64 * 64;
+    int64_t i = 0, end = n;
+    while (i < end) {{
+      const int64_t middle = (i + end) / 2;
+      if (starts[middle + 1] <= lo) i = middle + 1; else end = middle;
+    }}
+    for (; i < n && starts[i] < hi; i++) {{
+      const int64_t a = lo > starts[i] ? lo - starts[i] : 0;
+      const int64_t b = hi - starts[i] < sizes[i] ? hi - starts[i] : sizes[i];
+      {pointers}
+#pragma omp simd
+      for (int64_t k = a; k < b; k++) {{
+        {inner}
+      }}
+    }}
+  }}
+}}
+"""
+    helpers = HALF if "m_from_half" in loop or "m_to_half" in loop or "bfloat" in loop else ""
+    prelude = _prelude() if "m_" in inner + before else ""
+    return headers() + _vector_math(prelude + loop) + helpers + prelude + loop

@@ -1,0 +1,145 @@
+"""Saying which form runs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _backend, _cache, _compiler
+from ._plan import describe_dtypes, locate
+from ._run import _allocate, _key, find_plan, transformed
+
+if TYPE_CHECKING:
+    from ._fuse import Fused
+
+__all__ = ["Explanation", "explain"]
+
+_SENTENCES = {
+    "c": "a compiled kernel, one pass, {threads}",
+    "blocks": "torch operations on blocks of 65536 elements",
+    "plain": "the function itself, tensor by tensor",
+    "compile": "torch.compile of the function over the lists",
+    "nothing": "nothing, there are no tensors",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which form runs and why; printed, it is a text for people.
+
+    Attributes:
+        form: `c`, `blocks`, `plain`, `compile`, `mixed`, or for the whole room `c` or `eager`.
+        lines: The sentences.
+        source: The C text, where there is one.
+        path: The file that holds it, beside the compiled library.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> answer = kernels.fuse(lambda x: x + 1).explain([torch.ones(2).to_sparse()])
+        >>> print(answer)
+        plain: the function itself, tensor by tensor, because sparse_coo tensors run as torch runs them
+    """
+
+    form: str
+    lines: tuple[str, ...]
+    source: str | None = None
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def _line(name: str, why: str, count: str, elements: int) -> str:
+    threads = _backend.threads(elements)
+    text = _SENTENCES[name].format(threads=f"{threads} thread{'s' * (threads > 1)}")
+    return f"{name}: {text}{count}" + ("" if name == "c" else f", because {why}")
+
+
+def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
+    """What a call with these arguments would do. Nothing is written."""
+    if torch.compiler.is_compiling() or transformed():
+        why = "torch.compile, a torch.func transform or a dispatch mode sees its operations"
+        return Explanation("plain", (_line("plain", why, "", 0),))
+    marks, roles, scalars = fused._classify(args)
+    key, outs, _, _ = _key(fused, marks, roles, out, flat, None)
+    plan = find_plan(fused, marks, roles, scalars, outs, flat, None, fused._plans, key)
+    lines: list[str] = []
+    if plan.needs_graph is not None and torch.is_grad_enabled():
+        lines.append(f"refused: {plan.needs_graph}")
+    if plan.count == 0:
+        return Explanation("nothing", (*lines, f"nothing: {_SENTENCES['nothing']}"))
+    if plan.opaque is not None:
+        name = "compile" if all(piece.form.name == "compile" for piece in plan.pieces) else "plain"
+        return Explanation(name, (*lines, _line(name, plan.opaque, "", 0)))
+    _, lists, flats = _allocate(plan, outs)
+    state = locate(plan, roles + lists, flats)
+    if state.overlap:
+        why = "what is written overlaps something else, so the order matters"
+        return Explanation("plain", (*lines, _line("plain", why, "", 0)))
+    forms = set()
+    source, path = None, None
+    for piece in plan.pieces:
+        form = piece.form
+        name, why = form.name, form.why
+        if state.exact and name == "blocks":
+            name, why = "plain", "a list is read and written at once"
+        forms.add(name)
+        count = "" if piece.indices is None else f", for {len(piece.indices)} of {plan.count} tensors"
+        dtypes = describe_dtypes(form.graph.role_dtypes)
+        lines.append(f"{_line(name, why, count, piece.elements)} ({dtypes})")
+        if form.kernel is not None and source is None:
+            source, path = form.kernel.source, form.kernel.library.source
+            lines.append(f"  source {path}")
+    return Explanation(forms.pop() if len(forms) == 1 else "mixed", tuple(lines), source, path)
+
+
+def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Explanation:
+    """Which form runs, and why: of a call of a fused function, or of the room in general.
+
+    Args:
+        fused: A fused function; without it the setting, the compiler and the cache are described.
+        *args: The arguments of the call.
+        out: As in the call.
+        flat: As in the call.
+        **kwargs: Arguments by name.
+
+    Returns:
+        An `Explanation`; its `source` and `path` show the generated C.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> double = kernels.fuse(lambda x: 2 * x)
+        >>> x = torch.ones(3, dtype=torch.int64)
+        >>> print(kernels.explain(double, [x]))
+        plain: the function itself, tensor by tensor, because values of dtype int64 run as torch runs them (int64)
+        >>> kernels.explain().form in ("c", "eager")
+        True
+    """
+    if fused is not None:
+        return explain_call(fused, fused._arguments(args, kwargs), out, flat)
+    setting = _backend.mode()
+    if setting == "eager":
+        return Explanation("eager", ("eager: MODULI_KERNELS=eager",))
+    shared = _backend.native()
+    if isinstance(shared, str):
+        return Explanation("eager", (f"eager: {shared}",))
+    library = shared.library
+    tool = _compiler.compiler()
+    return Explanation(
+        "c",
+        (
+            f"c: MODULI_KERNELS={setting}, {torch.get_num_threads()} threads"
+            + ("" if library.threaded else " asked for, but built without OpenMP: one is used"),
+            f"  compiler {' '.join(tool.command)} {' '.join(library.flags)}",
+            f"  cache {_cache.directory()}",
+            f"  kernels in this process: {len(_backend.built())}",
+        ),
+        library.source.read_text(encoding="utf-8") if library.source.exists() else None,
+        library.source,
+    )

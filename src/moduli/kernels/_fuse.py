@@ -1,0 +1,345 @@
+"""`fuse`: a pointwise function as one pass over lists of tensors."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from . import _backend, _run
+from ._captured import captured
+from ._graph import Graph
+from ._plan import Form, Plan
+from ._trace import NotPointwiseError, Scalar, Whole, trace
+
+__all__ = ["Bound", "Fused", "fuse"]
+
+_RESERVED = {"out", "flat", "offsets"}
+_KEPT_PLANS = 8
+_STATIC = (bool, str, type(None), torch.dtype)
+
+
+class Fused:
+    """A pointwise function that runs over lists of tensors in one pass. Made by `fuse`.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> axpy = kernels.fuse(lambda x, y, a: a * x + y)
+        >>> axpy([torch.ones(2), torch.ones(3)], [torch.zeros(2), torch.ones(3)], 2.0)
+        [tensor([2., 2.]), tensor([3., 3., 3.])]
+    """
+
+    def __init__(self, fn: Callable[..., Any], inplace: tuple[str | None, ...]) -> None:
+        self.fn = fn
+        self.inplace = inplace
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+        self._signature = inspect.signature(fn)
+        self._names: list[str] = []
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(
+                    f"{self.where} has the parameter {parameter}; a fused function names each role and scalar: "
+                    "write ordinary positional parameters"
+                )
+            if name in _RESERVED:
+                raise ValueError(f"{self.where} has a parameter {name!r}, which a fused call uses itself; rename it")
+            self._names.append(name)
+        unknown = [name for name in inplace if name is not None and name not in self._names]
+        if unknown:
+            raise ValueError(f"inplace names {unknown[0]!r}, but {self.where} takes {', '.join(self._names)}")
+        named = [name for name in inplace if name is not None]
+        if len(set(named)) != len(named):
+            raise ValueError(f"inplace={inplace} names a role twice; two results can't be written to one place")
+        self._captured = captured(fn)
+        self._lock = threading.Lock()
+        self._graphs: dict[tuple[Any, ...], Graph] = {}
+        self._forms: dict[tuple[Any, ...], Form] = {}
+        self._plans: list[Plan] = []
+        self._compiled: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        over = f", inplace={self.inplace}" if self.inplace else ""
+        return f"fuse({self.name}({', '.join(self._names)}){over})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fn": self.fn, "inplace": self.inplace}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["fn"], state["inplace"])  # type: ignore[misc]
+
+    @property
+    def where(self) -> str:
+        """The function as errors name it."""
+        return repr(self.name)
+
+    def __call__(
+        self,
+        *args: Any,
+        out: Any = None,
+        flat: bool = False,
+        offsets: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        r"""Run the function over lists: $y_{ik} = f(x^1_{ik}, x^2_{ik}, \dots; s)$ for each tensor i and element k.
+
+        Args:
+            *args: One argument per parameter of the function: a list of tensors (a role), a number or 0-d tensor (a
+                scalar, free to change at every call), or a bool, None or string (a constant: another value is
+                another kernel).
+            out: Existing storage for the result: a list of tensors or one vector; a tuple of those where the function
+                has several results that are not in place (None in it: new storage).
+            flat: Put each new result into one vector instead of a list of tensors.
+            offsets: Where each tensor begins in the vectors; one after the other by default.
+            **kwargs: Arguments by name.
+
+        Returns:
+            For each value that the function returns a list of tensors (the given list, if it was written in place) or
+            a vector; a tuple where it returns several, None where it returns none.
+
+        Raises:
+            NotPointwiseError: The function is not pointwise.
+            ValueError: Lists differ in length or numbers of elements, or do not fit `out`.
+            RuntimeError: A tensor needs a graph (grad mode is on and it requires grad).
+
+        Example:
+            >>> import torch
+            >>> from moduli import kernels
+            >>> between = kernels.fuse(lambda a, b, c, t: a + t * (b - c))
+            >>> xs = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])]
+            >>> between(xs, xs, [torch.zeros(2), torch.ones(1)], 0.5, flat=True)
+            tensor([1.5000, 3.0000, 4.0000])
+        """
+        if kwargs or len(args) != len(self._names):
+            args = self._arguments(args, kwargs)
+        return _run.call(self, args, out, flat, offsets, self._plans)
+
+    def bind(
+        self,
+        *args: Any,
+        out: Any = None,
+        flat: bool = False,
+        offsets: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Bound:
+        """The call with these arguments given; the others, in order, are the arguments of what it returns.
+
+        The bound call keeps the lists alive and its own decision about them, so several of them do not disturb each
+        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes.
+
+        Args:
+            *args: The first arguments.
+            out: As in a call.
+            flat: As in a call.
+            offsets: As in a call.
+            **kwargs: More arguments by name.
+
+        Example:
+            >>> import torch
+            >>> from moduli import kernels
+            >>> weights, grads = [torch.ones(3)], [torch.ones(3)]
+            >>> descend = kernels.fuse(lambda p, g, lr: p - lr * g, inplace="p").bind(weights, grads)
+            >>> descend(0.25); descend(lr=0.25)
+            [tensor([0.7500, 0.7500, 0.7500])]
+            [tensor([0.5000, 0.5000, 0.5000])]
+        """
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        return Bound(self, dict(given), out, flat, offsets)
+
+    def explain(self, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Any:
+        """Which form runs for these arguments, and why; nothing is written. See `kernels.explain`.
+
+        Example:
+            >>> import torch
+            >>> from moduli import kernels
+            >>> double = kernels.fuse(lambda x: 2 * x)
+            >>> double.explain([torch.ones(3, dtype=torch.int64)]).form
+            'plain'
+        """
+        from ._explain import explain_call
+
+        return explain_call(self, self._arguments(args, kwargs), out, flat)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.where}: {error}; its parameters are {', '.join(self._names)}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def _classify(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[list[torch.Tensor]], list[Any]]:
+        """(mark of each argument, roles, scalars)."""
+        marks: list[Any] = []
+        roles: list[list[torch.Tensor]] = []
+        scalars: list[Any] = []
+        for position, value in enumerate(args):
+            kind = type(value)
+            if kind is list:
+                marks.append("role")
+                roles.append(value)
+            elif kind is float or kind is int:
+                marks.append("scalar")
+                scalars.append(value)
+            elif isinstance(value, _STATIC):
+                marks.append(("constant", value))
+            else:
+                mark, value = self._unusual(position, value)
+                marks.append(mark)
+                (roles if mark == "role" else scalars).append(value)
+        return tuple(marks), roles, scalars
+
+    def _unusual(self, position: int, value: Any) -> tuple[str, Any]:
+        name = self._names[position]
+        if isinstance(value, torch.Tensor):
+            if value.dim() == 0 and not value.dtype.is_complex:
+                if value.requires_grad and torch.is_grad_enabled():
+                    raise RuntimeError(
+                        f"scalar {name!r} of {self.where} requires grad and grad mode is on, but a fused pass records "
+                        "no graph; call it under torch.no_grad(), or call the function itself"
+                    )
+                return "scalar", value.detach().item()
+            raise TypeError(
+                f"{name!r} of {self.where} is a tensor of shape {tuple(value.shape)}; give a list of tensors, "
+                f"[{name}], or a number"
+            )
+        if isinstance(value, float | int) or (hasattr(value, "__float__") and getattr(value, "ndim", 1) == 0):
+            return "scalar", float(value)
+        if isinstance(value, Iterable) and not isinstance(value, dict):
+            return "role", list(value)
+        raise TypeError(
+            f"{name!r} of {self.where} is a {type(value).__name__}; give a list of tensors, a number, a 0-d tensor, "
+            "or a bool, None or string as a constant"
+        )
+
+    def _graph(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...], whole: tuple[bool, ...]) -> Graph:
+        if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+            whole = ()  # whether a number is an int matters beside integers only
+        key = (marks, dtypes, whole, self._captured())
+        graph = self._graphs.get(key)
+        if graph is None:
+            remaining, kinds = iter(dtypes), iter(whole)
+            template: list[Any] = []
+            for mark in marks:
+                if mark == "role":
+                    template.append(next(remaining))
+                elif mark == "scalar":
+                    template.append(Whole if next(kinds, False) else Scalar)
+                else:
+                    template.append(mark[1])
+            graph = trace(self.fn, self.where, template)
+            self._check_outputs(graph, marks)
+            self._graphs[key] = graph
+        return graph
+
+    def _check_outputs(self, graph: Graph, marks: tuple[Any, ...]) -> None:
+        count = len(graph.returned)
+        if self.inplace and len(self.inplace) != count:
+            raise ValueError(
+                f"{self.where} returns {count} values and inplace={self.inplace} names {len(self.inplace)}; "
+                "give one name per value, None for a value that goes to new storage"
+            )
+        mutated = {role for role, _ in graph.mutated}
+        for name, same in zip(self.inplace, graph.same, strict=False):
+            if name is None:
+                continue
+            if marks[self._names.index(name)] != "role":
+                raise ValueError(f"inplace names {name!r} of {self.where}, which was given as a scalar; give a list")
+            role = self.role_of(name, marks)
+            if role in mutated and same != role:
+                raise ValueError(
+                    f"{self.where} changes {name!r} itself and also returns another value for it; do one of the two"
+                )
+        if count == 0 and not mutated:
+            raise NotPointwiseError(f"{self.where} returns nothing and changes none of its arguments")
+
+    def role_of(self, name: str, marks: Sequence[Any]) -> int:
+        """The position of a named role among the roles."""
+        return sum(mark == "role" for mark in marks[: self._names.index(name)])
+
+    def role_name(self, role: int, marks: Sequence[Any]) -> str:
+        """The name of a role by its position among the roles."""
+        return [name for name, mark in zip(self._names, marks, strict=True) if mark == "role"][role]
+
+    def _remember(self, plans: list[Plan], plan: Plan) -> None:
+        """Put a plan first. Threads may share the function, so the list is never half changed."""
+        with self._lock:
+            plans[:] = [plan, *(other for other in plans if other is not plan)][:_KEPT_PLANS]
+
+
+class Bound:
+    """A fused call whose lists are given. Made by `Fused.bind`.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> halve = kernels.fuse(lambda x, by: x / by, inplace="x").bind([torch.ones(2)])
+        >>> halve(2.0)
+        [tensor([0.5000, 0.5000])]
+    """
+
+    def __init__(
+        self, fused: Fused, given: dict[str, Any], out: Any, flat: bool, offsets: Sequence[int] | None
+    ) -> None:
+        self.fused = fused
+        self._given = given
+        self._rest = [name for name in fused._names if name not in given]
+        self._options = (out, flat, offsets)
+        self._plans: list[Plan] = []
+
+    def __repr__(self) -> str:
+        return f"{self.fused!r}.bind({', '.join(self._given)})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run with the arguments that were left open, in the order of the function's parameters."""
+        if len(args) > len(self._rest):
+            names = ", ".join(self._rest)
+            raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
+        if len(args) == len(self._rest) and not kwargs:
+            rest = iter(args)
+            values = tuple([self._given[name] if name in self._given else next(rest) for name in self.fused._names])
+        else:
+            given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
+            values = self.fused._arguments((), given)
+        return _run.call(self.fused, values, *self._options, self._plans)
+
+
+def fuse(fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None = None) -> Fused:
+    """Make one pass over lists of tensors out of a pointwise function of tensors.
+
+    The function is ordinary Python over torch tensors, one per role, and scalars. It may return new values, or change
+    its arguments in place (`p.add_(g, alpha=-lr)`), or both. It is traced once for each combination of dtypes and
+    compiled; it must not depend on shapes or values in any other way than element by element.
+
+    Args:
+        fn: The function.
+        inplace: For each returned value the name of the role it overwrites, or None for new storage.
+
+    Returns:
+        The fused function, called with a list of tensors for each role.
+
+    Raises:
+        TypeError: The function takes `*args`, `**kwargs` or keyword-only arguments.
+        ValueError: `inplace` names no parameter, or one twice.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> def momentum(p, g, m, lr, beta):
+        ...     m = beta * m + g
+        ...     return p - lr * m, m
+        >>> step = kernels.fuse(momentum, inplace=("p", "m"))
+        >>> params, grads, moments = ([torch.ones(2)] for _ in range(3))
+        >>> params, grads, moments = [torch.ones(2)], [torch.ones(2)], [torch.zeros(2)]
+        >>> _ = step(params, grads, moments, 0.5, 0.9)
+        >>> params, moments
+        ([tensor([0.5000, 0.5000])], [tensor([1., 1.])])
+    """
+    if not callable(fn):
+        raise TypeError(f"fuse takes a function, got a {type(fn).__name__}")
+    _backend.mode()
+    names = () if inplace is None else (inplace,) if isinstance(inplace, str) else tuple(inplace)
+    return Fused(fn, names)

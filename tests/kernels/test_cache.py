@@ -1,0 +1,326 @@
+"""The cache of compiled kernels: whatever happens to it, the answer is right and others are never trusted."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from moduli import kernels
+from moduli.kernels import _cache, _compiler
+
+
+def entries(path, suffix=".so"):
+    return sorted(p for p in path.iterdir() if p.name.endswith(suffix))
+
+
+def answer():
+    """A fused call in this process, and the warnings it gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for scale in (2.0, 3.0):
+            fused = kernels.fuse(lambda x, y, a: a * x + y * y)
+            got = fused([torch.full((5,), 2.0)], [torch.full((5,), 3.0)], scale)
+            assert torch.equal(got[0], torch.full((5,), 2.0 * scale + 9.0))
+            assert kernels.sum(got) == 5 * (2.0 * scale + 9.0)
+    return fused.explain([torch.ones(2)], [torch.ones(2)], 1.0).form, [str(w.message) for w in caught]
+
+
+def fake_compiler(tmp_path, text):
+    path = tmp_path / "fakecc"
+    path.write_text("#!/bin/sh\n" + textwrap.dedent(text))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_entry_is_written_once_and_found_again(fresh):
+    assert answer() == ("c", [])
+    first = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in entries(fresh)}
+    assert first
+    assert {p.name[:-2] for p in entries(fresh, ".c")} == {p.name[:-3] for p in first}
+    kernels.reset()
+    assert answer() == ("c", [])
+    assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in entries(fresh)} == first
+    assert not [p for p in fresh.iterdir() if p.name.startswith(".tmp")]
+    assert all(p.stat().st_mode & 0o077 == 0 for p in fresh.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "link", "writable", "directory"])
+def test_a_damaged_entry_is_rebuilt(fresh, damage, tmp_path):
+    assert answer()[0] == "c"
+    kernels.reset()
+    for path in entries(fresh):
+        data = path.read_bytes()
+        if damage == "link":
+            copy = tmp_path / path.name
+            path.rename(copy)
+            path.symlink_to(copy)
+        elif damage == "writable":
+            path.chmod(0o777)
+        elif damage == "directory":
+            continue
+        else:
+            # A new file: the old one may still be mapped by this process.
+            path.unlink()
+            flipped = bytes([data[0], data[1] ^ 1]) + data[2:]
+            path.write_bytes({"truncated": data[: len(data) // 2], "flipped": flipped, "empty": b""}[damage])
+    if damage == "directory":
+        (fresh / "unrelated").mkdir()
+    assert answer() == ("c", [])
+    for path in entries(fresh):
+        assert _cache.load_bytes(path)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
+def test_a_directory_open_to_others_is_refused(fresh, mode):
+    fresh.chmod(mode)
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "chmod 700" in caught[0]
+    assert not entries(fresh)
+
+
+def test_a_directory_of_someone_else_is_refused(fresh, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: fresh.stat().st_uid + 1)
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "another user" in caught[0]
+
+
+def test_a_parent_that_others_may_write_to_is_refused(fresh, monkeypatch):
+    open_to_all = fresh / "shared"
+    open_to_all.mkdir(mode=0o700)
+    open_to_all.chmod(0o777)
+    monkeypatch.setenv("MODULI_KERNELS_CACHE", str(open_to_all / "cache"))
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "writable by other users" in caught[0]
+
+
+def test_a_link_instead_of_a_directory_is_refused(fresh, monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to(fresh)
+    monkeypatch.setenv("MODULI_KERNELS_CACHE", str(tmp_path / "link"))
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+
+
+def test_a_home_that_cannot_be_written(fresh, monkeypatch, tmp_path):
+    # A file in the way stops root as well, whom permissions would not.
+    (tmp_path / "home").write_text("")
+    monkeypatch.delenv("MODULI_KERNELS_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "MODULI_KERNELS_CACHE" in caught[0]
+
+
+def test_a_full_disk_while_writing(fresh, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_cache.tempfile, "mkstemp", full)
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "No space left" in caught[0]
+
+
+def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
+    def refuse(*_args):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(_cache.os, "replace", refuse)
+    assert answer()[0] == "blocks"
+    monkeypatch.undo()
+    assert list(fresh.iterdir()) == []
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("MODULI_KERNELS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _cache.directory() == tmp_path / "moduli" / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert _cache.directory() == tmp_path / "me" / ".cache" / "moduli" / "kernels"
+    made = _cache.private(_cache.directory())
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_compiler(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "/nonexistent/cc" in caught[0]
+    assert "was not found" in str(kernels.explain())
+    kernels.reset()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    form, caught = answer()
+    assert form == "blocks"
+    assert "no C compiler" in caught[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 3\n", "code 3"),
+        ('case "$*" in *--version*) exit 0;; esac; kill -9 $$\n', "signal 9"),
+        ("exit 0\n", "could not be run|no library"),
+        (
+            'case "$*" in *--version*) exit 0;; esac\nwhile [ "$1" != -o ]; do shift; done; echo text > "$2"\n',
+            "no library",
+        ),
+    ],
+)
+def test_compilers_that_fail(fresh, monkeypatch, tmp_path, script, words):
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, script))
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert any(word in caught[0] for word in words.split("|"))
+    assert not entries(fresh)
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    with pytest.raises(kernels.KernelError, match="can't be compiled"):
+        kernels.fuse(lambda x: x + 1)([torch.ones(2)])
+    with pytest.raises(kernels.KernelError, match="can't be compiled"):
+        kernels.sum([torch.ones(2)])
+
+
+def test_a_compiler_that_hangs(fresh, monkeypatch, tmp_path):
+    monkeypatch.setattr(_compiler, "_SECONDS", 0.2)
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, 'case "$*" in *--version*) exit 0;; esac; exec sleep 60\n'))
+    form, caught = answer()
+    assert form == "blocks"
+    assert len(caught) == 1
+    assert "did not finish" in caught[0]
+
+
+def test_without_openmp_and_without_march(fresh, monkeypatch, tmp_path):
+    refuse = 'for a in "$@"; do case "$a" in -fopenmp|-march=native) echo no >&2; exit 1;; esac; done; exec cc "$@"\n'
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, refuse))
+    assert answer() == ("c", [])
+    assert "without OpenMP" in str(kernels.explain())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        x = torch.randn(100_001, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(kernels.fuse(lambda a: a * 2 - 1)([x])[0], x * 2 - 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_another_compiler_makes_another_entry(fresh, monkeypatch, tmp_path):
+    path = fake_compiler(tmp_path, 'exec cc "$@"\n')
+    monkeypatch.setenv("CC", path)
+    assert answer()[0] == "c"
+    first = set(entries(fresh))
+    kernels.reset()
+    Path(path).write_text('#!/bin/sh\n# newer\nexec cc "$@"\n')
+    assert answer()[0] == "c"
+    assert len(entries(fresh)) == 2 * len(first)
+    kernels.reset()
+    monkeypatch.setattr(_compiler, "_cpu", lambda: "another processor")
+    monkeypatch.setattr(_compiler, "reset", lambda: None)
+    assert answer()[0] == "c"
+    assert len(entries(fresh)) == 3 * len(first)
+
+
+def test_leftovers_of_killed_builds_are_removed(fresh):
+    old, new = fresh / ".tmp-old", fresh / ".tmp-new"
+    for path in (old, new):
+        path.write_text("")
+    os.utime(old, (1, 1))
+    assert answer()[0] == "c"
+    assert not old.exists()
+    assert new.exists()
+
+
+PROGRAM = """
+import torch, sys
+from moduli import kernels
+x = torch.arange(1000.0)
+got = kernels.fuse(lambda a, s: torch.exp(-a * s) + a)([x], 0.01)[0]
+torch.testing.assert_close(got, torch.exp(-x * 0.01) + x)
+assert kernels.sum([x]) == 499500
+print("right", kernels.explain().form)
+"""
+
+
+def start(**env):
+    root = str(Path(kernels.__file__).parents[2])
+    full = {**os.environ, "PYTHONPATH": root, "MODULI_KERNELS": "c", **env}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env=full,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_compiling_at_once(fresh):
+    running = [start() for _ in range(2)]
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert out.strip() == "right c", err
+    for path in entries(fresh):
+        assert _cache.load_bytes(path)
+
+
+def test_a_process_killed_while_compiling_harms_nobody(fresh, tmp_path):
+    slow = fake_compiler(tmp_path, 'case "$*" in *--version*) exec cc "$@";; esac; echo $$ > "$0.pid"; exec sleep 60\n')
+    process = start(CC=slow)
+    pid = Path(slow + ".pid")
+    while process.poll() is None and not (pid.exists() and pid.read_text().strip()):
+        pass
+    process.kill()
+    process.communicate()
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert answer() == ("c", [])
+
+
+def test_a_forked_child_uses_one_thread(fresh):
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    code = """
+    import os, torch, warnings
+    from moduli import kernels
+    torch.set_num_threads(2)
+    x = torch.ones(100_000)
+    f = kernels.fuse(lambda a: a + 1)
+    f([x])
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if kernels.sum(f([x])) == 200_000 else 1)  # torch's own threads would hang here
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    root = str(Path(kernels.__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root, "MODULI_KERNELS": "c"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "0", done.stderr
+
+
+def test_nothing_but_numbers_reaches_the_source(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+
+    def evil_name_in_function(evil_role, evil_scalar, evil_text):
+        return evil_role * evil_scalar + 0.1 + float("inf")
+
+    answer = kernels.fuse(evil_name_in_function).explain([torch.ones(1)], 2.0, '"; system("x"); //')
+    assert "evil" not in answer.source
+    assert "system" not in answer.source
+    assert "INFINITY" in answer.source
