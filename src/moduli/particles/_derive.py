@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moduli.layout import Group, diff
 
-from . import _pass
+from . import _pass, _quick
 from ._pass import Part
 from ._pool import Slab
 from ._record import Lazy, Record, Unborn, build, parameters_in, transformed
@@ -91,12 +91,16 @@ class Operand:
                     map(Tensor.is_contiguous, tensors)
                 )
                 if same and record.slab is not None:
+                    if record.quick is None and self.memory is not None and self.live is not None:
+                        _quick.quicken(self.module, record, self.memory, self.live, tensors)
                     return Part(record.slab.vectors[index])
                 if not same:
                     record.forget_values()
             chosen = tensors if single else [tensors[i] for i in group.indices]
             if not record.flats and group.numel * group.dtype.itemsize <= _SMALL:
                 record.remember_values(tensors)
+            if record.quick is None and record.flats and self.memory is not None and self.live is not None:
+                _quick.quicken(self.module, record, self.memory, self.live, tensors)
             flats = record.flats if single or not record.flats else [record.flats[i] for i in group.indices]
             return Part(None, 1.0, chosen, flats)
         return Part(None, 1.0, tensors if single else [tensors[i] for i in group.indices])
@@ -354,6 +358,15 @@ def binary(
     scope: tuple[str, ...] | None = None,
 ) -> Any:
     """A function of the values of a particle and of another particle, a number or a tensor."""
+    if scope is None and not _mode.graph:
+        made: nn.Module | None = None
+        if fn is operator.add or fn is operator.sub:
+            if isinstance(other, NytoModuleBase):
+                made = _quick.total(fn, module, other)
+        elif fn is operator.mul and (type(other) is float or type(other) is int):
+            made = _quick.multiple(module, other)
+        if made is not None:
+            return made
     left = Operand(module, scope=scope)
     plain = graphing()
     if isinstance(other, NytoModuleBase):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moduli import kernels
 from moduli.layout import Group
 
 from . import _pool
@@ -43,6 +44,11 @@ _METHODS = {
     operator.floordiv: "floor_divide_",
     operator.mod: "remainder_",
 }
+_FUSED = {
+    operator.mul: kernels.fuse(lambda x, y: x * y),
+    operator.truediv: kernels.fuse(lambda x, y: x / y),
+}
+_BLEND = kernels.fuse(lambda x, y, a, b: a * x + b * y)
 # Up to this many bytes, gathering an operand first costs less than running an operation tensor by tensor.
 _SMALL = 1 << 19
 
@@ -128,27 +134,29 @@ def binary(group: Group, fn: Any, x: Part, y: Any, reflected: bool, plain: bool 
         return (fn(y, vector) if reflected else fn(vector, y)), 1.0
     if reflected:
         x, y = y, x
-    if (
-        scaling
-        and fn in (operator.add, operator.sub)
-        and (x.vector is not None or y.vector is not None or _small(group))
-    ):
+    if scaling and fn in (operator.add, operator.sub):
         return _sum(group, x, y, 1.0 if fn is operator.add else -1.0), 1.0
     if scaling and fn in (operator.mul, operator.truediv) and x.vector is not None and y.vector is not None:
         scale = x.scale * y.scale if fn is operator.mul else x.scale / y.scale if y.scale else None
         if scale is not None:
             return _OUT[fn](x.vector, y.vector, out=_pool.take(group)), scale
-    if _small(group) or fn not in _OUT or not scaling:
+    if _small(group) or fn not in _FUSED or not scaling:
         return fn(x.gathered(group), y.gathered(group)), 1.0
-    sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)] or [group.numel]
+    sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)]
     out = _pool.take(group)
-    for target, left, right in zip(torch.split(out, sizes), x.parts(group, sizes), y.parts(group, sizes), strict=True):
-        _OUT[fn](left, right, out=target)
+    _FUSED[fn](x.parts(group, sizes), y.parts(group, sizes), out=out)
     return out, 1.0
 
 
 def _sum(group: Group, x: Part, y: Part, sign: float) -> Tensor:
     """The sum x + sign y, with the numbers that are still to be multiplied in folded into the sum."""
+    if not _small(group) and (x.vector is None or y.vector is None):
+        # One pass over the live tensors, instead of gathering them first.
+        sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)]
+        first, second = (each._replace(scale=1.0).parts(group, sizes) for each in (x, y))
+        out = _pool.take(group)
+        _BLEND(first, second, x.scale, sign * y.scale, out=out)
+        return out
     if x.vector is None:
         made = x.gathered(group)
         if y.vector is None:

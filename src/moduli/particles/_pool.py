@@ -31,16 +31,18 @@ _uses: Callable[[Any], int] = torch._C._storage_Use_Count
 class Slab:
     """The vectors of one result, one for each group of its layout, and how many results use them."""
 
-    __slots__ = ("users", "vectors")
+    __slots__ = ("large", "users", "vectors")
 
-    def __init__(self, vectors: list[Tensor]) -> None:
+    def __init__(self, vectors: list[Tensor], large: bool = True) -> None:
         self.vectors = vectors
         self.users = 0
+        # Whether it is worth the trouble to use the storage again.
+        self.large = large
 
     def release(self) -> None:
         """One user fewer. The last one gives the vectors back, unless somebody else holds them."""
         self.users -= 1
-        if self.users == 0:
+        if self.users == 0 and self.large:
             vectors, self.vectors = self.vectors, []
             while vectors:
                 _give(vectors.pop())

@@ -68,7 +68,7 @@ class Record:
     """What a module knows about itself as a particle."""
 
     __slots__ = (
-        "__weakref__", "busy", "flats", "kernel", "memory", "order", "pointers", "root", "slab", "version", "wrapped",
+        "__weakref__", "busy", "flats", "kernel", "memory", "order", "pointers", "quick", "root", "slab", "version", "wrapped",
     )  # fmt: skip
 
     def __init__(self, version: VersionKernelImp | Unborn | None = None) -> None:
@@ -86,6 +86,8 @@ class Record:
         self.slab: Slab | None = None
         self.pointers: list[int] = []
         self.flats: list[Tensor] = []
+        # What the short way compares the module with.
+        self.quick: Any = None
 
     def __del__(self) -> None:
         if self.slab is not None:
@@ -100,11 +102,12 @@ class Record:
     def remember_values(self, tensors: list[Tensor]) -> None:
         """Keep one-dimensional views of small parameters at hand, with the addresses that tell whether they hold."""
         if self.slab is None and all(map(Tensor.is_contiguous, tensors)):
-            self.flats = [tensor.detach().view(-1) for tensor in tensors]
+            self.flats = [tensor if tensor.dim() == 1 else tensor.detach().view(-1) for tensor in tensors]
             self.pointers = list(map(Tensor.data_ptr, tensors))
 
     def forget_values(self) -> None:
         """Let go of views and vectors of the parameters."""
+        self.quick = None
         self.flats = []
         if self.slab is not None:
             slab, self.slab = self.slab, None
@@ -196,6 +199,7 @@ def inspect(module: nn.Module, attributes: bool = True) -> tuple[Record, Memory,
             return record, memory, tensors, live
     memory, live, tensors = read(module)
     record.memory = memory
+    record.quick = None
     record.flats = []
     return record, memory, tensors, live
 

@@ -65,6 +65,7 @@ _ATOMS = {
 _PROTOCOL = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__")
 _SIZES = attrgetter("dtype", "shape", "device")
 _TRUSTED = ("torch.nn.modules.", "moduli.")
+_ORDINARY = (torch.float32, torch.float64)
 _END, _BUFFERS, _CHILDREN = 0, 1, 2
 _NONE = id(None)
 
@@ -99,6 +100,7 @@ class Template(NamedTuple):
     buffer_names: tuple[str, ...]
     policies: tuple[str, ...]
     rich: bool
+    quick: bool
 
     def shell(self, made: nn.Module, parameters: Sequence[Any], buffers: Sequence[Any]) -> list[nn.Module]:
         """Put a model together in `made`, an empty object of the root's class; returns its modules, node by node."""
@@ -271,7 +273,10 @@ def read(root: nn.Module) -> tuple[Memory, Walk, list[Tensor]]:
         get = itemgetter(*keys) if keys else (lambda state: ())
         checks.append((place, _count(state), get, get(attributes) if keys else ()))
     memory = Memory()
-    memory.template = Template(layout, tuple(nodes), tuple(buffer_names), _policies(nodes, buffer_names), rich)
+    policies = _policies(nodes, buffer_names)
+    # One vector of ordinary numbers, and nothing to copy but attributes.
+    quick = not rich and not buffer_names and len(layout.groups) == 1 and layout.groups[0].dtype in _ORDINARY
+    memory.template = Template(layout, tuple(nodes), tuple(buffer_names), policies, rich, quick)
     memory.checks = checks
     memory.refs = [weakref.ref(live.modules[place]) for place in places]
     fill(memory, live, tensors)
