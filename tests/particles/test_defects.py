@@ -82,7 +82,8 @@ def test_d2_buffers_belong_to_one_particle():
     a(torch.randn(8, 3) + 5)
     assert torch.equal(b.bn.running_mean, before)
     assert torch.equal(c.bn.running_mean, before)
-    assert int(b.bn.num_batches_tracked) == 0 and int(a.bn.num_batches_tracked) == 1
+    assert int(b.bn.num_batches_tracked) == 0
+    assert int(a.bn.num_batches_tracked) == 1
     assert int((a + b).bn.num_batches_tracked) == 1
     spectral = adopt(torch.nn.utils.spectral_norm(nn.Linear(3, 3)))
     x = torch.randn(2, 3)
@@ -147,8 +148,10 @@ def test_d4_clone_from_leaves_its_target_and_source_alone():
     d(torch.randn(8, 3) + 5)
     before, stats = a.embedding.weight.clone(), a.bn.running_mean.clone()
     c = a.clone_from(d)
-    assert torch.equal(a.embedding.weight, before) and torch.equal(a.bn.running_mean, stats)
-    assert torch.equal(c.embedding.weight, d.embedding.weight) and torch.equal(c.bn.running_mean, d.bn.running_mean)
+    assert torch.equal(a.embedding.weight, before)
+    assert torch.equal(a.bn.running_mean, stats)
+    assert torch.equal(c.embedding.weight, d.embedding.weight)
+    assert torch.equal(c.bn.running_mean, d.bn.running_mean)
     assert c._version_kernel is a._version_kernel
 
 
@@ -190,7 +193,8 @@ def test_d6_product_copies():
     kept = b.p.clone()
     weight = a.l1.weight
     a.product_(b.product())
-    assert a.l1.weight is weight and torch.equal(a.l1.weight, b.l1.weight)
+    assert a.l1.weight is weight
+    assert torch.equal(a.l1.weight, b.l1.weight)
     with torch.no_grad():
         a.p.add_(100)
     assert torch.equal(b.p, kept)
@@ -199,7 +203,8 @@ def test_d6_product_copies():
 def test_d7_configurations_survive_nesting_edits_detach_and_lagging():
     net = Parent()
     tripled = 3 * net
-    assert tripled.child.w is net.child.w and torch.equal(tripled.v, torch.full((2,), 3.0))
+    assert tripled.child.w is net.child.w
+    assert torch.equal(tripled.v, torch.full((2,), 3.0))
     net.apply_param_config(lambda _, config: setattr(config, "mark", "kept"), "v")
     net.register_buffer("b", torch.zeros(1))
     net.extra = nn.Parameter(torch.ones(1))
@@ -284,7 +289,8 @@ def test_d11_bound_methods_lists_and_compiled_forwards_follow_the_new_module():
     net = Odd()
     x = torch.randn(2, 3)
     zero = 0 * net
-    assert not zero(x).any() and net(x).any()
+    assert not zero(x).any()
+    assert net(x).any()
     assert zero.stack[0] is zero.l
     plain = Net()
     plain.compile(backend="eager")
@@ -342,7 +348,8 @@ def test_d14_a_module_in_two_particles_keeps_each_in_order():
     one, two = Holder(inner), Holder(inner)
     c1, c2 = one.clone(), two.clone()
     c1.a.new = nn.Parameter(torch.zeros(1))
-    assert not hasattr(c1.lin, "new") and torch.equal((c1.a + 1).w, c1.a.w + 1)
+    assert not hasattr(c1.lin, "new")
+    assert torch.equal((c1.a + 1).w, c1.a.w + 1)
     assert hasattr(one.touch().a, "new")
     assert same(c2 + 0, c2)
 
@@ -352,7 +359,8 @@ def test_d15_persistence_of_buffers_stays():
     net.register_buffer("b", torch.zeros(1), persistent=False)
     twin = net.clone()
     net.b = torch.ones(1)
-    assert "b" not in net.state_dict() and "b" not in net.clone().state_dict()
+    assert "b" not in net.state_dict()
+    assert "b" not in net.clone().state_dict()
     del twin.b
     twin.b = nn.Parameter(torch.ones(1))
     assert "b" not in net.state_dict()
@@ -401,12 +409,15 @@ def test_d19_an_operation_on_a_submodule_acts_on_it():
 
     r = Root()
     r.sub += 10
-    assert torch.equal(r.q, torch.ones(2)) and torch.equal(r.sub.w, torch.full((2,), 11.0))
+    assert torch.equal(r.q, torch.ones(2))
+    assert torch.equal(r.sub.w, torch.full((2,), 11.0))
     apart = r.sub + 1
-    assert apart.is_root and len(list(apart.parameters())) == 1
+    assert apart.is_root
+    assert len(list(apart.parameters())) == 1
     removed = r.sub
     del r.sub
-    assert removed.is_root and torch.equal((removed * 2).w, 2 * removed.w)
+    assert removed.is_root
+    assert torch.equal((removed * 2).w, 2 * removed.w)
     removed.more = nn.Parameter(torch.zeros(1))
     r = Root()
     with pytest.raises(StructureError):
@@ -432,7 +443,9 @@ def test_d20_errors_say_what_and_survive_optimisation():
 def test_d21_existing_instances_become_particles_and_wrappers_keep_their_state():
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     keys = list(net.state_dict())
-    assert adopt(net) is net and isinstance(net, nn.Sequential) and list(net.state_dict()) == keys
+    assert adopt(net) is net
+    assert isinstance(net, nn.Sequential)
+    assert list(net.state_dict()) == keys
     assert torch.equal((net * 2)[0].weight, 2 * net[0].weight)
 
     class Wrapper(ParticleModule):
@@ -444,7 +457,10 @@ def test_d21_existing_instances_become_particles_and_wrappers_keep_their_state()
     wrapper.register_forward_hook(lambda *_: fired.append(1))
     wrapper.eval()
     result = 0.5 * wrapper + wrapper
-    assert type(result) is Wrapper and not result.training and result.tag == "mine" and not result.root_module.training
+    assert type(result) is Wrapper
+    assert not result.training
+    assert result.tag == "mine"
+    assert not result.root_module.training
     result(torch.zeros(1, 3))
     assert fired == [1]
 

@@ -146,9 +146,8 @@ class Siblings(RuleBasedStateMachine):
             for m in net.seq:
                 if isinstance(m, nn.Linear):
                     m.bias = net.w
-        elif kind == "swap":
-            if len(net.seq):
-                net.set_submodule("seq.0", nn.Linear(2, 2, bias=False))
+        elif kind == "swap" and len(net.seq):
+            net.set_submodule("seq.0", nn.Linear(2, 2, bias=False))
 
     kinds = st.sampled_from([
         "parameter", "child parameter", "module", "ours", "none", "register none", "delete", "buffer", "tie", "share",
@@ -169,7 +168,8 @@ class Siblings(RuleBasedStateMachine):
     @rule(i=st.integers(0, 5), j=st.integers(0, 5))
     def follows(self, i, j):
         a, b = self.nets[i % len(self.nets)].touch(), self.nets[j % len(self.nets)].touch()
-        assert a._version_kernel is b._version_kernel and a._version_kernel.is_newest
+        assert a._version_kernel is b._version_kernel
+        assert a._version_kernel.is_newest
         assert structure(a) == structure(b)
         assert not {id(p) for p in a.parameters()} & {id(p) for p in b.parameters()} or a is b
 
@@ -210,7 +210,9 @@ class Siblings(RuleBasedStateMachine):
                 failed = False
         if failed:
             assert alike(picture(net), before)
-            assert net._version_kernel is version and version.is_newest and history(net) == told
+            assert net._version_kernel is version
+            assert version.is_newest
+            assert history(net) == told
         for other, held in others:
             assert alike(picture(other), held)
 
@@ -291,7 +293,8 @@ def test_history_tells_edits_as_sentences():
         "version 4: 'mean' was deleted",
         "version 5: module 'seq.2' was assigned a ReLU",
     ]
-    assert species(twin) == species(net) and species(twin).version == 5
+    assert species(twin) == species(net)
+    assert species(twin).version == 5
 
 
 def test_older_values_come_into_a_newer_structure():
@@ -301,8 +304,10 @@ def test_older_values_come_into_a_newer_structure():
     net.head = nn.Linear(2, 1)
     del net.w
     made = migrate(old_state, net)
-    assert torch.equal(made.seq[0].weight, old_state["seq.0.weight"]) and torch.equal(made.head.weight, net.head.weight)
-    assert not hasattr(made, "w") and made._version_kernel is net._version_kernel
+    assert torch.equal(made.seq[0].weight, old_state["seq.0.weight"])
+    assert torch.equal(made.head.weight, net.head.weight)
+    assert not hasattr(made, "w")
+    assert made._version_kernel is net._version_kernel
     for wrong in ({**old_state, "other": torch.ones(1)}, {k: v for k, v in old_state.items() if k != "seq.0.bias"}):
         with pytest.raises(StructureError, match="no edit of the species"):
             migrate(wrong, net)
@@ -335,11 +340,13 @@ def test_an_edit_through_a_child_is_an_edit_of_the_particle():
     twin = net.clone()
     net.child.extra = nn.Parameter(torch.ones(1))
     assert twin.child.touch().extra.item() == 1
-    assert not twin.child.is_root and twin.child._module_id == net.child._module_id
+    assert not twin.child.is_root
+    assert twin.child._module_id == net.child._module_id
 
 
 def test_a_lazy_result_lags_too():
     net = adopt(nn.Sequential(nn.Linear(2, 2)))
     lazy = net + 1
     net.append(nn.Linear(2, 1))
-    assert len(lazy * 2) == 2 and len(lazy.touch()) == 2
+    assert len(lazy * 2) == 2
+    assert len(lazy.touch()) == 2

@@ -30,7 +30,7 @@ from .mtype import ParamConfig
 __all__ = ["Operand", "binary", "change", "derive", "differentiable", "operand", "rebuilt", "unary"]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_SMALL = 1 << 20
+_SMALL = 1 << 19
 
 
 class _Mode(threading.local):

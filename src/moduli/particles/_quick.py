@@ -35,8 +35,23 @@ class Quick:
     """Copies of what a model consists of, to compare it with. They refer to what is below the root, never to the root."""
 
     __slots__ = (
-        "children", "children_before", "fixed", "flags", "flats", "idle", "get", "modules", "parameters", "parameters_before",
-        "pointers", "size", "slab", "states", "tensors", "values", "watch",
+        "children",
+        "children_before",
+        "fixed",
+        "flags",
+        "flats",
+        "get",
+        "idle",
+        "modules",
+        "parameters",
+        "parameters_before",
+        "pointers",
+        "size",
+        "slab",
+        "states",
+        "tensors",
+        "values",
+        "watch",
     )  # fmt: skip
 
     children: list[dict[str, Any]]

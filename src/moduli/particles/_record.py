@@ -90,9 +90,8 @@ class Record:
         self.quick: Any = None
 
     def __del__(self) -> None:
-        if self.slab is not None:
-            slab, self.slab = self.slab, None
-            slab.release()
+        # Views go first, so that nobody holds the vectors when they are given back.
+        self.forget_values()
 
     def forget(self) -> None:
         """Drop what was read of the module; it is read again at the next operation."""

@@ -87,6 +87,9 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config if key in pdata.params)
         kernel = self._kernel() if self._kernel is not None else None
         if pdata.record is not None and kernel is not None:
+            from ._species import adopt_children
+
+            adopt_children(pdata.modules[ROOT_MODULE_ID])
             pdata.record.version = kernel
             pdata.record.forget()
 
