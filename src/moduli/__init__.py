@@ -1,10 +1,11 @@
 """Models as values: tensors that know their axes, and what is built from them.
 
-A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what can
-be done with them. `Device` says where things live, and `moduli.layout` turns the structure of any module into numbers.
+A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what
+can be done with them. `Device` says where things live, `moduli.layout` turns the structure of any module into numbers, and
+`moduli.kernels` runs one function over many tensors in one pass.
 """
 
-from . import device, labels, layout
+from . import device, kernels, labels, layout
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -251,6 +252,7 @@ __all__ = [
     "isinf",
     "isnan",
     "join",
+    "kernels",
     "labels",
     "layout",
     "lerp",

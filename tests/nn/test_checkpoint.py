@@ -202,6 +202,21 @@ def test_a_failed_load_leaves_the_module_bit_identical(failure, assign, swap):
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
+def test_loading_what_fits_makes_no_second_copy(monkeypatch):
+    copies = []
+    monkeypatch.setattr("moduli.nn._state._Snapshot", lambda module: copies.append(module))
+    target, source = Fit(), Fit(1)
+    target.head.register_buffer("scratch", torch.zeros(1), persistent=False)
+    target.load_state_dict(source.state_dict())
+    target.load_state_dict(dict(source.state_dict()))
+    target.load_state_dict(through_a_file(source.state_dict()), assign=True)
+    assert not copies
+    opaque = one(torch.zeros(2), Space([Opaque(), Opaque()]))
+    opaque.load_state_dict({"tensor:w": torch.ones(2)})
+    assert not copies
+    assert opaque.w.data.tolist() == [1.0, 1.0]
+
+
 def test_a_load_that_fails_in_a_hook_is_undone():
     target = Fit()
 

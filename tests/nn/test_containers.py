@@ -119,6 +119,20 @@ def test_what_goes_in_is_copied_and_must_be_labelled():
     assert numbers(tensors) == [1]
 
 
+def test_adding_several_is_all_or_nothing():
+    tensors, table = TensorList([tensor(1)]), TensorDict({"a": tensor(1)})
+    with pytest.raises(TypeError, match="labelled"):
+        tensors.extend([tensor(2), 3])
+    with pytest.raises(TypeError, match="labelled"):
+        tensors += [tensor(2), 3]
+    with pytest.raises(TypeError, match="labelled"):
+        table.update({"a": tensor(5), "b": 3})
+    with pytest.raises(KeyError, match=r"\."):
+        table.update({"a": tensor(5), "b.c": tensor(3)})
+    assert numbers(tensors) == [1]
+    assert numbers(table.values()) == [1]
+
+
 def test_a_dict_behaves_as_a_dict():
     tensors = TensorDict({"a": tensor(1), "keys": tensor(2), "export": tensor(3)})
     assert list(tensors) == ["a", "keys", "export"]

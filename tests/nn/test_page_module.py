@@ -287,7 +287,10 @@ def test_a_name_declared_after_instances_exist_changes_later_assignments():
     class Late(Module):
         pass
 
-    module = Late()
+    class Sub(Late):
+        pass
+
+    module = Sub()
     module.z = labelled(2)
     nograd_tensors("z")(Late)
     module.z = module.z
@@ -305,13 +308,32 @@ def test_a_non_leaf_source_is_detached_into_a_fresh_leaf():
     assert source.grad is None
 
 
+class Somewhere(DeviceBounded):
+    @property
+    def device(self):
+        return Device("cpu")
+
+    def to_device(self, device):
+        return self
+
+
 def test_use_before_init_says_so():
     class Early(Module):
         def __init__(self):
             self.w = labelled(2)
 
-    with pytest.raises(AttributeError, match="__init__"):
-        Early()
+    class Half(Module):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            self.w = labelled(2)
+
+    class Place(Module):
+        def __init__(self):
+            self.w = Somewhere()
+
+    for cls in (Early, Half, Place):
+        with pytest.raises(AttributeError, match=r"super\(\).__init__\(\) first"):
+            cls()
 
 
 def test_a_dot_in_a_name_is_refused_as_in_torch():

@@ -10,7 +10,7 @@ from torch import nn
 import moduli.nn as mn
 from moduli.device import DeviceBounded
 from moduli.nn import Functional, Module, ModuleType
-from nn.helpers import Fit, labelled
+from nn.helpers import Fit, labelled, picture, same_picture
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,53 @@ def test_a_property_with_a_setter_receives_the_tensor():
     module = Logged()
     module.outer = labelled(2, seed=3)
     assert torch.allclose(module.inner.data, labelled(2, seed=3).data / 2)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda m: m.register_parameter("coef", nn.Parameter(torch.ones(1))),
+        lambda m: m.register_buffer("coef", torch.ones(1)),
+        lambda m: m.add_module("coef", nn.Identity()),
+        lambda m: m.register_parameter("a.b", None),
+        lambda m: setattr(m, "a.b", labelled(1)),
+        lambda m: setattr(m, "tensor:coef", labelled(1)),
+        lambda m: setattr(m, "", labelled(1)),
+    ],
+)
+def test_a_refused_registration_leaves_the_module_bit_identical(register):
+    module = Fit()
+    before = picture(module)
+    with pytest.raises(KeyError):
+        register(module)
+    same_picture(before, picture(module))
+
+
+@pytest.mark.parametrize("name", ["coef", "basis", "head", "note", "new"])
+@pytest.mark.parametrize(
+    "value", [labelled(2), nn.Parameter(torch.ones(2)), nn.Identity()], ids=["tensor", "parameter", "child"]
+)
+def test_an_assignment_that_fails_in_a_hook_leaves_the_module_bit_identical(name, value):
+    module = Fit()
+    module.note = "kept"
+    before = picture(module)
+
+    def refuse(*_):
+        raise ValueError("refused")
+
+    hooks = nn.modules.module
+    handles = [
+        hooks.register_module_parameter_registration_hook(refuse),
+        hooks.register_module_buffer_registration_hook(refuse),
+        hooks.register_module_module_registration_hook(refuse),
+    ]
+    try:
+        with pytest.raises(ValueError, match="refused"):
+            setattr(module, name, value)
+    finally:
+        for handle in handles:
+            handle.remove()
+    same_picture(before, picture(module))
 
 
 def test_repr_shows_owned_tensors_with_their_axes():

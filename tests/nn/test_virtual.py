@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import threading
+import types
 import warnings
 import weakref
 
@@ -714,6 +715,87 @@ def test_attributes_assigned_in_place_are_seen():
         assert module.weight.tolist() == [3.0, 3.0]
 
 
+def test_attributes_set_by_compiled_code_are_seen():
+    torch._dynamo.reset()
+
+    class Counting(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+            self.factor = 1.0
+
+        @virtual
+        def scaled(self):
+            return self.a * self.factor
+
+        def forward(self, x):
+            self.factor = self.factor + 1
+            return x * self.a
+
+    module = Counting()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(module.scaled, module.a * module.factor)
+            compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_optimizer_steps_are_seen(backend):
+    torch._dynamo.reset()
+    module = Skew()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(2):
+        module.zero_grad()
+        module.weight.square().sum().backward()
+        (module.a**2).sum().backward()
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            module.weight
+            step()
+            assert torch.allclose(module.weight, formula(module))
+
+
+def test_compiled_functions_may_be_used_inside():
+    torch._dynamo.reset()
+    wave = torch.compile(lambda x: x.sin() + 1, backend="eager")
+
+    class Wave(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+
+        @virtual
+        def value(self):
+            return wave(self.a)
+
+    module = Wave()
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(module.value, module.a.sin() + 1)
+            module.a.add_(1)
+
+
+def test_indices_that_follow_from_labels_are_no_sources():
+    index = torch.tensor([1, 0])
+    index._moduli_constant = True
+    holder = types.SimpleNamespace(index=index)
+
+    class Turned(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+
+        @virtual
+        def value(self):
+            return self.a[holder.index]
+
+    module = Turned()
+    with torch.no_grad():
+        assert module.value is module.value
+
+
 UNFIT = {
     "random": lambda m: m.a + torch.randn(3, 3),
     "random inside a function": lambda m: nn.functional.dropout(m.a, 0.5, True),
@@ -935,3 +1017,32 @@ def test_intermediate_results_are_not_kept_alive():
         module.v
         gc.collect()
         assert seen[0]() is None
+
+
+def test_a_long_scope_does_not_grow():
+    from moduli.nn._cache import _local
+
+    module = Skew()
+    with cached():
+        for _ in range(5):
+            module.weight.sum().backward()
+        assert len(_local.scope.entries) == 1
+    assert "weight" not in module.__dict__["_virtual_cache"]
+
+
+def test_labelled_values_are_aligned_and_reused_again_after_a_change():
+    class Sum(Module):
+        def __init__(self):
+            super().__init__()
+            self.a = Tensor(torch.arange(2.0), (Space(["x", "y"], name="k"),))
+            self.b = Tensor(torch.arange(2.0), (Space(["y", "x"], name="k"),))
+
+        @virtual
+        def total(self):
+            return self.a + self.b
+
+    module = Sum()
+    with torch.no_grad():
+        for _ in range(2):
+            assert module.total.data.tolist() == (module.a.data + module.b.data.flip(0)).tolist()
+            module.a.data.add_(1)

@@ -7,18 +7,15 @@ from typing import Any
 import torch
 
 from ._axes import Axes, DimLike, intern_pairs, static
+from ._elementwise import as_number
 from ._gather import Gather, gather
 from ._index import get
 from ._pairing import apply_step, check_sizes, current_plan, differing
 from ._shape import _taken, freeze
 from ._space import Space
-from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
+from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
 __all__ = ["diag_embed", "diagonal", "index_add", "one_hot"]
-
-
-def _getitem(self: Tensor, key: Any) -> Tensor:
-    return get(self, key)
 
 
 def _setitem(self: Tensor, key: Any, value: Any) -> None:
@@ -37,9 +34,9 @@ def _fitted(value: Any, target: Tensor) -> Any:
     if (
         not isinstance(value, (Tensor, torch.Tensor))
         and not hasattr(value, "__array__")
-        and not isinstance(value, list)
+        and not isinstance(value, (list, tuple))
     ):
-        return torch.as_tensor(value) if not isinstance(value, (int, float, complex, bool)) else value
+        return as_number(value) if not isinstance(value, (int, float, complex, bool)) else value
     value = as_tensor(value)
     plan = current_plan(target._axes, (value._axes,))
     if plan.axes.ndim != target._axes.ndim or plan.steps[0] is not None:
@@ -49,7 +46,7 @@ def _fitted(value: Any, target: Tensor) -> Any:
     return value._data if step is None else apply_step(value._data, step, plan.fill)
 
 
-Tensor.__getitem__ = _getitem  # type: ignore[method-assign,assignment]
+Tensor.__getitem__ = get  # type: ignore[method-assign,assignment]
 Tensor.__setitem__ = _setitem  # type: ignore[method-assign,assignment]
 
 
@@ -82,10 +79,12 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
     for axis, plan in gathers:
         data = gather(data, axis, plan, 0.0)
     if positions is not None:
-        index = torch.tensor(positions, device=data.device)
+        index = torch.tensor(positions, device=data.device, dtype=torch.int64)
     elif isinstance(index, Tensor):
         index = index._data
     index = torch.as_tensor(index, device=data.device)
+    if not index.numel():  # an empty list says nothing of its dtype
+        index = index.to(torch.int64)
     if index.ndim != 1 or index.shape[0] != data.shape[at] or index.is_floating_point():
         raise ValueError(
             f"the index of {t._axes.describe(at)} is a vector of {data.shape[at]} positions, got shape {tuple(index.shape)}"
@@ -113,6 +112,11 @@ def _placed(
     positions = None
     for axis, own in enumerate(axes.spaces):
         other = source.spaces[order[axis]]
+        name, its = axes.names[axis], source.names[order[axis]]
+        if name is not None and its is not None and name != its:
+            raise ValueError(
+                f"{axes.describe(axis)} of the tensor meets axis {its!r} of the source; rename one of them"
+            )
         if axis == at:
             if by_label:
                 if own is None or other is None or not (own.labelled and other.labelled):
@@ -143,6 +147,7 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
         >>> mo.tensor([1, 0], "item").one_hot(["cat", "dog"], name="class").sel({"class": "dog"})
         Tensor(item: [1, 0])
     """
+    t = as_tensor(t)
     axes, size = _classes(t._axes, freeze(space), name)
     if t._data.is_floating_point() or t._data.is_complex() or t._data.dtype is torch.bool:
         raise TypeError(f"one_hot takes integers, not {t._data.dtype}")
@@ -150,7 +155,7 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
 
 
 def _in_range(data: torch.Tensor, size: int) -> torch.device:
-    if not torch.compiler.is_compiling() and data.numel():
+    if not torch.compiler.is_compiling() and data.numel() and not _in_transform():
         low, high = int(data.min()), int(data.max())
         if low < 0 or high >= size:
             raise ValueError(f"one_hot has {size} classes, but the numbers run from {low} to {high}")

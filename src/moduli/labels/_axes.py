@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, final
@@ -35,11 +36,26 @@ DimsLike = int | str | Sequence[int | str] | None
 _MOST_PLANS: Final = 512
 
 
-@constant("exact_plan", "firm", "named", "names", "ndim", "run", "spaces", "describe", "listing", "axis", "axes")
+@constant(
+    "exact_plan",
+    "exact_product",
+    "firm",
+    "named",
+    "names",
+    "ndim",
+    "rest",
+    "rule",
+    "run",
+    "spaces",
+    "describe",
+    "listing",
+    "axis",
+    "axes",
+)
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "firm", "named", "names", "ndim", "spaces")
+    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "named", "names", "ndim", "spaces")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -51,8 +67,16 @@ class Axes:
     firm: bool
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
     _plans: dict[Hashable, Any]
+    _products: dict[Axes, Any]
+    _rest: Axes | None
 
     if TYPE_CHECKING:
+
+        def rule(self, func: Callable[..., Any]) -> Callable[..., Any] | None:
+            """The rule of a torch function; defined in `_tensor`."""
+
+        def exact_product(self, other: Axes) -> Any:
+            """How two operands are multiplied as matrices under the default policy; defined in `_matmul`."""
 
         def exact_plan(self, other: Axes) -> Plan:
             """How two operands are paired under the default policy; defined in `_pairing`."""
@@ -72,6 +96,13 @@ class Axes:
             plans.clear()
         plans[key] = value
         return value
+
+    def rest(self) -> Axes:
+        """The axes without the first: those of ``t[0]``."""
+        rest = self._rest
+        if rest is None:
+            rest = self._rest = intern(self.names[1:], self.spaces[1:])
+        return rest
 
     # One object for equal axes, so identity is equality; said here because the compiler asks for it.
     def __eq__(self, other: object) -> bool:
@@ -152,6 +183,7 @@ class Axes:
 
 
 _table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionary()
+_lock: Final = threading.RLock()  # a garbage collection inside may come back here
 
 
 def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
@@ -177,9 +209,10 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
             f"rename one of them first, for example t.rename({twice}={twice + '2'!r})"
         )
     axes = Axes.__new__(Axes)
-    axes.names, axes.spaces, axes.ndim, axes._plans = names, spaces, len(names), {}
-    axes.named, axes.firm = None not in names, None not in spaces
-    return _table.setdefault(key, axes)
+    axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
+    axes.named, axes.firm, axes._rest = None not in names, None not in spaces, None
+    with _lock:  # threads that make the same axes at once must end up with one object
+        return _table.setdefault(key, axes)
 
 
 def intern_pairs(pairs: Iterable[tuple[str | None, Space | None]]) -> Axes:
@@ -199,12 +232,11 @@ def axes_of(dims: Iterable[Space]) -> Axes:
 
 def unnamed(ndim: int) -> Axes:
     """The Axes of a plain tensor: positional, without names."""
-    while len(_unnamed) <= ndim:
-        _unnamed.append(intern((None,) * len(_unnamed), (None,) * len(_unnamed)))
     return _unnamed[ndim]
 
 
-_unnamed: list[Axes] = []
+# All that torch can have, made at once: compiled code and threads only look.
+_unnamed: Final = [intern((None,) * ndim, (None,) * ndim) for ndim in range(65)]
 SCALAR: Final = unnamed(0)
 BROADCAST_PAIR: Final[tuple[str | None, Space | None]] = (None, BROADCAST)
 

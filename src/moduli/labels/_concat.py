@@ -65,12 +65,17 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
                 )
         parts.append((data, stretched))
     aligned = [
-        data.expand([sizes[i] or 1 if i in stretched else size for i, size in enumerate(data.shape)])
+        data.expand([_wide(sizes[i]) if i in stretched else size for i, size in enumerate(data.shape)])
         if stretched
         else data
         for data, stretched in parts
     ]
     return wrap(torch.cat(aligned, at), axes)
+
+
+def _wide(size: int | None) -> int:
+    """The size to stretch to; 1 where nothing has another."""
+    return 1 if size is None else size
 
 
 _CatStep = tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], frozenset[int]]
@@ -212,6 +217,8 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         if sum(cuts) != size or min(cuts, default=0) < 0:
             raise ValueError(f"{t._axes.describe(at)} has size {size}, but the pieces {cuts} add up to {sum(cuts)}")
     pieces = t._data.split(cuts, at)  # type: ignore[no-untyped-call]
+    if t._axes.spaces[at] is None:
+        return tuple(wrap(piece, t._axes) for piece in pieces)
     return tuple(wrap(piece, axes) for piece, axes in zip(pieces, _pieces(t._axes, at, tuple(cuts)), strict=True))
 
 
@@ -232,7 +239,8 @@ def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
     if count <= 0:
         raise ValueError(f"the number of pieces is positive, got {count}")
     at = _axis_at(t._axes, dim)
-    return split(t, max(-(-t._data.shape[at] // count), 1), at)
+    size = t._data.shape[at]
+    return split(t, -(-size // count), at) if size else split(t, [0] * count, at)
 
 
 @method
@@ -335,6 +343,8 @@ def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...
     spaces = [axes.spaces[i] for i in group]
     if all(space is None for space in spaces):
         product = None
+    elif len(spaces) == 1:
+        product = spaces[0]
     else:
         factors = [range(sizes[i]) if s is None and sizes else s for i, s in enumerate(spaces)]
         product = Space(itertools.product(*factors))  # type: ignore[arg-type]

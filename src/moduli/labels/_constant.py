@@ -7,6 +7,10 @@ the real object while it traces, and keeps what they return as a constant.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
+import weakref
 from typing import Any, TypeVar
 
 __all__ = ["constant"]
@@ -30,6 +34,18 @@ def constant(*members: str) -> Any:
 
 
 def _fx_repr(self: Any) -> tuple[str, dict[str, Any]]:
-    """How a graph refers to the object: by a name that is bound to the object itself."""
-    name = f"_moduli_{type(self).__name__}_{id(self)}"
-    return name, {name: self}
+    """How a graph refers to the object: by what it holds, so that a graph cached on disk finds it in another process."""
+    try:
+        content = pickle.dumps(self)
+    except (pickle.PicklingError, TypeError, AttributeError):  # labels may be anything: then only this process knows it
+        content = f"{os.getpid()} {id(self)}".encode()
+    digest = hashlib.sha256(content).hexdigest()
+    _known[digest] = self
+    return f"{_recall.__name__}({digest!r})", {_recall.__name__: _recall}
+
+
+_known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def _recall(digest: str) -> Any:
+    return _known[digest]

@@ -119,7 +119,9 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
         return _planned((axes, other), [["sum"], ["sum"]], [], how)
     shared = [name for name in axes.names if name is not None and name in other.names]
-    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)  # type: ignore[arg-type]
+    if isinstance(over, int):
+        raise TypeError(f"dot sums over axes by name, not by {over!r}")
+    names = shared if over is None else list(split_names(over) if isinstance(over, str) else over)
     for name in names:
         for each in (axes, other):
             if not isinstance(name, str):
@@ -180,7 +182,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         plain = word.replace("...", "")
         if len(plain) == operand.ndim or "..." in word:
             tokens = list(plain.split("...")[0]) if "..." not in word else _spelled(word)
-    dots = tokens.count("...")
+    dots = text.count("...")
     if dots > 1:
         raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
     named = [token for token in tokens if token != "..." and token in operand.names]
@@ -190,7 +192,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         if not dots and any(isinstance(index, tuple) for index in by_axis):
             raise ValueError(f"term {number + 1} of {equation!r} leaves out an axis: {operand.listing()}")
         return by_axis, all(len(token) == 1 for token in plain_tokens)
-    if named and any(len(token) > 1 for token in plain_tokens):
+    if any(operand.names) and any(len(token) > 1 for token in plain_tokens):
         unknown = next(token for token in plain_tokens if token not in operand.names)
         operand.axis(unknown)
     rest = operand.ndim - len(plain_tokens)
@@ -242,6 +244,11 @@ def _planned(
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
         spaces = [operands[k].spaces[i] for k, i in parts]
         own = [operands[k].names[i] for k, i in parts if operands[k].names[i] is not None]
+        if isinstance(index, tuple) and len(set(own)) > 1:
+            raise ValueError(
+                f"axes that meet by position within '...' have different names: {own}; rename one of them, "
+                "or name all axes so that they pair by name"
+            )
         # A letter may meet axes of different names: it says on purpose that they are the same index.
         name = index if isinstance(index, str) and index in own else (own[0] if own else None)
         space, plans = pair_spaces(spaces, how, name, parts[0][1])

@@ -175,16 +175,12 @@ def _not_implemented(error: TypeError) -> Any:
     return NotImplemented
 
 
-def _floor_divide(x: Any, y: Any) -> torch.Tensor:
-    return torch.floor_divide(torch.as_tensor(x), y) if not isinstance(x, torch.Tensor) else torch.floor_divide(x, y)
-
-
 _OPERATORS: Final[dict[str, Function]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
     "truediv": operator.truediv,
-    "floordiv": _floor_divide,
+    "floordiv": torch.floor_divide,
     "mod": operator.mod,
     "pow": operator.pow,
     "and": operator.and_,
@@ -236,8 +232,16 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
         if type(input) is not Tensor:
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
-        refuse_out(function, options)
-        return finish(function(input._data, *args, **options), input._axes)
+        if args or options:
+            refuse_out(function, options)
+            return finish(function(input._data, *args, **options), input._axes)
+        axes = input._axes
+        if axes is SCALAR:
+            return finish(function(input._data), axes)
+        made = _new(Tensor)
+        made._data = function(input._data)
+        made._axes = axes
+        return made
 
     return rule
 

@@ -8,16 +8,17 @@ kind depend on the index alone and are remembered; a mask or an index tensor has
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from ._axes import BROADCAST_PAIR, Axes, intern_pairs, static, unnamed
+from ._axes import BROADCAST_PAIR, SCALAR, Axes, intern_pairs, static, unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
-from ._pairing import apply_step, check_sizes, current_plan
+from ._pairing import apply_step, check_sizes, current_plan, pair
 from ._space import Space
 from ._tensor import Tensor, finish, method
 
@@ -25,17 +26,24 @@ __all__ = ["isel", "sel"]
 
 # A token of the first kind, in a form that can be remembered.
 _Token = tuple[Any, ...]
+_new: Final = object.__new__
 _ALL: Final[_Token] = ("slice", None, None, None)
 
 
 def get(t: Tensor, key: Any) -> Tensor:
     """``t[key]``."""
     if type(key) is int:
-        axes = t._axes.run(_first_dropped)
+        axes = t._axes.rest()
         try:
-            return finish(t._data[key], axes)
+            data = t._data[key]
         except IndexError:
             raise IndexError(_beyond(t, 0, key)) from None
+        if axes is SCALAR:
+            return finish(data, axes)
+        made = _new(Tensor)
+        made._data = data
+        made._axes = axes
+        return made
     tokens, advanced = parse(t, key)
     data, axes = _apply_basic(t, tokens)
     if advanced:
@@ -49,10 +57,6 @@ def _beyond(t: Tensor, axis: int, at: int) -> str:
     return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
 
 
-def _first_dropped(axes: Axes) -> Axes:
-    return intern_pairs(axes.pairs()[1:])
-
-
 # -- taking a key apart ------------------------------------------------------------------------------------------------
 
 
@@ -63,6 +67,9 @@ def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]
     dots = [i for i, each in enumerate(keys) if each is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index has at most one '...'")
+    truths = sum(isinstance(each, bool) for each in keys)
+    if truths > 1 or (truths and any(isinstance(each, (torch.Tensor, Tensor, list)) for each in keys)):
+        raise IndexError(f"the index {key!r} has a single truth value beside another index tensor; use one of them")
     used = 0
     for each in keys:
         used += _consumed(each)
@@ -96,6 +103,8 @@ def _converted(key: Any) -> Any:
             raise IndexError(
                 f"a tensor of {data.dtype} can't be an index; integers select positions, booleans are masks"
             )
+        if data.dtype not in (torch.bool, torch.int64, torch.int32):
+            key = key.to(torch.int64)  # positions, as any integers; torch takes bytes for a mask and refuses others
         if data.ndim:
             return key
         return bool(data) if data.dtype is torch.bool else int(data)
@@ -171,6 +180,10 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
             )
     for axis, plan in gathers:
+        if plan.highest >= data.shape[axis]:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
+            )
         data = gather(data, axis, plan, 0.0)
     if moves is not None:
         data = data[tuple(slice(*move[1:]) if move[0] == "slice" else move[1] for move in moves)]
@@ -221,7 +234,8 @@ def _picked(space: Space | None, positions: Sequence[int], called: str) -> Space
     if space is None:
         return None
     if space.labelled and len({at % len(space) for at in positions}) != len(positions):
-        twice = next(space[at] for at in positions if list(positions).count(at) > 1)
+        places = [at % len(space) for at in positions]
+        twice = next(space[at] for at in places if places.count(at) > 1)
         raise ValueError(
             f"the index takes label {twice!r} of {called} more than once, and labels are distinct; "
             "make the axis positional first: t.relabel(axis, None)"
@@ -246,7 +260,12 @@ def _chosen(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | No
     if space is None:
         if wanted.positional:
             return wanted, None
-        return wanted, [_position(label) for label in wanted]
+        positions = [_position(label) for label in wanted]
+        if min(positions, default=0) < 0:
+            raise UnknownLabelError(
+                f"{called} is positional and has no position {min(positions)} of the index {wanted!r}"
+            )
+        return wanted, positions
     if wanted.positional:
         if len(wanted) != len(space):
             raise UnknownLabelError(f"{called} has {len(space)} labels and can't be indexed by {wanted!r}")
@@ -268,7 +287,12 @@ def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
         if isinstance(index, list):
             positions = tuple(index)
             _check_positions(data, axes, at, positions)
-            return gather(data, at, _positions(axes, positions), 0.0), _picked_axes(axes, at, positions)
+            picked = _picked_axes(axes, at, positions)
+            if (
+                min(positions, default=0) < 0
+            ):  # a plan counts from the front, and the size may be unknown to the compiler
+                return data[(slice(None),) * at + (torch.tensor(positions, device=data.device),)], picked
+            return gather(data, at, _positions(axes, positions), 0.0), picked
         if isinstance(index, torch.Tensor) and index.ndim == 1:
             return _by_vector(data, axes, at, index)
     return _together(data, axes, advanced)
@@ -300,7 +324,10 @@ def _by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> 
         raise IndexError(
             f"a mask of {index.shape[0]} entries does not fit {axes.describe(at)} of size {data.shape[at]}"
         )
-    result = data[(slice(None),) * at + (index,)]
+    try:
+        result = data[(slice(None),) * at + (index,)]
+    except IndexError as error:
+        raise IndexError(f"an index of {axes.describe(at)} of size {data.shape[at]} is out of range: {error}") from None
     if space is None:
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
@@ -336,7 +363,8 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
             indices.append(raw)
             index_axes.append(index._axes if labelled else unnamed(raw.ndim))
             places.append(at)
-    plan = current_plan(index_axes[0], tuple(index_axes[1:]))
+    # A position that is missing can't be filled with a number, whatever the join policy says.
+    plan = pair(index_axes[0], tuple(index_axes[1:]), "exact", 0.0)
     check_sizes(plan, indices)
     indices = [
         i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)
@@ -344,7 +372,12 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
     key: list[Any] = [slice(None)] * data.ndim
     for place, index in zip(places, indices, strict=True):
         key[place] = index
-    return data[tuple(key)], _replaced(axes, tuple(places), plan.axes)
+    replaced = _replaced(axes, tuple(places), plan.axes)
+    try:
+        return data[tuple(key)], replaced
+    except IndexError as error:
+        which = ", ".join(f"{axes.describe(place)} of size {data.shape[place]}" for place in places)
+        raise IndexError(f"an index of {which} is out of range: {error}") from None
 
 
 def _aligned_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
@@ -419,7 +452,12 @@ def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -
         axis = t._axes.axis(which)
         if isinstance(labels, slice):
             raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
-        key[axis] = _located(t._axes, axis, t._data.shape[axis], _frozen(labels))
+        several, wanted = _frozen(labels)
+        key[axis] = found = _located(t._axes, axis, several, wanted)
+        if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
+            raise UnknownLabelError(
+                f"{t._axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}"
+            )
     return get(t, tuple(key))
 
 
@@ -434,10 +472,10 @@ def _frozen(labels: Any) -> tuple[bool, Hashable]:
 
 
 @static
-def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int | Space:
-    several, labels = wanted
+def _located(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
     space = axes.spaces[axis]
-    known = space if space is not None else Space(size, axes.names[axis])
+    # How many positions there are is the data's business; here it only matters that they are positions.
+    known = space if space is not None else Space(sys.maxsize, axes.names[axis])
     try:
         if several:
             for label in labels:
@@ -445,4 +483,6 @@ def _located(axes: Axes, axis: int, size: int, wanted: tuple[bool, Any]) -> int 
             return labels if isinstance(labels, Space) else Space(labels)
         return known.index(labels)
     except UnknownLabelError as error:
+        if space is None:
+            raise UnknownLabelError(f"{axes.describe(axis)} is positional and has no position {labels!r}") from None
         raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None

@@ -17,6 +17,7 @@ class _Policy(threading.local):
     def __init__(self) -> None:
         self.how: str = "exact"
         self.fill: complex = 0.0
+        self.before: list[tuple[str, complex]] = []
 
 
 policy: Final = _Policy()
@@ -62,14 +63,13 @@ class join:
             raise TypeError(f"fill is a number, not {fill!r}")
         self.how = how
         self.fill = fill
-        self._before: list[tuple[str, complex]] = []
 
     def __enter__(self) -> join:
-        self._before.append((policy.how, policy.fill))
+        policy.before.append((policy.how, policy.fill))
         policy.how, policy.fill = self.how, self.fill
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        policy.how, policy.fill = self._before.pop()
+        policy.how, policy.fill = policy.before.pop()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 
-from ._elementwise import elementwise, refuse_out, register, with_policy
+from ._elementwise import as_number, elementwise, refuse_out, register, with_policy
+from ._join import join as scope
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 __all__ = [
@@ -61,7 +63,9 @@ def _binary(name: str, what: str) -> Binary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
 
     def apply(a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor:
-        return with_policy(function, _operand(a), _operand(b), join=join, fill=fill)
+        if name in _ARITHMETIC and any_axes(a) != any_axes(b):
+            return elementwise(function, a, b)
+        return with_policy(function, _operand(a, b), _operand(b, a), join=join, fill=fill)
 
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"""{what}, element by element, with axes and labels paired.
@@ -84,9 +88,30 @@ def _binary(name: str, what: str) -> Binary:
     return method(apply)
 
 
-def _operand(value: Any) -> Any:
-    # A function such as torch.maximum takes tensors only; numbers become ones without axes.
-    return value if isinstance(value, (Tensor, torch.Tensor)) or hasattr(value, "__array__") else torch.as_tensor(value)
+_ARITHMETIC: Final = ("add", "sub", "mul", "div", "pow", "remainder")
+"""Functions that take Python numbers as they are, without rounding them to the precision of a tensor first."""
+
+
+def _operand(value: Any, other: Any) -> Any:
+    # A function such as torch.maximum takes tensors only; numbers become ones without axes. Beside a tensor a number
+    # counts as torch counts it: it has that tensor's precision, and never changes it.
+    if any_axes(value):
+        return value
+    number = as_number(value)
+    if not any_axes(other):
+        return torch.as_tensor(number)
+    beside = other if isinstance(other, torch.Tensor) else as_tensor(other)._data
+    return torch.as_tensor(number, dtype=_beside(beside.dtype, number), device=beside.device)
+
+
+def _beside(dtype: torch.dtype, number: Any) -> torch.dtype:
+    """The dtype of a tensor and a number together: `torch.result_type`, which compiled code can't call."""
+    real = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    if isinstance(number, complex):
+        return torch.promote_types(real, torch.complex32)
+    if isinstance(number, float):
+        return real
+    return torch.int64 if dtype is torch.bool and not isinstance(number, bool) else dtype
 
 
 abs: Final = _unary("abs", "The magnitude")
@@ -222,12 +247,14 @@ def clamp(t: Tensor, min: Any = None, max: Any = None) -> Tensor:
         t = as_tensor(t)
         return finish(torch.clamp(t._data, min, max), t._axes)
     if min is not None:
-        t = elementwise(torch.maximum, t, _operand(min))
-    return t if max is None else elementwise(torch.minimum, t, _operand(max))
+        t = elementwise(torch.maximum, t, _operand(min, t))
+    return t if max is None else elementwise(torch.minimum, t, _operand(max, t))
 
 
 def any_axes(value: Any) -> bool:
     """Whether an argument is a tensor of any kind."""
+    if isinstance(value, np.generic):  # NumPy's numbers are numbers
+        return False
     return isinstance(value, (Tensor, torch.Tensor)) or hasattr(value, "__array__")
 
 
@@ -271,7 +298,7 @@ def isclose(t: Tensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equ
 
     t = as_tensor(t)
     if not any_axes(other):
-        other = torch.as_tensor(other, dtype=torch.result_type(t._data, other), device=t._data.device)
+        other = _operand(other, t)
     return elementwise(close, t, other)
 
 
@@ -320,9 +347,12 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
         if a._data.numel() != b._data.numel() or a._axes.ndim != b._axes.ndim:
             return False
     try:
-        return bool(compare(a, b)._data.all())
+        with scope("exact"):
+            same = compare(a, b)
     except ValueError:
         return False
+    # A name that only one of them has would make the result larger: different axes, whatever the elements are.
+    return same.shape.numel() == a._data.numel() and same.ndim == a._data.ndim and bool(same.all())
 
 
 def _clamp_rule(input: Tensor, min: Any = None, max: Any = None, **options: Any) -> Tensor:

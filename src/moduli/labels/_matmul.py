@@ -45,18 +45,25 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     x, y = a._data, b._data
-    axes, simple, batch, left, right, stretch = a._axes.run(_planned, b._axes, policy.how, policy.fill)
-    if x.dtype != y.dtype:
+    if policy.how == "exact":
+        axes, simple, batch, left, right, stretch = a._axes.exact_product(b._axes)
+    else:
+        axes, simple, batch, left, right, stretch = a._axes.run(_planned, b._axes, policy.how, policy.fill)
+    if x.dtype is not y.dtype:
         dtype = torch.promote_types(x.dtype, y.dtype)
         x, y = x.to(dtype), y.to(dtype)
     if not simple:
         x, y = _aligned(batch, left, right, stretch, x, y)
-    if x.shape[-1] != y.shape[-2 if y.ndim > 1 else -1]:
+    try:
+        return finish(torch.matmul(x, y), axes)
+    except RuntimeError:
+        row = -2 if y.ndim > 1 else -1
+        if x.shape[-1] == y.shape[row]:
+            raise
         raise ValueError(
-            f"the contracted axes have sizes {x.shape[-1]} and {y.shape[-2 if y.ndim > 1 else -1]} "
+            f"the contracted axes have sizes {x.shape[-1]} and {y.shape[row]} "
             f"in shapes {tuple(a._data.shape)} and {tuple(b._data.shape)}"
-        )
-    return finish(torch.matmul(x, y), axes)
+        ) from None
 
 
 def _aligned(
@@ -86,6 +93,20 @@ def _over_batch(step: Step, ndim: int) -> Step:
     if permute is not None:
         permute = permute + tuple(range(len(permute), ndim))
     return permute, insert, gathers
+
+
+def _exact_product(self: Axes, other: Axes) -> _Product:
+    """The plan under the default policy, in one look-up."""
+    plan: _Product | None = self._products.get(other)
+    if plan is None:
+        if len(self._products) >= _MOST:
+            self._products.clear()
+        plan = self._products[other] = _planned(self, other, "exact", 0.0)
+    return plan
+
+
+_MOST = 128
+Axes.exact_product = _exact_product  # type: ignore[method-assign]
 
 
 def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
@@ -137,6 +158,8 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _matmul(self: Tensor, other: Any) -> Any:
+    if type(other) is Tensor:
+        return matmul(self, other)
     if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(self, other)

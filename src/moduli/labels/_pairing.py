@@ -7,7 +7,7 @@ axes of size one, rearrange labels. Nothing here looks at a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -29,7 +29,7 @@ Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Ga
 class Plan:
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
-    __slots__ = ("axes", "checks", "fill", "reorder", "steps")
+    __slots__ = ("__weakref__", "axes", "checks", "fill", "reorder", "steps")
 
     def __init__(
         self,
@@ -45,6 +45,9 @@ class Plan:
         self.fill = fill
         # Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan.
         self.reorder = reorder
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
+        return Plan, (self.axes, self.steps, self.checks, self.fill, self.reorder)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -72,6 +75,7 @@ def _exact_plan(self: Axes, other: Axes) -> Plan:
     plan: Plan | None = self._plans.get(other)
     if plan is None:
         plan = pair(self, (other,), "exact", 0.0)
+        # Kept under the operand itself too: `pair` above has made room if there was none.
         self._plans[other] = plan
     return plan
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ._axes import Axes, DimLike, intern, static
+from ._axes import SCALAR, Axes, DimLike, intern, static
 from ._reduce import _one, amax, amin
 from ._tensor import Tensor, finish, method, wrap
 
@@ -97,7 +97,7 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
         if labels:
             places = np.unravel_index(int(flat), tuple(t._data.shape))
             return tuple(space[int(place)] for space, place in zip(t.dims, places, strict=True))
-        return finish(flat, intern((), ()))
+        return finish(flat, SCALAR)
     at, axes = _one(t._axes, dim, keepdim)
     result = function(t._data, at, keepdim)
     if not labels:
@@ -106,7 +106,8 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
     if not result.ndim:
         return space[int(result)]
     found = np.empty(tuple(result.shape), dtype=object)
-    found.flat[:] = [space[place] for place in result.flatten().tolist()]
+    for at, place in enumerate(result.flatten().tolist()):  # one by one: NumPy would take tuples of labels apart
+        found.flat[at] = space[place]
     return found
 
 

@@ -87,7 +87,7 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
     """
     gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
     if not gone:
-        return finish(t._data.to(dtype or t._data.dtype, copy=True), axes)
+        return finish(torch.mean(t._data.unsqueeze(0), 0, dtype=dtype), axes)
     return finish(torch.mean(t._data, gone, keepdim, dtype=dtype), axes)
 
 
@@ -115,6 +115,8 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
 
 def _simple(function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any) -> Tensor:
     gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    if not gone:  # torch takes an empty tuple for all axes
+        return finish(function(t._data.unsqueeze(0), dim=(0,), **options), axes)
     return finish(function(t._data, dim=gone, keepdim=keepdim, **options), axes)
 
 
@@ -310,4 +312,4 @@ def count_nonzero(t: Tensor, dim: DimsLike = None) -> Tensor:
         1
     """
     gone, axes = t._axes.run(_reduced, _key(dim), False)
-    return finish(torch.count_nonzero(t._data, gone), axes)
+    return finish(torch.count_nonzero(t._data, gone) if gone else (t._data != 0).to(torch.int64), axes)

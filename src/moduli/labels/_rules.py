@@ -139,48 +139,6 @@ def _linear(input: Tensor, weight: Any, bias: Any = None) -> Tensor:
 RULES[F.linear] = _linear
 
 
-def _loss(name: str, *options: str) -> None:
-    """A loss is elementwise, then reduced over all axes: mean, sum or none."""
-    function: Callable[..., torch.Tensor] = getattr(F, name)
-
-    def rule(input: Any, target: Any, *args: Any, reduction: str = "mean", **given: Any) -> Tensor:
-        for value, word in zip(args, ("size_average", "reduce", "reduction"), strict=False):
-            if word == "reduction":
-                reduction = value
-        for old in ("size_average", "reduce"):
-            if given.pop(old, None) is not None:
-                raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
-        if given.pop("weight", None) is not None:
-            raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
-        losses = elementwise(lambda a, b: _unreduced(function, a, b, given), input, target)
-        if reduction == "none":
-            return losses
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
-        return reduce.mean(losses) if reduction == "mean" else reduce.sum(losses)
-
-    RULES[function] = rule
-
-
-def _unreduced(
-    function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
-) -> torch.Tensor:
-    # torch warns when it stretches a target; here it was BROADCAST that said so.
-    x, y = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
-    return function(x, y, reduction="none", **options)
-
-
-for _name in (
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-):
-    _loss(_name)
-
-
 def _nan_to_num(
     input: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:

@@ -30,7 +30,7 @@ __all__ = [
 
 @method
 def rename(
-    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, **new: str | None
+    t: Tensor, names: str | Mapping[Any, str | None] | Sequence[str | None] | None = None, /, **new: str | None
 ) -> Tensor:
     """The same tensor with other axis names.
 
@@ -109,9 +109,12 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
 
 def freeze(given: Any) -> Any:
     """Labels as an argument of label logic, which must be hashable."""
-    if given is None or isinstance(given, (Space, int, range, tuple)):
-        return given
-    return tuple(given)
+    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes, set, frozenset)):
+        return given  # what has no order or is one word is refused by Space
+    tolist = getattr(given, "tolist", None)
+    if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
+        given = tolist()
+    return tuple(given) if hasattr(given, "__iter__") else given
 
 
 @static
@@ -179,6 +182,10 @@ def _alignment(
             raise ValueError(f"can't align {called} to {wanted!r}: the names differ")
         if space is None or not (space.labelled and wanted.labelled):
             stretches = space is not None and space.broadcast
+            if wanted.broadcast and not stretches:
+                raise ValueError(
+                    f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch"
+                )
             if shape[source] != len(wanted) and not stretches:
                 raise ValueError(
                     f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"

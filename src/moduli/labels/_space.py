@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final, overload
@@ -76,10 +77,12 @@ class Space:
                 f"a Space is made from a size or from an iterable of labels, not from {labels!r}"
                 + ("" if isinstance(labels, bool) else f"; for one label per character write Space(list({labels!r}))")
             )
+        if isinstance(labels, (set, frozenset)):
+            raise TypeError("a set has no order, so it can't say which label stands where; write Space(sorted(labels))")
         check_name(name)
-        if not hasattr(labels, "__iter__"):
+        if not hasattr(labels, "__iter__") or getattr(labels, "ndim", None) == 0:
             try:
-                size = operator.index(labels)
+                size = operator.index(labels)  # type: ignore[arg-type]
             except TypeError:
                 raise TypeError(
                     f"a Space is made from a size or from an iterable of labels, not from a {type(labels).__name__}"
@@ -244,7 +247,7 @@ class Space:
     def __getitem__(self, at: Any) -> Hashable | Space:
         if isinstance(at, slice):
             labels: Sequence[Hashable] = self._labels[at]
-        elif hasattr(at, "__index__"):
+        elif hasattr(at, "__index__") and not getattr(at, "ndim", 0):
             position = operator.index(at)
             try:
                 return self._labels[position]
@@ -318,6 +321,8 @@ class Space:
             >>> Space(["a", "b"]).map(str.upper)
             Space(['A', 'B'])
         """
+        if self._kind == _BROADCAST:
+            raise ValueError("BROADCAST has no labels to map")
         return _make(_LABELLED, _distinct([function(label) for label in self._labels]), self._name)
 
 
@@ -387,12 +392,17 @@ def _hashable(label: object) -> bool:
 
 def _as_integer(label: object) -> int | None:
     """The integer that a label equals, if it equals one."""
-    if isinstance(label, float):
-        return int(label) if label.is_integer() else None
     try:
         return operator.index(label)  # type: ignore[arg-type]
     except TypeError:
+        pass
+    if not isinstance(label, numbers.Number):
         return None
+    try:
+        number = int(label.real)  # type: ignore[attr-defined]
+    except (OverflowError, ValueError):  # infinity, NaN
+        return None
+    return number if bool(number == label) else None  # type: ignore[comparison-overlap]
 
 
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:

@@ -310,10 +310,10 @@ class Tensor(Methods, DeviceBounded):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        rule = RULES.get(func)
+        rule = SCALAR.rule(func)
         if rule is None:
             return refuse(func)
-        return rule(*args) if not kwargs else rule(*args, **kwargs)
+        return rule(*args) if not kwargs else rule(*_spelled(args, kwargs := dict(kwargs)), **kwargs)
 
     def to_device(self, device: DeviceLike) -> Tensor:
         """A copy on another device.
@@ -331,6 +331,23 @@ class Tensor(Methods, DeviceBounded):
 
 RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """What each torch function does to a labelled tensor; filled by the files that know."""
+
+
+def _spelled(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """The arguments in one spelling: torch lets the first be named, and an axis be called dim or axis."""
+    if "axis" in kwargs:
+        kwargs["dim"] = kwargs.pop("axis")
+    if not args and "input" in kwargs:
+        return (kwargs.pop("input"),)
+    return args
+
+
+def _rule(self: Axes, func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The rule of a torch function. A member of Axes, so that compiled code does not guard the whole table."""
+    return RULES.get(func)
+
+
+Axes.rule = _rule  # type: ignore[method-assign]
 
 
 def refuse(func: Callable[..., Any]) -> Any:

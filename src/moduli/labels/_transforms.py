@@ -197,10 +197,20 @@ def _mapped_operands(
         data.append(t._data if plan is None else gather(t._data, at, plan, 0.0))
         dims.append(at)
         inner.append(left)
-    sizes = {part.shape[at] for part, at in zip(data, dims, strict=True)}
-    if len(sizes) > 1:
-        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sorted(sizes)}")
+    wide = [_stretches(t._axes, at) for t, at in zip(tensors, dims, strict=True)]
+    sizes = [part.shape[at] for part, at, stretch in zip(data, dims, wide, strict=True) if not stretch]
+    if any(size != sizes[0] for size in sizes):
+        raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sizes}")
+    for i, (at, stretch) in enumerate(zip(dims, wide, strict=True)):
+        if stretch and sizes:
+            data[i] = data[i].expand(*data[i].shape[:at], sizes[0], *data[i].shape[at + 1 :])
     return data, dims, inner, space
+
+
+@static
+def _stretches(axes: Axes, at: int) -> bool:
+    space = axes.spaces[at]
+    return space is not None and space.broadcast
 
 
 @static
@@ -208,11 +218,12 @@ def _mapped_labels(
     axes: Axes, others: tuple[Axes, ...], over: str
 ) -> tuple[Space | None, tuple[tuple[int, Gather | None, Axes], ...]]:
     spaces = [each.spaces[each.axis(over)] for each in (axes, *others)]
-    first = next((space for space in spaces if space is not None), None)
+    firm = [space for space in spaces if space is None or not space.broadcast]
+    first = next((space for space in firm or spaces if space is not None), None)
     plans: list[tuple[int, Gather | None, Axes]] = []
     for each, space in zip((axes, *others), spaces, strict=True):
         plan = None
-        if space is not None and first is not None and space.labels != first.labels:
+        if space is not None and not space.broadcast and first is not None and space.labels != first.labels:
             if len(space) != len(first) or any(label not in space for label in first):
                 raise ValueError(differing(first, space, f"axis {over!r}"))
             plan = Gather([space.index(label) for label in first])

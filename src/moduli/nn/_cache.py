@@ -22,9 +22,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from moduli.labels import Tensor
 
 from ._ambient import Ambient, ambient
-from ._recorder import Link, Recorder, locate
+from ._entry import LOOK, LOOK_AND_FLAG, Entry, Scope, states
+from ._recorder import Link, Recorder, attributes, locate
 
-__all__ = ["bump", "cached", "compute", "evaluate", "invalidate", "recording", "reuse", "right"]
+__all__ = [
+    "bump",
+    "bump_compiled",
+    "cached",
+    "compute",
+    "evaluate",
+    "forget",
+    "invalidate",
+    "recording",
+    "reuse",
+    "right",
+]
 
 _CACHE: Final = "_virtual_cache"
 
@@ -39,23 +51,22 @@ def bump() -> None:
     _epoch = next(_numbers)
 
 
+# Set by compiled code, which can write to a list but not count on; the next look starts another epoch.
+_changed: Final = [False]
+
+
+def bump_compiled() -> None:
+    """`bump`, from inside code that is being compiled."""
+    _changed[0] = True
+
+
 class _Local(threading.local):
     """What belongs to one thread: the computations under way, their recorders, and the scope of `cached`."""
 
     def __init__(self) -> None:
         self.active: list[tuple[nn.Module, str]] = []
         self.recorders: list[Recorder] = []
-        self.scope: _Scope | None = None
-
-
-class _Scope:
-    """One outermost `with cached():` and the entries that end with it."""
-
-    __slots__ = ("depth", "entries")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.entries: list[tuple[dict[str, _Entry], str]] = []
+        self.scope: Scope | None = None
 
 
 _local: Final = _Local()
@@ -64,78 +75,6 @@ _local: Final = _Local()
 recording: Final[list[None]] = []
 
 
-class _Entry:
-    """A value and all that it was made from."""
-
-    __slots__ = (
-        "aliases",
-        "ambient",
-        "dtype",
-        "epoch",
-        "grad",
-        "guard",
-        "home",
-        "leaf",
-        "links",
-        "look",
-        "pointers",
-        "requires",
-        "scope",
-        "sources",
-        "spent",
-        "state",
-        "value",
-        "versions",
-        "watched",
-    )
-
-    value: Any
-    leaf: torch.Tensor
-    requires: bool
-    epoch: int
-    home: dict[str, Any]
-    ambient: Ambient
-    grad: object
-    dtype: object
-    scope: _Scope | None
-    spent: list[bool]
-    links: list[Link]
-    sources: list[torch.Tensor]
-    watched: list[torch.Tensor]
-    versions: list[int]
-    pointers: list[int]
-    look: Callable[[torch.Tensor], tuple[Any, ...]]
-    state: list[tuple[Any, ...]]
-    guard: Any
-    aliases: list[torch.Tensor]
-
-    def holds(self) -> bool:
-        """Whether torch's state and the form of every source are as they were: the part that `guard` can vouch for."""
-        if self.ambient != ambient() or self.state != _states(self.sources, self.look):
-            return False
-        # Under autocast the dispatch state does not show the dtype that is cast to.
-        self.guard = _guard(self.sources) if self.look is _look and len(self.ambient) == 2 else None
-        return True
-
-
-def _states(sources: list[torch.Tensor], look: Callable[[torch.Tensor], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [(look(source), source.stride()) for source in sources]
-
-
-def _guard(sources: list[torch.Tensor]) -> Any:
-    """A check in one call that sources have the form they have now, under the dispatch state that holds now.
-
-    It stands for `_Entry.holds`: the dispatch state of a thread shows transforms, modes, tracing, autocast and
-    inference mode. What it refuses is looked at again in full, so it makes reuse cheaper and never more frequent.
-    """
-    if not sources:
-        return None
-    unknown: Any = [[None] * source.ndim for source in sources]
-    return torch._C._dynamo.guards.TensorGuards(*sources, dynamic_dims_sizes=unknown, dynamic_dims_strides=unknown)
-
-
-_look: Final = attrgetter("dtype", "shape", "device")
-_look_and_flag: Final = attrgetter("dtype", "shape", "device", "requires_grad")
 _version: Final = attrgetter("_version")
 _pointer: Final = torch.Tensor.data_ptr
 _grad: Final = torch.is_grad_enabled
@@ -143,7 +82,7 @@ _dtype: Final = torch.get_default_dtype
 _function_modes: Final = torch._C._len_torch_function_stack
 
 
-class _Cache(dict[str, _Entry]):
+class _Cache(dict[str, Entry]):
     """The entries of one module. A copy of the module starts with none, since it computes from its own sources."""
 
     __slots__ = ("carries_graph",)
@@ -162,7 +101,7 @@ class _Cache(dict[str, _Entry]):
         return _Cache()
 
 
-def reuse(owner: nn.Module, name: str) -> _Entry | None:
+def reuse(owner: nn.Module, name: str) -> Entry | None:
     """The entry of a virtual tensor, if its value is still right."""
     if not recording or not _local.recorders:
         return right(owner, name)
@@ -175,13 +114,16 @@ def reuse(owner: nn.Module, name: str) -> _Entry | None:
     return entry
 
 
-def right(owner: nn.Module, name: str) -> _Entry | None:
+def right(owner: nn.Module, name: str) -> Entry | None:
     """The entry of a virtual tensor, if its value is still right and no computation is being recorded."""
+    if _changed[0]:
+        _changed[0] = False
+        bump()
     home = owner.__dict__
     cache = home.get(_CACHE)
     if cache is None:
         return None
-    entry: _Entry | None = cache.get(name)
+    entry: Entry | None = cache.get(name)
     if (
         entry is None
         or entry.epoch != _epoch
@@ -238,7 +180,7 @@ def compute(owner: nn.Module, name: str, call: Callable[[], Any]) -> Any:
     active = _local.active
     for at, (other, called) in enumerate(active):
         if other is owner and called == name:
-            path = [f"{type(module).__name__}.{attribute}" for module, attribute in [*active[at:], (owner, name)]]
+            path = [_path(module, attribute) for module, attribute in [*active[at:], (owner, name)]]
             raise RecursionError(
                 f"the virtual tensor {path[0]} needs its own value: {' -> '.join(path)}. "
                 "Let one of them read stored tensors only"
@@ -248,7 +190,7 @@ def compute(owner: nn.Module, name: str, call: Callable[[], Any]) -> Any:
         return call()
     except AttributeError as error:
         # An AttributeError that leaves a descriptor is reported as if the virtual tensor itself did not exist.
-        raise RuntimeError(f"computing {type(owner).__name__}.{name} failed: {error}") from error
+        raise RuntimeError(f"computing {_path(owner, name)} failed: {error}") from error
     finally:
         active.pop()
 
@@ -257,7 +199,7 @@ def _record(
     owner: nn.Module, name: str, function: Any, call: Callable[[], Any], surrounding: Ambient, cache: _Cache
 ) -> Any:
     _install_hooks()
-    epoch = _epoch
+    epoch, before = _epoch, attributes(owner.__dict__)
     recorder = Recorder()
     _local.recorders.append(recorder)
     recording.append(None)
@@ -269,8 +211,16 @@ def _record(
         _local.recorders.pop()
     # What follows looks at tensors, which an outer recorder must not take for computation.
     with torch._C.DisableTorchFunction():
-        _store(owner, name, function, value, recorder, epoch, surrounding, cache)
+        if _unchanged(before):
+            _store(owner, name, function, value, recorder, epoch, surrounding, cache)
     return value
+
+
+def _unchanged(links: list[Link]) -> bool:
+    try:
+        return all(container[key] is obj for container, key, obj in links)
+    except KeyError:
+        return False
 
 
 def _store(
@@ -298,7 +248,7 @@ def _store(
     ):
         cache.pop(name, None)
         return
-    entry = _Entry()
+    entry = Entry()
     entry.value, entry.leaf, entry.requires = value, leaf, leaf.requires_grad
     entry.epoch, entry.home, entry.links = epoch, owner.__dict__, links
     entry.ambient, (entry.grad, entry.dtype) = surrounding, surrounding[:2]
@@ -308,8 +258,8 @@ def _store(
     entry.versions = list(map(_version, entry.watched))
     entry.pointers = list(map(_pointer, entry.sources))
     # Without gradients the guard can vouch for the sources; with them, and where flags were read, all is looked at.
-    entry.look = _look_and_flag if recorder.flags or carries_graph or surrounding[0] else _look
-    entry.state = _states(entry.sources, entry.look)
+    entry.look = LOOK_AND_FLAG if recorder.flags or carries_graph or surrounding[0] else LOOK
+    entry.state = states(entry.sources, entry.look)
     entry.guard = None
     # They keep the storages alive: an address given back to the allocator could return under another tensor.
     entry.aliases = [tensor.detach() for tensor in entry.sources]
@@ -317,17 +267,20 @@ def _store(
     if carries_graph and scope is not None:
         spent = entry.spent
         entry.scope = scope
-        scope.entries.append((cache, name))
+        scope.entries[id(cache), name] = cache
         # Backward frees the graph, and the next forward needs a new one.
         leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))  # type: ignore[union-attr]
     cache[name] = entry
+    # A computation around this one read the same sources, and may not know where they live.
+    for outer in _local.recorders:
+        outer.absorb(leaf, entry.sources, links)
 
 
 def _cache_of(owner: nn.Module) -> _Cache:
     cache = owner.__dict__.get(_CACHE)
     if cache is None:
         cache = owner.__dict__[_CACHE] = _Cache()
-    return cache  # type: ignore[no-any-return]
+    return cache
 
 
 def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:
@@ -336,9 +289,18 @@ def _leaf(owner: nn.Module, name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     raise TypeError(
-        f"the virtual tensor {type(owner).__name__}.{name} must be a tensor, but its function returned "
-        f"a {type(value).__name__}"
+        f"the virtual tensor {_path(owner, name)} must be a tensor, but its function returned a {type(value).__name__}"
     )
+
+
+def _path(owner: nn.Module, name: str) -> str:
+    # What follows the mark tells apart virtual tensors that were given one name.
+    return f"{type(owner).__name__}.{name.partition('#')[0]}"
+
+
+def forget(owner: nn.Module, name: str) -> None:
+    """Drop the entry of a virtual tensor that no longer exists."""
+    owner.__dict__.get(_CACHE, {}).pop(name, None)
 
 
 def _is_inference(tensor: torch.Tensor | None) -> bool:
@@ -398,7 +360,7 @@ def cached() -> Iterator[None]:
     """
     scope = _local.scope
     if scope is None:
-        scope = _local.scope = _Scope()
+        scope = _local.scope = Scope()
     scope.depth += 1
     try:
         yield
@@ -406,7 +368,7 @@ def cached() -> Iterator[None]:
         scope.depth -= 1
         if not scope.depth:
             _local.scope = None
-            for entries, name in scope.entries:
+            for (_, name), entries in scope.entries.items():
                 entry = entries.get(name)
                 if entry is not None and entry.scope is scope:
                     del entries[name]
@@ -415,9 +377,9 @@ def cached() -> Iterator[None]:
 def invalidate(module: nn.Module | None = None) -> None:
     """Forget every value computed from a module's tensors, its own virtual tensors and those of others.
 
-    Needed only after a change that torch keeps no trace of: writes through `tensor.data` or through a NumPy array that
-    shares the memory, and lists changed in place inside modules that are not ours. Since any module may derive from
-    any other, all virtual tensors are computed again at their next read.
+    Needed only after a change that leaves no trace: writes through `tensor.data` or through a NumPy array that shares
+    the memory, and numbers changed in place in a list, a dict or another object that a virtual tensor reads. Since any
+    module may derive from any other, all virtual tensors are computed again at their next read.
 
     Args:
         module: The module that was written to; None if there is no single one.

@@ -7,7 +7,7 @@ from moduli.labels import Tensor
 
 from ._cache import bump
 from ._module import Module
-from ._ownership import drop, keep
+from ._ownership import check_name, drop, keep
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 
 __all__ = ["TensorDict", "TensorList"]
@@ -100,6 +100,11 @@ class TensorList(_Container, MutableSequence[Tensor]):
         del tensors[index]
         self._fill(tensors)
 
+    def extend(self, values: Iterable[Tensor]) -> None:
+        """Put copies of several tensors at the end; all of them or none."""
+        for value in [_checked(self, value) for value in values]:
+            self.append(value)
+
     def insert(self, index: int, value: Tensor) -> None:
         """Put a copy of a tensor before a position."""
         if index >= len(self):
@@ -185,13 +190,20 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
         return self._get(key)
 
     def __setitem__(self, key: str, value: Tensor) -> None:
-        if not isinstance(key, str):
-            raise TypeError(f"the keys of a TensorDict are text, not {key!r}")
-        self._put(key, value)
+        self._put(_checked_key(key), value)
 
     def __delitem__(self, key: str) -> None:
         self._check_present(key)
         self._remove(key)
+
+    def update(self, other: Any = (), /, **named: Tensor) -> None:
+        """Put copies of several tensors in, by key; all of them or none."""
+        entries = dict(other, **named)
+        for key, value in entries.items():
+            _checked_key(key)
+            _checked(self, value)
+        for key, value in entries.items():
+            self[key] = value
 
     def pop(self, key: str, *default: Any) -> Any:
         """Remove a tensor and return it as an independent copy; the default, if given, when there is none."""
@@ -204,6 +216,13 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
     def _check_present(self, key: str) -> None:
         if key not in self._labelled:
             raise KeyError(f"there is no tensor {key!r}; the keys are {list(self._labelled)}")
+
+
+def _checked_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"the keys of a TensorDict are text, not {key!r}")
+    check_name(key)
+    return key
 
 
 def _checked(container: Module, value: Any) -> Tensor:

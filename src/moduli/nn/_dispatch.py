@@ -10,7 +10,7 @@ import threading
 from typing import Any, Final
 
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -77,7 +77,7 @@ def _dispatching(forward: Action) -> Action:
 
 def _thread() -> int:
     # A compiler traces in one thread and cannot look which one it is.
-    return 0 if is_compiling() else threading.get_ident()
+    return 0 if is_dynamo_compiling() else threading.get_ident()
 
 
 def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:

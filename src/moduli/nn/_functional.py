@@ -9,12 +9,13 @@ from abc import get_cache_token
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 __all__ = ["Functional"]
 
 Action: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Action)
+_Resolved: TypeAlias = tuple[weakref.ref[type], str | None, Action | None]
 
 # A registration on any class may change what its subclasses resolve, so resolved answers are valid for one generation.
 _generation = 0
@@ -36,13 +37,14 @@ class _Actions:
         self.registered: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         # By id, because looking a class up in a weak dictionary costs more than the rest of a dispatched call. The
         # reference tells whether the id still belongs to the class it was stored for.
-        self.resolved: dict[int, tuple[weakref.ref[type], str | None, Action | None]] = {}
+        self.resolved: dict[int, _Resolved] = {}
         self.generation = -1
         self.token: object = None
 
-    def remember(self, obj_type: type, name: str | None, action: Action | None) -> None:
+    def remember(self, obj_type: type, name: str | None, action: Action | None) -> _Resolved:
         key, resolved = id(obj_type), self.resolved
-        resolved[key] = (weakref.ref(obj_type, lambda _: resolved.pop(key, None)), name, action)
+        known = resolved[key] = (weakref.ref(obj_type, lambda _: resolved.pop(key, None)), name, action)
+        return known
 
 
 class Functional:
@@ -177,13 +179,13 @@ class Functional:
 
 def resolve(functional: type, obj_type: type) -> Action | None:
     """The action of a functional class on a type of objects, or None."""
-    if is_compiling():
+    if is_dynamo_compiling():
         name = _resolved_name(functional, obj_type)
         return None if name is None else getattr(functional, name)
     return _resolve(functional, obj_type)[2]
 
 
-def _resolve(functional: type, obj_type: type) -> tuple[weakref.ref[type], str | None, Action | None]:
+def _resolve(functional: type, obj_type: type) -> _Resolved:
     actions: _Actions | None = functional.__dict__.get("_functional_actions")
     if actions is None:
         actions = _actions(functional)
@@ -195,8 +197,7 @@ def _resolve(functional: type, obj_type: type) -> tuple[weakref.ref[type], str |
     known = actions.resolved.get(id(obj_type))
     if known is None or known[0]() is not obj_type:
         name = _search(functional, obj_type)
-        actions.remember(obj_type, name, None if name is None else getattr(functional, name))
-        known = actions.resolved[id(obj_type)]
+        known = actions.remember(obj_type, name, None if name is None else getattr(functional, name))
     return known
 
 

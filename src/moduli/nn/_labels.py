@@ -21,7 +21,7 @@ import torch
 from moduli.labels import Tensor
 from moduli.labels._axes import Axes
 
-__all__ = ["align_state", "encode"]
+__all__ = ["align_state", "encode", "same_labels"]
 
 _MOST_SHOWN: Final = 6
 
@@ -69,6 +69,11 @@ def _encode_label(label: Hashable, where: str) -> Any:
 
 def _class_name(label: object) -> str:
     return f"{type(label).__module__}.{type(label).__qualname__}"
+
+
+def same_labels(labelled: Mapping[str, tuple[str, Axes]], saved: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the labels saved for a module, where there are any, are those it has, in the same order."""
+    return all(saved[name] == encode(axes, f"{prefix}.{name}") for name, (_, axes) in labelled.items() if name in saved)
 
 
 def align_state(

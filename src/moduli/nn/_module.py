@@ -1,26 +1,25 @@
 """Module: a `torch.nn.Module` that owns labelled tensors."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from moduli.device import Device, DeviceBounded, DeviceLike
 from moduli.labels import Tensor
 from moduli.labels._axes import Axes
 from moduli.labels._tensor import wrap
 
-from ._cache import bump
+from ._cache import bump, bump_compiled
 from ._dispatch import install
 from ._frozen import FrozenDict
 from ._functional import F, Functional, unregistered
 from ._labels import align_state, encode
-from ._ownership import check_virtual, drop, own, register, replace
+from ._ownership import check_initialised, check_virtual, drop, own, register, replace
 from ._state import load_all_or_nothing, reunite, tied_entries
-from ._views import describe, device_of, owned_names, registered_target, tensors_of
+from ._views import describe, device_of, owned_names, registered_target, tensors_of, warn_unassigned
 from ._virtual_tensor import VirtualTensor
 
 __all__ = ["Module", "ModuleType"]
@@ -29,6 +28,7 @@ ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
 
 _MISSING: Final = object()
+_NOTHING: Final[dict[str, Any]] = {}
 # Assigning the same one again, as `train()` and `eval()` do all the time, changes nothing.
 _UNCHANGING: Final = frozenset({bool, int, float, str, type(None)})
 _LABELS: Final = "labels"
@@ -142,10 +142,10 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__
-        try:
-            key, axes = state["_labelled"][name]
-        except KeyError:
+        record = state.get("_labelled", _NOTHING).get(name)
+        if record is None:
             return nn.Module.__getattr__(self, name)
+        key, axes = record
         data = state["_parameters"].get(key)
         if data is None:
             data = state["_buffers"].get(key)
@@ -165,6 +165,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             register(self, name, value)
         else:
             if isinstance(value, DeviceBounded):
+                check_initialised(self, name)
                 value = value.to_device(self.device)
             elif isinstance(value, VirtualTensor):
                 check_virtual(self, name, value)
@@ -175,7 +176,9 @@ class Module(Functional, nn.Module, DeviceBounded):
                 return
             else:
                 nn.Module.__setattr__(self, name, value)
-        if not is_compiling():
+        if is_dynamo_compiling():
+            bump_compiled()
+        else:
             bump()
 
     def __delattr__(self, name: str) -> None:
@@ -185,7 +188,9 @@ class Module(Functional, nn.Module, DeviceBounded):
             nn.Module.__delattr__(self, name)
         else:
             drop(self, name)
-        if not is_compiling():
+        if is_dynamo_compiling():
+            bump_compiled()
+        else:
             bump()
 
     # -- what is owned -----------------------------------------------------------------------------------------------
@@ -461,20 +466,3 @@ class Module(Functional, nn.Module, DeviceBounded):
         if not lines or alone:
             return f"{self._get_name()}({''.join(lines)})"  # type: ignore[no-untyped-call]
         return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"  # type: ignore[no-untyped-call]
-
-
-def warn_unassigned(module: Module) -> None:
-    """Warn, once per class, of names declared by `nograd_tensors` that nothing was assigned to."""
-    cls = type(module)
-    names = cls.__nograd_tensors__
-    if not names:
-        return
-    known = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
-    unassigned = sorted(name for name in names - known - cls._assigned_nograd if not hasattr(cls, name))
-    if unassigned:
-        cls._assigned_nograd.update(unassigned)
-        warnings.warn(
-            f"{cls.__name__} declares {', '.join(map(repr, unassigned))} with nograd_tensors but never assigned it; "
-            "is the name misspelt?",
-            stacklevel=3,
-        )

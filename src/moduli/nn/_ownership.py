@@ -11,7 +11,7 @@ from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor
 
-__all__ = ["check_virtual", "drop", "keep", "own", "register", "replace"]
+__all__ = ["check_initialised", "check_name", "check_virtual", "drop", "keep", "own", "register", "replace"]
 
 _MISSING: Final = object()
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
@@ -20,8 +20,7 @@ _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
 def own(module: nn.Module, name: str, value: Tensor) -> None:
     """Copy a labelled tensor into a module under the name of an attribute."""
     cls = type(module)
-    if "_labelled" not in module.__dict__:
-        raise AttributeError(f"cannot assign the tensor {name!r} before {cls.__name__}.__init__() was called")
+    check_initialised(module, name)
     declared = getattr(cls, name, _MISSING)
     if declared is not _MISSING:
         _check_free(module, name, declared)
@@ -35,7 +34,7 @@ def own(module: nn.Module, name: str, value: Tensor) -> None:
 
 def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
     """Register a copy of a labelled tensor, in place of anything that had the name."""
-    _check_name(name)
+    check_name(name)
     state = module.__dict__
     source, target = value.data, device_of(module)
     # A tensor without storage has nothing to move.
@@ -106,7 +105,17 @@ def drop(module: nn.Module, name: str) -> None:
     del labelled[name]
 
 
-def _check_name(name: str) -> None:
+def check_initialised(module: nn.Module, name: str) -> None:
+    """Refuse to own anything before there is a place for it."""
+    if "_labelled" not in module.__dict__:
+        raise AttributeError(
+            f"cannot assign {name!r} before {type(module).__name__} is initialised; call super().__init__() first, of a "
+            "class derived from moduli.nn.Module"
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name under which torch could not register a tensor."""
     if not name or "." in name:
         raise KeyError(f"the name of a tensor is not empty and has no '.' in it, unlike {name!r}")
     if name.startswith((TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX)):

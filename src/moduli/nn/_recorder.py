@@ -17,7 +17,7 @@ from moduli.labels import Tensor
 
 from ._ambient import Transparent
 
-__all__ = ["Link", "Recorder", "locate"]
+__all__ = ["Link", "Recorder", "attributes", "locate"]
 
 Link: TypeAlias = tuple[Any, Any, Any]
 """(container, key, object): valid while `container[key] is object`."""
@@ -29,6 +29,7 @@ _DATA: Final = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
 _NONE: Final[Mapping[str, Any]] = {}
+_REGISTRIES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 _CONTAINERS: Final = (list, tuple, dict)
 _SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
 _INTERNAL: Final = frozenset(nn.Module().__dict__) | {"_virtual_cache"}
@@ -96,6 +97,9 @@ class Recorder(Transparent):
         made = self._made.get(key)
         if key in self.sources or (made is not None and made() is tensor):
             return
+        if getattr(tensor, "_moduli_constant", False):
+            # An index that follows from labels alone; it is kept by the labels and never changes.
+            return
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
             self.pure = False
             return
@@ -155,6 +159,25 @@ class _Cell:
 
     def __getitem__(self, key: str) -> Any:
         return self._cell.cell_contents
+
+
+class _Size:
+    """How many attributes a module has, as a container: `True` under their number."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def __getitem__(self, size: int) -> bool:
+        return len(self._state) == size
+
+
+def attributes(state: dict[str, Any]) -> list[Link]:
+    """Links to the plain attributes of a module that tells nobody when they are assigned."""
+    links: list[Link] = [(_Size(state), len(state), True)]
+    links.extend((state, key, value) for key, value in state.items() if key == "training" or key not in _INTERNAL)
+    return links
 
 
 def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | None:
@@ -220,11 +243,18 @@ def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | 
     if missing:
         return None
     registries = {id(obj) for _, key, obj in found.values() if key == "_parameters"}
+    states = {id(owner.__dict__): owner.__dict__}
+    states.update((id(container), container) for container, key, _ in found.values() if key in _REGISTRIES)
     for container, _, obj in found.values():
         # What is registered as a parameter but is none was put there for the length of one functional call.
         if id(container) in registries and not isinstance(obj, nn.Parameter):
             return None
-    return list(found.values())
+    links = list(found.values())
+    for state in states.values():
+        # Modules of ours start another epoch when an attribute is assigned; of others each one is looked at.
+        if "_labelled" not in state:
+            links.extend(attributes(state))
+    return links
 
 
 def _variables(function: Any) -> Iterator[Link]:

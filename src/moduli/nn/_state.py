@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ._labels import same_labels
+
 __all__ = ["Place", "load_all_or_nothing", "places", "reunite", "tied_entries"]
 
 Place: TypeAlias = tuple[dict[str, Any], str]
@@ -47,9 +49,10 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
     Raises:
         RuntimeError: If names that are tied in the module have different values in the state dict.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict is a mapping from names to tensors, not a {type(state_dict).__name__}")
     groups = tied_entries(module)
-    if isinstance(state_dict, Mapping):
-        _check_ties(module, groups, state_dict)
+    _check_ties(module, groups, state_dict)
     undo = None if _certain(module, state_dict) else _Snapshot(module)
     try:
         result = load()
@@ -64,20 +67,20 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
 def _certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
     """Whether nothing can go wrong, so that the copy which a failed load is undone from need not be made.
 
-    That is: exactly the module's names, each with a tensor of the same shape and device, without labels that might
-    differ and without code of others that could fail half way.
+    That is: exactly the module's names, each with a tensor of the same shape and device, the same labels, and no code of
+    others that could fail half way.
     """
-    if not isinstance(state_dict, Mapping) or any(each._load_state_dict_pre_hooks for each in module.modules()):
-        return False
-    # Entries under the registered names of labelled tensors are compared with the labels saved beside them.
-    if any("labels" in entry for entry in getattr(state_dict, "_metadata", {}).values()):
-        return False
-    held = module.state_dict(keep_vars=True)
+    metadata = getattr(state_dict, "_metadata", {})
+    transient: set[str] = set()
+    for prefix, each in module.named_modules():
+        if each._load_state_dict_pre_hooks or each._load_state_dict_post_hooks:
+            return False
+        if not same_labels(each.__dict__.get("_labelled", {}), metadata.get(prefix, {}).get("labels", {}), prefix):
+            return False
+        transient.update(f"{prefix}.{name}" if prefix else name for name in each._non_persistent_buffers_set)
+    held = {name: registry[key] for name, (registry, key) in places(module).items() if name not in transient}
     return held.keys() == state_dict.keys() and all(
-        isinstance(value, torch.Tensor)
-        and isinstance(held[name], torch.Tensor)
-        and value.shape == held[name].shape
-        and value.device == held[name].device
+        isinstance(value, torch.Tensor) and value.shape == held[name].shape and value.device == held[name].device
         for name, value in state_dict.items()
     )
 

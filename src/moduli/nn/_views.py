@@ -1,5 +1,6 @@
 """What a module holds, read from torch's registries at the moment of asking."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ __all__ = [
     "registered_target",
     "stored",
     "tensors_of",
+    "warn_unassigned",
 ]
 
 TENSOR_PARAM_PREFIX: Final = "tensor:"
@@ -75,3 +77,20 @@ def describe(module: nn.Module, name: str) -> str:
     else:
         kind = "parameter" if tensor.requires_grad else "parameter without gradient"
     return f"Tensor({axes}), {str(tensor.dtype).removeprefix('torch.')} {kind}"
+
+
+def warn_unassigned(module: Any) -> None:
+    """Warn, once per class, of names declared by `nograd_tensors` that nothing was assigned to."""
+    cls = type(module)
+    names = cls.__nograd_tensors__
+    if not names:
+        return
+    known = {*module._labelled, *module._modules, *module._parameters, *module._buffers, *module.__dict__}
+    unassigned = sorted(name for name in names - known - cls._assigned_nograd if not hasattr(cls, name))
+    if unassigned:
+        cls._assigned_nograd.update(unassigned)
+        warnings.warn(
+            f"{cls.__name__} declares {', '.join(map(repr, unassigned))} with nograd_tensors but never assigned it; "
+            "is the name misspelt?",
+            stacklevel=3,
+        )

@@ -1,6 +1,7 @@
 """VirtualTensor: a derived tensor made at run time, with a dtype and device of its own."""
 
 import copy
+import itertools
 import keyword
 import types
 import weakref
@@ -12,7 +13,7 @@ from torch import nn
 
 from moduli.labels import Tensor
 
-from ._cache import evaluate, reuse
+from ._cache import evaluate, forget, reuse
 
 __all__ = ["VirtualTensor", "VirtualTensorAttributes"]
 
@@ -70,7 +71,7 @@ class VirtualTensor:
         (torch.float64, torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
+    __slots__ = ("__weakref__", "_key", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
 
     LinkedAttributes: Final = VirtualTensorAttributes
 
@@ -80,6 +81,7 @@ class VirtualTensor:
     _materializer: Materializer
     _persist: bool
     _token: object
+    _key: str
 
     def __init__(
         self,
@@ -108,8 +110,10 @@ class VirtualTensor:
         self._owner = weakref.ref(owner)
         self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
         self._token = object()
+        # Two that were given one name, the older still in use, must not take each other's values.
+        self._key = f"{name}#{next(_numbers)}"
         _registry.setdefault(owner, {})[self._ref] = self._token
-        weakref.finalize(self, _release, self._owner, self._ref, self._token).atexit = False
+        weakref.finalize(self, _release, self._owner, self._ref, self._token, self._key).atexit = False
 
     @classmethod
     def create(
@@ -200,13 +204,13 @@ class VirtualTensor:
         owner = self._alive()
         if torch.compiler.is_compiling():
             return self._materialize(owner)
-        entry = reuse(owner, self._name)
+        entry = reuse(owner, self._key)
         if entry is not None:
             return entry.value
         materializer: Any = self._materializer
         if isinstance(materializer, str):
             materializer = getattr(type(owner), materializer, None)
-        return evaluate(owner, self._name, materializer, lambda: self._materialize(owner))
+        return evaluate(owner, self._key, materializer, lambda: self._materialize(owner))
 
     def _materialize(self, owner: nn.Module) -> Any:
         reference = self._reference()
@@ -330,13 +334,17 @@ def _unpickle(cls: type[VirtualTensor]) -> VirtualTensor:
     return object.__new__(cls)
 
 
+_numbers: Final = itertools.count()
+
 # Who registered which reference buffer. Kept beside the modules: a converted buffer is another tensor, so the buffer
 # itself cannot tell whose it is.
 _registry: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, object]]] = weakref.WeakKeyDictionary()
 
 
-def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object) -> None:
+def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object, key: str) -> None:
     owner = owner_ref()
+    if owner is not None:
+        forget(owner, key)
     if owner is None or _registry.get(owner, {}).get(ref) is not token:
         return
     del _registry[owner][ref]

@@ -1,0 +1,141 @@
+"""Labelled tensors against raw torch on the same numbers, and against qten where it is installed.
+
+Both sides do the same work: where labels have to be reordered, raw torch does the `index_select` by hand. "Compiled" is
+`torch.compile` (inductor) of a chain of ten operations, one of them a reordering, on labelled and on raw tensors.
+"""
+
+import statistics
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import torch
+
+import moduli as mo
+from _timing import interleaved
+
+BARS = {
+    "add, equal labels": (1.5, 1.03),
+    "add, equal axes, one positional": (None, None),
+    "reorder + add": (1.3, 1.05),
+    "matmul": (1.4, 1.05),
+    "t[0]": (1.6, 1.6),
+    "sum over a named axis": (1.6, 1.15),
+    "torch.sin(t)": (2.5, 1.06),
+    "compiled chain of ten": (1.2, 1.02),
+}
+
+
+def operands(n):
+    row = mo.Space([f"r{i}" for i in range(n)], "row")
+    column = mo.Space([f"c{i}" for i in range(n)], "column")
+    a = mo.Tensor(torch.rand(n, n), (row, column))
+    b = mo.Tensor(torch.rand(n, n), (row, column))
+    turned = mo.Tensor(torch.rand(n, n), (row[::-1], column))
+    other = mo.Tensor(torch.rand(n, n), (column, mo.Space([f"k{i}" for i in range(n)], "k")))
+    batch = [mo.Tensor(torch.rand(n, n), (mo.Space(n, "batch"), column)) for _ in range(2)]
+    return a, b, turned, other, batch
+
+
+def chain(a, b, turned):
+    x = a + b
+    x = x * turned
+    x = torch.sin(x)
+    x = x - a
+    x = x / (b + 2.0)
+    x = torch.tanh(x)
+    x = x * x
+    return x + 1.0
+
+
+def raw_chain(a, b, turned, index):
+    x = a + b
+    x = x * turned.index_select(0, index)
+    x = torch.sin(x)
+    x = x - a
+    x = x / (b + 2.0)
+    x = torch.tanh(x)
+    x = x * x
+    return x + 1.0
+
+
+def pairs(n):
+    """For each claim the labelled and the raw form."""
+    a, b, turned, other, (p, q) = operands(n)
+    x, y, z, w = a.data, b.data, turned.data, other.data
+    u, v = p.data, q.data
+    index = torch.arange(n - 1, -1, -1)
+    compiled, raw = torch.compile(chain, fullgraph=True), torch.compile(raw_chain, fullgraph=True)
+    with torch.no_grad():
+        agree = torch.allclose(compiled(a, b, turned).data, raw(x, y, z, index), atol=1e-6)
+    if not agree:
+        raise AssertionError("the compiled chains disagree")
+    return {
+        "add, equal labels": (lambda: a + b, lambda: x + y),
+        "add, equal axes, one positional": (lambda: p + q, lambda: u + v),
+        "reorder + add": (lambda: a + turned, lambda: x + z.index_select(0, index)),
+        "matmul": (lambda: a @ other, lambda: x @ w),
+        "t[0]": (lambda: a[0], lambda: x[0]),
+        "sum over a named axis": (lambda: a.sum("row"), lambda: x.sum(0)),
+        "torch.sin(t)": (lambda: torch.sin(a), lambda: torch.sin(x)),
+        "compiled chain of ten": (lambda: compiled(a, b, turned), lambda: raw(x, y, z, index)),
+    }
+
+
+def qten_pairs(n):
+    """The same claims in qten, whose axes have no names."""
+    from qten.linalg.tensors import Tensor
+    from qten.symbolics.state_space import IndexSpace, StateSpace
+
+    row = IndexSpace.linear(n)
+    turned = StateSpace.__getitem__(row, list(range(n - 1, -1, -1)))
+    a, b = (Tensor(data=torch.rand(n, n), dims=(row, row)) for _ in range(2))
+    c = Tensor(data=torch.rand(n, n), dims=(turned, row))
+    return {
+        "add, equal labels": lambda: a + b,
+        "reorder + add": lambda: a + c,
+        "matmul": lambda: a @ b,
+        "t[0]": lambda: a[0],
+    }
+
+
+def table():
+    rows = []
+    torch.set_num_threads(1)
+    for place, n in enumerate((8, 512)):
+        peers = qten_pairs(n) if find_spec("qten") else {}
+        for name, (labelled, raw) in pairs(n).items():
+            candidates = {"labelled": labelled, "raw": raw}
+            if name in peers:
+                candidates["qten"] = peers[name]
+            times = interleaved(candidates, rounds=41)
+            rows.append(row(f"{name}, {n}x{n}: labelled / raw", times["labelled"] / times["raw"], BARS[name][place]))
+            if "qten" in times:
+                rows.append(row(f"{name}, {n}x{n}: qten / raw", times["qten"] / times["raw"], None))
+    made = interleaved({"space": lambda: mo.Space(10**7)})["space"] * 1e6
+    rows.append(row("Space(10**7)", made, 10.0, "us"))
+    rows.append(row("import moduli after import torch", import_seconds(), 0.3, "s"))
+    return rows
+
+
+def import_seconds():
+    """What `import moduli` adds to `import torch`, each time in a new process."""
+    program = "import torch, time; t = time.perf_counter(); import moduli; print(time.perf_counter() - t)"
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(5)
+    ]
+    return statistics.median(float(run.stdout) for run in runs)
+
+
+def row(name, value, bar, unit="x"):
+    return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": bar is None or value <= bar}
+
+
+def main():
+    for each in table():
+        bar = "" if each["bar"] is None else f"  (bar {each['bar']}{' ' + each['unit'] if each['unit'] != 'x' else ''})"
+        print(f"{each['name']:50s} {each['value']:8.3f} {each['unit']}{bar}{'' if each['ok'] else '  MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Join policies against an oracle of dictionaries: what is missing is filled, dropped or refused, label by label."""
+
+import itertools
+import operator
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import moduli as mo
+from labels.strategies import as_mapping, check, key_of, numbers, reordered, seeds
+from moduli.labels._join import policy
+
+POOL = ("a", "b", "c", "d", "e")
+HOWS = ("outer", "inner", "left")
+
+
+@st.composite
+def overlapping(draw, dtype=torch.float64, count=2):
+    """Tensors over some of three labelled axes whose labels overlap only in part."""
+    made = []
+    for _ in range(count):
+        names = [name for name in draw(st.permutations(("x", "y"))) if draw(st.booleans())]
+        dims = [mo.Space(draw(st.permutations(POOL))[: draw(st.integers(0, 4))], name) for name in names]
+        made.append(mo.Tensor(numbers(map(len, dims), dtype, draw(seeds), 1, 5), dims))
+    return made
+
+
+def joined(spaces, how):
+    """The labels of one axis under a policy."""
+    labels = list(spaces[0])
+    for space in spaces[1:]:
+        if how == "outer":
+            labels += [label for label in space if label not in labels]
+        elif how == "inner":
+            labels = [label for label in labels if label in list(space)]
+    return labels
+
+
+def oracle(function, tensors, how, fill):
+    """The names, the labels, and the value for every choice of labels."""
+    names = list(dict.fromkeys(name for t in tensors for name in t.names))
+    dims = [
+        mo.Space(joined([t.dims[t.names.index(name)] for t in tensors if name in t.names], how), name) for name in names
+    ]
+    maps = [as_mapping(t) for t in tensors]
+    meaning = {}
+    for place in itertools.product(*(range(len(space)) for space in dims)):
+        key = key_of(dims, place)
+        parts = [
+            known.get(frozenset(part for part in key if part[0] in t.names), fill)
+            for known, t in zip(maps, tensors, strict=True)
+        ]
+        meaning[key] = function(*parts)
+    return dims, meaning
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128], ids=str)
+@given(data=st.data(), fill=st.sampled_from([0, 0.0, 1, 1.0, -2, 7.0]))
+def test_join_is_what_dictionaries_say(how, dtype, data, fill):
+    a, b = data.draw(overlapping(dtype))
+    for function in (operator.add, operator.sub, operator.mul):
+        dims, meaning = oracle(function, (a, b), how, fill)
+        with mo.join(how, fill=fill):
+            got = function(a, b)
+        assert got.dims == tuple(dims)
+        assert as_mapping(got) == meaning
+        assert got.dtype == dtype
+        per_call = {operator.add: mo.add, operator.sub: mo.sub, operator.mul: mo.mul}[function]
+        assert as_mapping(per_call(a, b, join=how, fill=fill)) == meaning
+
+
+@pytest.mark.parametrize("how", HOWS)
+@given(data=st.data())
+def test_join_of_three_operands(how, data):
+    tensors = data.draw(overlapping(count=3))
+    tensors[0] = tensors[0] > 2
+    dims, meaning = oracle(lambda c, x, y: x if c else y, tensors, how, 0.0)
+    with mo.join(how):
+        got = mo.where(*tensors)
+    assert got.dims == tuple(dims)
+    assert as_mapping(got) == meaning
+
+
+@given(data=st.data())
+def test_order_of_operands_labels_only_orders_the_result(data):
+    a, b = data.draw(overlapping())
+    with mo.join("outer"):
+        expected = as_mapping(a + b)
+        assert as_mapping(data.draw(reordered(a)) + data.draw(reordered(b))) == expected
+        assert as_mapping(b + a) == expected
+    with mo.join("inner"):
+        assert as_mapping(b + a) == as_mapping(a + b)
+
+
+@given(data=st.data())
+def test_exact_refuses_what_differs_and_policies_agree_where_nothing_does(data):
+    a, b = data.draw(overlapping())
+    shared = set(a.names) & set(b.names)
+    same = all(set(a.dims[a.names.index(n)]) == set(b.dims[b.names.index(n)]) for n in shared)
+    if not same:
+        with pytest.raises(ValueError, match=r"the labels of axis '[xy]' differ"):
+            a + b
+        return
+    expected = as_mapping(a + b)
+    for how in (*HOWS, "exact"):
+        with mo.join(how, fill=99.0):
+            assert as_mapping(a + b) == expected
+
+
+def test_integers_stay_exact_and_odd_fills_promote():
+    a = mo.tensor([1, 2**53 + 1], x=["a", "b"])
+    b = mo.tensor([10, 20], x=["b", "c"])
+    check(mo.add(a, b, join="outer"), torch.tensor([1, 2**53 + 11, 20]), [mo.Space(["a", "b", "c"], "x")])
+    half = mo.add(a, b, join="outer", fill=0.5)
+    assert half.dtype.is_floating_point
+    assert half.sel(x="c").item() == 20.5
+    assert mo.add(a, b, join="outer", fill=float("nan")).isnan().tolist() == [True, False, True]
+    truth = mo.logical_or(a > 1, b > 10, join="outer")
+    assert truth.dtype is torch.bool
+    assert truth.tolist() == [False, True, True]
+    empty = mo.add(a[:1], b[:0], join="outer", fill=0.5)
+    assert empty.tolist() == [1.5]
+
+
+def test_scopes_nest_and_end():
+    a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
+    outer, inner, left = [1.0, 12.0, 20.0], [12.0], [1.0, 12.0]
+    scope = mo.join("outer")
+    with scope:
+        assert (a + b).tolist() == outer
+        with mo.join("inner"):
+            assert (a + b).tolist() == inner
+            with mo.join("left"):
+                assert (a + b).tolist() == left
+                with scope, mo.join("exact"), pytest.raises(ValueError, match="differ"):
+                    a + b
+                assert (a + b).tolist() == left
+            assert (a + b).tolist() == inner
+        assert (a + b).tolist() == outer
+    with pytest.raises(KeyError), scope:
+        raise KeyError
+    assert policy.how == "exact"
+    with pytest.raises(ValueError, match="differ"):
+        a + b
+
+
+def test_the_policy_belongs_to_the_thread():
+    a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
+    ready = threading.Barrier(4)
+    expected = {"outer": [1.0, 12.0, 20.0], "inner": [12.0], "left": [1.0, 12.0]}
+
+    def work(how):
+        if how == "exact":
+            ready.wait()
+            try:
+                a + b
+            except ValueError:
+                return True
+            return False
+        with mo.join(how):
+            ready.wait()
+            return all((a + b).tolist() == expected[how] for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, ["outer", "inner", "left", "exact"]))
+
+
+def test_one_scope_may_serve_several_threads():
+    shared, step = mo.join("outer"), threading.Barrier(2)
+
+    def work(how):
+        with mo.join(how):
+            if how == "inner":
+                step.wait()
+            shared.__enter__()
+            if how == "left":
+                step.wait()
+            step.wait()
+            shared.__exit__(None, None, None)
+            return policy.how == how
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, ["inner", "left"]))
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_positional_axes_have_no_labels_to_join_by(data):
+    n = data.draw(st.integers(0, 4))
+    a = mo.tensor(torch.zeros(n), "x")
+    b = mo.tensor(torch.zeros(3), x=["a", "b", "c"])
+    for how in HOWS:
+        with mo.join(how):
+            if n == 3:
+                assert (a + b).dims == (b + a).dims == b.dims
+            else:
+                with pytest.raises(ValueError, match="sizes of paired axes differ"):
+                    a + b
+
+
+def test_products_join_too():
+    a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([10.0, 20.0], x=["b", "c"])
+    with mo.join("outer", fill=1.0):
+        assert mo.dot(a, b).item() == mo.matmul(a, b).item() == mo.einsum("x,x->", a, b).item() == 41.0
+    with mo.join("inner"):
+        assert mo.dot(a, b).item() == mo.matmul(a, b).item() == mo.einsum("i,i->", a, b).item() == 20.0
+    with mo.join("left", fill=3.0):
+        assert mo.dot(a, b).item() == mo.matmul(a, b).item() == 23.0
+
+
+def test_an_index_is_never_filled():
+    t = mo.tensor(torch.arange(12.0).reshape(3, 4), "y x")
+    i, j = mo.tensor([0, 1], n=["a", "b"]), mo.tensor([2, 3], n=["b", "c"])
+    with mo.join("outer"), pytest.raises(ValueError, match="differ"):
+        t[i, j]
+
+
+def test_comparison_as_a_whole_does_not_join():
+    a, b = mo.tensor([1.0, 2.0], x=["a", "b"]), mo.tensor([2.0, 5.0], x=["b", "c"])
+    with mo.join("inner"):
+        assert (a == b).all()
+        assert not mo.equal(a, b)
+        assert not mo.allclose(a, b)
+
+
+@pytest.mark.parametrize(("how", "fill", "error"), [("full", 0.0, ValueError), ("outer", "x", TypeError)])
+def test_bad_policies(how, fill, error):
+    with pytest.raises(error):
+        mo.join(how, fill)

@@ -1,0 +1,226 @@
+"""Space: an ordered set of labels. Its algebra against an ordered-set oracle, its identity, its laziness."""
+
+import copy
+import pickle
+import sys
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moduli as mo
+from labels.strategies import POOLS, spaces
+from moduli import BROADCAST, Space
+
+labels = st.lists(st.sampled_from([label for pool in POOLS for label in pool if label is not None]), unique=True)
+names = st.sampled_from([None, "x", "channel"])
+kinds = ("positional", "labelled", "broadcast")
+
+
+@given(known=labels, name=names)
+def test_a_space_is_an_ordered_set(known, name):
+    space = Space(known, name)
+    assert len(space) == space.size == len(known)
+    assert list(space) == list(space.labels) == known
+    assert space.name == name
+    assert space.labelled
+    assert not space.positional
+    assert not space.broadcast
+    for at, label in enumerate(known):
+        assert space.index(label) == at
+        assert space[at] == space[at - len(known)] == label
+        assert label in space
+    assert "absent" not in space
+    assert [] not in space
+
+
+@given(a=labels, b=labels)
+def test_algebra(a, b):
+    x, y = Space(a, "x"), Space(b)
+    assert x | y == Space([*a, *(label for label in b if label not in a)], "x")
+    assert x & y == Space([label for label in a if label in b], "x")
+    assert x - y == Space([label for label in a if label not in b], "x")
+    assert y | x == Space([*b, *(label for label in a if label not in b)], "x")
+    assert x | x == x & x == x
+    assert len(x - x) == 0
+
+
+@given(m=st.integers(0, 5), n=st.integers(0, 5))
+def test_algebra_of_positional_spaces(m, n):
+    assert Space(m) | Space(n) == Space(max(m, n))
+    assert Space(m) & Space(n) == Space(min(m, n))
+    assert list(Space(m) - Space(n)) == list(range(n, m))
+
+
+@given(known=labels, data=st.data())
+def test_selection(known, data):
+    space = Space(known, "x")
+    edges = st.one_of(st.none(), st.integers(-7, 7))
+    cut = slice(data.draw(edges), data.draw(edges), data.draw(st.sampled_from([None, 1, 2, -1, -3])))
+    assert space[cut] == Space(known[cut], "x")
+    assert Space(len(known), "x")[cut] == Space(len(known[cut]), "x")
+    some = data.draw(st.permutations(range(len(known))))[: data.draw(st.integers(0, len(known)))]
+    assert space[some] == space[tuple(some)] == space[np.array(some, dtype=int)] == Space([known[i] for i in some], "x")
+
+
+@given(a=spaces("x", kinds=kinds), b=spaces("x", kinds=kinds), c=spaces(kinds=kinds))
+def test_equality_and_hash(a, b, c):
+    for one in (a, b, c):
+        for other in (a, b, c):
+            same = (
+                one.name == other.name
+                and list(one) == list(other)
+                and (one.positional, one.broadcast) == (other.positional, other.broadcast)
+            )
+            assert (one == other) is same
+            assert (one != other) is not same
+            if same:
+                assert hash(one) == hash(other)
+    assert a != "x"
+    assert a != list(a)
+
+
+@given(space=spaces("x", kinds=kinds), bare=spaces(kinds=kinds))
+def test_copies_are_equal(space, bare):
+    for one in (space, bare):
+        assert copy.copy(one) is copy.deepcopy(one) is one
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            again = pickle.loads(pickle.dumps(one, protocol))
+            assert again == one
+            assert hash(again) == hash(one)
+            assert list(again) == list(one)
+        assert eval(repr(one), {"Space": Space, "BROADCAST": BROADCAST}) == one
+    assert pickle.loads(pickle.dumps(BROADCAST)) is BROADCAST
+
+
+def test_the_same_integers_in_any_form_are_one_space():
+    forms = [range(3), [0, 1, 2], (0, 1, 2), np.arange(3), torch.arange(3), iter([0, 1, 2]), {0: "a", 1: "b", 2: "c"}]
+    assert len({Space(form) for form in forms}) == 1
+    assert Space(range(0, 5, 2)) == Space([0, 2, 4]) == Space(range(0, 6, 2))
+    assert Space(range(2, -1, -1)) == Space([2, 1, 0])
+    assert Space(range(4, 4)) == Space([]) != Space(0)
+    assert all(type(label) is int for label in Space(np.array([3, 1])))
+    assert all(type(label) is str for label in Space(np.array(["a", "b"])))
+    assert Space(Space([1, 2], "x")) == Space([1, 2], "x")
+    assert Space(Space([1, 2], "x"), "y") == Space([1, 2], "y")
+    assert Space(np.int64(3)) == Space(torch.tensor(3)) == Space(3)
+
+
+@pytest.mark.parametrize("known", [range(3), [0, 1, 2, 5]], ids=["range", "tuple"])
+def test_labels_are_found_by_equality(known):
+    space = Space(known)
+    for one in (1, 1.0, True, Fraction(1), np.int64(1), np.float64(1.0), 1 + 0j):
+        assert one in space
+        assert space.index(one) == 1
+    for other in (1.5, "1", None, float("nan"), float("inf"), Fraction(1, 2), 1j, (1,), -1, torch.zeros(2)):
+        assert other not in space
+
+
+def test_large_spaces_cost_nothing():
+    start = time.perf_counter()
+    space = Space(10**12, "x")
+    sub = space[5:-5:3]
+    assert len(space) == 10**12
+    assert space[-1] == 10**12 - 1
+    assert len(sub) == (10**12 - 10 + 2) // 3
+    assert 10**11 in space
+    assert -1 not in space
+    assert "a" not in space
+    assert space.index(7) == 7
+    assert hash(space) == hash(Space(10**12, "x"))
+    assert space == Space(10**12, "x") != Space(10**12 + 1, "x")
+    ranged = Space(range(10**12))
+    assert ranged[10:20] == Space(range(10, 20))
+    assert 0.5 not in ranged
+    assert 10**12 not in ranged
+    assert repr(ranged)
+    assert time.perf_counter() - start < 0.5
+    assert sys.getsizeof(space.labels) < 100
+
+
+def test_a_space_is_immutable():
+    known = ["a", "b"]
+    space = Space(known, "x")
+    known.append("c")
+    assert list(space) == ["a", "b"]
+    for attribute in ("name", "labels", "_labels", "size", "new"):
+        with pytest.raises(AttributeError):
+            setattr(space, attribute, 1)
+    with pytest.raises(AttributeError):
+        del space._labels
+    with pytest.raises(TypeError):
+        space.labels[0] = "z"
+
+
+def test_rename_and_map():
+    space = Space(["a", "b"], "x")
+    assert space.rename("x") is space
+    assert space.rename("y") == Space(["a", "b"], "y")
+    assert space.rename(None) == Space(["a", "b"])
+    assert space.map(str.upper) == Space(["A", "B"], "x")
+    assert Space(3).map(lambda i: i * i) == Space([0, 1, 4])
+    assert BROADCAST.rename("x").rename(None) is BROADCAST
+    with pytest.raises(ValueError, match="more than once"):
+        space.map(lambda label: 0)
+    with pytest.raises(ValueError, match="BROADCAST"):
+        BROADCAST.map(str)
+
+
+def test_broadcast_is_the_only_one_of_its_kind():
+    assert BROADCAST != Space(1) != Space([0])
+    assert len(BROADCAST) == 1
+    assert BROADCAST.broadcast
+    assert not BROADCAST.positional
+    assert not BROADCAST.labelled
+    assert BROADCAST[:] is BROADCAST[[0]] is BROADCAST
+    assert BROADCAST[:0] == Space(0)
+    for combine in (lambda: BROADCAST | Space(2), lambda: Space(2) & BROADCAST, lambda: BROADCAST - BROADCAST):
+        with pytest.raises(ValueError, match="BROADCAST"):
+            combine()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Space(["a", "b", "a"]), ValueError, "'a' occurs more than once"),
+        (lambda: Space([1, True]), ValueError, "more than once"),
+        (lambda: Space(["a", ["b"]]), TypeError, r"hashable, but \['b'\] is a list"),
+        (lambda: Space([float("nan")]), ValueError, "not equal to itself"),
+        (lambda: Space("abc"), TypeError, r"Space\(list\('abc'\)\)"),
+        (lambda: Space(b"abc"), TypeError, "not from b'abc'"),
+        (lambda: Space(True), TypeError, "not from True"),
+        (lambda: Space(None), TypeError, "NoneType"),
+        (lambda: Space(2.0), TypeError, "float"),
+        (lambda: Space({"a", "b"}), TypeError, "a set has no order"),
+        (lambda: Space(-1), ValueError, "negative"),
+        (lambda: Space(3, ""), ValueError, "can't name an axis"),
+        (lambda: Space(3, "a b"), ValueError, "can't name an axis"),
+        (lambda: Space(3, "a,b"), ValueError, "can't name an axis"),
+        (lambda: Space(3, 7), TypeError, "string, not 7"),
+        (lambda: Space(3).rename("a b"), ValueError, "can't name an axis"),
+        (lambda: Space(["a"], "x").index("z"), KeyError, "has no label 'z'; its labels are"),
+        (lambda: Space(["a"], "x").index("z"), IndexError, "no label 'z'"),
+        (lambda: Space(["a"], "x").index([1]), ValueError, "no label"),
+        (lambda: Space(["a"], "x")[1], IndexError, "position 1 is out of range"),
+        (lambda: Space(["a"], "x")["a"], TypeError, "space.index"),
+        (lambda: Space(["a", "b"])[[0, 0]], ValueError, "more than once"),
+        (lambda: Space(2, "x") | Space(2, "y"), ValueError, "names differ"),
+        (lambda: Space(2) | [1], TypeError, "unsupported operand"),
+    ],
+)
+def test_what_a_space_refuses(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_unknown_labels_are_caught_as_anything_sensible():
+    assert issubclass(mo.UnknownLabelError, (KeyError, IndexError, ValueError))
+    try:
+        Space(["a"]).index("b")
+    except KeyError as error:
+        text = str(error)
+    assert text.startswith("Space(['a']) has no label 'b'")
