@@ -1,11 +1,12 @@
 """Models as values: tensors that know their axes, and what is built from them.
 
 A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what
-can be done with them. `Device` says where things live, `moduli.layout` turns the structure of any module into numbers, and
-`moduli.kernels` runs one function over many tensors in one pass.
+can be done with them. `moduli.nn` has modules that own such tensors and derive virtual ones. `Device` says where things
+live, `moduli.layout` turns the structure of any module into numbers, and `moduli.kernels` runs one function over many
+tensors in one pass.
 """
 
-from . import device, kernels, labels, layout
+from . import device, kernels, labels, layout, nn
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -168,6 +169,7 @@ from .labels import (
     zeros,
     zeros_like,
 )
+from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
 
 __version__ = "0.1.0"
 
@@ -185,6 +187,7 @@ __all__ = [
     "Space",
     "Tensor",
     "UnknownLabelError",
+    "VirtualTensor",
     "abs",
     "acos",
     "acosh",
@@ -206,6 +209,7 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "cached",
     "cat",
     "ceil",
     "cholesky",
@@ -246,6 +250,7 @@ __all__ = [
     "imag",
     "index_add",
     "inv",
+    "invalidate",
     "isclose",
     "isel",
     "isfinite",
@@ -280,6 +285,8 @@ __all__ = [
     "nanmean",
     "nansum",
     "neg",
+    "nn",
+    "nograd_tensors",
     "norm",
     "one_hot",
     "ones",
@@ -334,6 +341,7 @@ __all__ = [
     "unflatten",
     "unsqueeze",
     "var",
+    "virtual",
     "vmap",
     "where",
     "zeros",
