@@ -24,6 +24,7 @@ from ._template import LAZY, RECORD, Memory, Template, Walk
 __all__ = ["Quick", "multiple", "quicken", "total"]
 
 _STATE = attrgetter("__dict__")
+_POINTER = Tensor.data_ptr
 _IDLE = ("_buffers", "_non_persistent_buffers_set")
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatchers = torch._C._len_torch_dispatch_stack
@@ -37,7 +38,6 @@ class Quick:
     __slots__ = (
         "children",
         "children_before",
-        "fixed",
         "flags",
         "flats",
         "get",
@@ -66,7 +66,6 @@ class Quick:
     size: int
     tensors: list[Tensor]
     watch: Watch
-    fixed: list[Tensor]
     pointers: list[int]
     flats: list[Tensor]
     slab: Slab | None
@@ -99,9 +98,7 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick.idle = tuple(idle)
     quick.tensors = tensors
     quick.watch = watch(tensors)
-    # A vector is read through the parameter itself; of the others, views are kept, which hold while the address does.
-    quick.fixed = tensors if record.slab is not None else [tensor for tensor in tensors if tensor.dim() != 1]
-    quick.pointers = list(map(Tensor.data_ptr, quick.fixed))
+    quick.pointers = record.pointers
     quick.flats = record.flats
     quick.slab = record.slab
     quick.flags = tuple(tensor.requires_grad for tensor in tensors)
@@ -120,7 +117,7 @@ def _holds(quick: Quick, module: nn.Module, attributes: bool = True) -> bool:
             and own["_parameters"] is quick.parameters[0]
             and list(map(_STATE, quick.modules)) == quick.states
             and quick.watch.same(quick.tensors)
-            and list(map(Tensor.data_ptr, quick.fixed)) == quick.pointers
+            and list(map(_POINTER, quick.tensors)) == quick.pointers
         )
     except (KeyError, RuntimeError, ValueError, TypeError):
         # Something became a tensor or an array, whose comparison is no truth value.

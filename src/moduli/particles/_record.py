@@ -101,7 +101,7 @@ class Record:
     def remember_values(self, tensors: list[Tensor]) -> None:
         """Keep one-dimensional views of small parameters at hand, with the addresses that tell whether they hold."""
         if self.slab is None and all(map(Tensor.is_contiguous, tensors)):
-            self.flats = [tensor if tensor.dim() == 1 else tensor.detach().view(-1) for tensor in tensors]
+            self.flats = [tensor.detach().view(-1) for tensor in tensors]
             self.pointers = list(map(Tensor.data_ptr, tensors))
 
     def forget_values(self) -> None:
