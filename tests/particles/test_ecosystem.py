@@ -1,8 +1,10 @@
 """Memory, files, processes, transforms and modes: what surrounds a model in practice."""
 
 import copy
+import functools
 import gc
 import io
+import operator
 import pickle
 import weakref
 
@@ -353,3 +355,41 @@ def test_random_particles_are_reproducible():
     assert float(vector(one).max()) < 1
     assert not torch.equal(vector(net.randn()), vector(net.randn()))
     assert float(norm(particles.rand(net, 0.0))) == 0
+
+
+def test_only_values_without_a_name_are_written_over():
+    class Wide(NytoModule):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(600, 600))
+
+    a, b, c = Wide(), Wide(), Wide()
+    expected = a.w + 0.5 * (b.w - c.w)
+    assert torch.equal((a + 0.5 * (b - c)).w, expected)
+    assert torch.equal(((a + 0) + 0.5 * (b - c)).w, expected)
+    t = b - c
+    values = vector(t)
+
+    class Holder:
+        x = t
+
+    cell = [b - c]
+    holder = {"x": b - c}
+    for act in (
+        lambda: a + t,
+        lambda: operator.add(a, t),
+        lambda: a - Holder.x,
+        lambda: a + cell[0],
+        lambda: a + holder["x"],
+        lambda: sum(cell, a),
+        lambda: functools.reduce(operator.add, cell, a),
+        lambda: list(map(operator.add, [a, a], [t, cell[0]])),
+        lambda: (lambda value: a + value)(t),
+        lambda: particles.only(a, "w") + particles.only(t, "w"),
+        lambda: particles.only(a, "w") + t,
+        lambda: (a + 0) - t,
+        lambda: [a + each for each in cell],
+    ):
+        act()
+        for held in (t, cell[0], holder["x"]):
+            assert torch.equal(vector(held + 0), values)

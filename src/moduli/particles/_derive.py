@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ._species import adopt_children, conflicts, current, is_lagging, resolved
 from ._template import LAZY, RECORD, Memory, Template, Walk, distinct_buffers
 from .base import NytoModuleBase
 from .errors import StructureError
+from .kernel import _Operators
 from .mtype import ParamConfig
 
 __all__ = ["Operand", "binary", "change", "derive", "differentiable", "operand", "rebuilt", "unary"]
@@ -99,7 +101,7 @@ class Operand:
             chosen = tensors if single else [tensors[i] for i in group.indices]
             if not record.flats and group.numel * group.dtype.itemsize <= _SMALL:
                 record.remember_values(tensors)
-            if record.quick is None and record.flats and self.memory is not None and self.live is not None:
+            if record.quick is None and single and self.memory is not None and self.live is not None:
                 _quick.quicken(self.module, record, self.memory, self.live, tensors)
             flats = record.flats if single or not record.flats else [record.flats[i] for i in group.indices]
             return Part(None, 1.0, chosen, flats)
@@ -195,6 +197,7 @@ def derive(
     left: Operand,
     compute: Callable[[int, Group], tuple[Tensor, float]],
     buffer: Callable[[int, Tensor], Tensor] | None = None,
+    spare: Lazy | None = None,
 ) -> nn.Module:
     """Make a particle like an operand, with other values.
 
@@ -202,11 +205,12 @@ def derive(
         left: The operand.
         compute: Gives the vector of each group, and a number to multiply it with.
         buffer: What the operation does to a buffer whose policy is to take part in it.
+        spare: An operand that nobody can read after the operation; the vectors may be its own.
     """
     if graphing():
-        return _derived(left, compute, buffer, True)
+        return _derived(left, compute, buffer, True, None)
     with _leaves():
-        return _derived(left, compute, buffer, False)
+        return _derived(left, compute, buffer, False, spare)
 
 
 def _derived(
@@ -214,6 +218,7 @@ def _derived(
     compute: Callable[[int, Group], tuple[Tensor, float]],
     buffer: Callable[[int, Tensor], Tensor] | None,
     graph: bool,
+    spare: Lazy | None,
 ) -> nn.Module:
     template = left.template
     groups = template.layout.groups
@@ -231,8 +236,10 @@ def _derived(
             vector, factor = vector * factor, 1.0
         vectors.append(vector)
         scale = factor
-    slab = None
-    if left.lazy is not None:
+    slab = spare.slab if spare is not None and _alike(vectors, spare.slab.vectors) else None
+    if slab is not None:
+        held: list[Tensor] = []
+    elif left.lazy is not None:
         if _alike(vectors, left.lazy.slab.vectors):
             slab = left.lazy.slab
         held = left.lazy.slab.vectors
@@ -356,13 +363,24 @@ def binary(
     other: Any,
     reflected: bool = False,
     scope: tuple[str, ...] | None = None,
+    direct: bool = False,
 ) -> Any:
-    """A function of the values of a particle and of another particle, a number or a tensor."""
+    """A function of the values of a particle and of another particle, a number or a tensor.
+
+    Args:
+        fn: The function.
+        module: The particle.
+        other: The other operand.
+        reflected: Whether the other operand is the left one.
+        scope: Patterns of names, if the operation is to act on those parameters only.
+        direct: Whether an operator passed `other` on as it was given, so that the references to it can be counted.
+    """
     if scope is None and not _mode.graph:
         made: nn.Module | None = None
         if fn is operator.add or fn is operator.sub:
             if isinstance(other, NytoModuleBase):
-                made = _quick.total(fn, module, other)
+                spared = direct and sys.getrefcount(other) <= _TEMPORARY
+                made = _quick.total(fn, module, other, spared)
         elif fn is operator.mul and (type(other) is float or type(other) is int):
             made = _quick.multiple(module, other)
         if made is not None:
@@ -374,10 +392,15 @@ def binary(
         matching(left, right)
         there: list[Any] = right.buffers() if left.template.buffer_names else []
 
-        def compute(index: int, group: Group) -> tuple[Tensor, float]:
-            return _pass.binary(group, fn, left.part(index, group), right.part(index, group), reflected, plain)
+        spare = _spare(right, sys.getrefcount(other)) if direct and not plain else None
 
-        return derive(left, compute, lambda place, held: fn(held, there[place]))
+        def compute(index: int, group: Group) -> tuple[Tensor, float]:
+            y = right.part(index, group)
+            return _pass.binary(
+                group, fn, left.part(index, group), y if spare is None else y._replace(spare=True), reflected, plain
+            )
+
+        return derive(left, compute, lambda place, held: fn(held, there[place]), spare)
     value = number(other)
     if value is None:
         return NotImplemented
@@ -394,6 +417,41 @@ def binary(
         lambda index, group: _pass.binary(group, fn, left.part(index, group), value, reflected, plain),
         lambda place, held: fn(value, held) if reflected else fn(held, value),
     )
+
+
+class _Probe(_Operators):
+    """Finds out what the count of references to a right operand is when nothing else refers to it."""
+
+    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
+        return _probed(fn, self, other, reflected)
+
+
+def _probed(fn: Any, module: Any, other: Any, reflected: bool = False) -> int:
+    return sys.getrefcount(other)
+
+
+def _temporary() -> int:
+    """The count for a value that exists only inside an expression; 0 if it cannot be told from one with a name."""
+    named = _Probe()
+    alone: int = _Probe() + _Probe()
+    with_name: int = _Probe() + named
+    return alone if with_name > alone else 0
+
+
+_TEMPORARY = _temporary()
+_LARGE = 1 << 20
+
+
+def _spare(right: Operand, count: int) -> Lazy | None:
+    """The result that an operand is, if it exists only inside the expression that is being computed."""
+    lazy = right.lazy
+    # The operand refers to the module once more than the probe did.
+    if lazy is None or count > _TEMPORARY + 1 or not _TEMPORARY or lazy.slab.users > 1 or lazy.shared or lazy.graph:
+        return None
+    groups = right.template.layout.groups
+    if len(groups) != 1 or groups[0].numel * groups[0].dtype.itemsize < _LARGE or right.template.rich:
+        return None
+    return lazy
 
 
 def matching(left: Operand, right: Operand) -> None:

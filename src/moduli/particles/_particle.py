@@ -379,7 +379,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         _unmixed(self, other)
-        return _derive.binary(fn, self, other, reflected)
+        return _derive.binary(fn, self, other, reflected, direct=True)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         return _derive.unary(fn, self)

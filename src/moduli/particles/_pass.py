@@ -18,7 +18,7 @@ from moduli.layout import Group
 
 from . import _pool
 
-__all__ = ["Part", "binary", "copied", "inplace", "unary"]
+__all__ = ["BLEND", "BLEND_OVER", "Part", "binary", "copied", "inplace", "unary"]
 
 _OUT: dict[Any, Callable[..., Tensor]] = {
     operator.add: torch.add,
@@ -48,7 +48,8 @@ _FUSED = {
     operator.mul: kernels.fuse(lambda x, y: x * y),
     operator.truediv: kernels.fuse(lambda x, y: x / y),
 }
-_BLEND = kernels.fuse(lambda x, y, a, b: a * x + b * y)
+BLEND = kernels.fuse(lambda x, y, a, b: a * x + b * y)
+BLEND_OVER = kernels.fuse(lambda x, y, a, b: a * x + b * y, inplace="y")
 # Up to this many bytes, gathering an operand first costs less than running an operation tensor by tensor.
 _SMALL = 1 << 19
 
@@ -61,12 +62,14 @@ class Part(NamedTuple):
         scale: A number that the vector is still to be multiplied with.
         tensors: The live tensors, where there is no vector.
         flats: One-dimensional views of them, if they were at hand.
+        spare: Whether nobody will read the vector after this operation, so that the result may be written over it.
     """
 
     vector: Tensor | None
     scale: float = 1.0
     tensors: Any = ()
     flats: Any = ()
+    spare: bool = False
 
     def gathered(self, group: Group) -> Tensor:
         """The values in a vector of their own."""
@@ -85,9 +88,13 @@ class Part(NamedTuple):
         return self.vector if self.scale == 1.0 else self.vector * self.scale
 
     def parts(self, group: Group, sizes: list[int]) -> list[Tensor]:
-        """The values as one-dimensional tensors."""
+        """The values as tensors that have the right numbers of elements, whatever their shapes."""
         if self.vector is None:
-            return self.flats or [tensor.reshape(-1) for tensor in self.tensors]
+            if self.flats:
+                return list(self.flats)
+            if all(map(Tensor.is_contiguous, self.tensors)):
+                return list(self.tensors)
+            return [tensor.reshape(-1) for tensor in self.tensors]
         vector = self.vector if self.scale == 1.0 else self.vector * self.scale
         return list(torch.split(vector, sizes))
 
@@ -154,8 +161,11 @@ def _sum(group: Group, x: Part, y: Part, sign: float) -> Tensor:
         # One pass over the live tensors, instead of gathering them first.
         sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)]
         first, second = (each._replace(scale=1.0).parts(group, sizes) for each in (x, y))
+        if y.spare and y.vector is not None:
+            BLEND_OVER(first, second, x.scale, sign * y.scale)
+            return y.vector
         out = _pool.take(group)
-        _BLEND(first, second, x.scale, sign * y.scale, out=out)
+        BLEND(first, second, x.scale, sign * y.scale, out=out)
         return out
     if x.vector is None:
         made = x.gathered(group)
@@ -167,7 +177,7 @@ def _sum(group: Group, x: Part, y: Part, sign: float) -> Tensor:
         if x.scale == 1.0:
             return torch.add(x.vector, made, alpha=sign, out=made)
         return (made if sign == 1.0 else made.neg_()).add_(x.vector, alpha=x.scale)
-    out = _pool.take(group)
+    out = y.vector if y.spare and x.scale == 1.0 else _pool.take(group)
     if x.scale == 1.0:
         return torch.add(x.vector, y.vector, alpha=sign * y.scale, out=out)
     if sign * y.scale == 1.0:

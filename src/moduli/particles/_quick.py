@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from moduli.kernels._watch import Watch, watch
 
-from . import _pool
+from . import _pass, _pool
 from ._pool import Slab
 from ._record import Lazy, Record, Unborn
 from ._template import LAZY, RECORD, Memory, Template, Walk
@@ -38,6 +38,7 @@ class Quick:
     __slots__ = (
         "children",
         "children_before",
+        "fixed",
         "flags",
         "flats",
         "get",
@@ -66,6 +67,7 @@ class Quick:
     size: int
     tensors: list[Tensor]
     watch: Watch
+    fixed: list[Tensor]
     pointers: list[int]
     flats: list[Tensor]
     slab: Slab | None
@@ -75,7 +77,7 @@ class Quick:
 def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tensors: list[Tensor]) -> None:
     """Remember a model for the short way, if it is an ordinary one."""
     template = memory.template
-    if not template.quick or not (record.slab is not None or record.flats):
+    if not template.quick or not all(map(Tensor.is_contiguous, tensors)):
         return
     # Tensors of one element compare by value, so that others of the same value would be taken for them.
     if any(tensor.numel() < 2 for tensor in tensors):
@@ -98,7 +100,10 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick.idle = tuple(idle)
     quick.tensors = tensors
     quick.watch = watch(tensors)
-    quick.pointers = record.pointers
+    # Views and vectors hold while the addresses do; large parameters are read where they are.
+    fixed = record.slab is not None or bool(record.flats)
+    quick.fixed = tensors if fixed else []
+    quick.pointers = record.pointers if fixed else []
     quick.flats = record.flats
     quick.slab = record.slab
     quick.flags = tuple(tensor.requires_grad for tensor in tensors)
@@ -117,7 +122,7 @@ def _holds(quick: Quick, module: nn.Module, attributes: bool = True) -> bool:
             and own["_parameters"] is quick.parameters[0]
             and list(map(_STATE, quick.modules)) == quick.states
             and quick.watch.same(quick.tensors)
-            and list(map(_POINTER, quick.tensors)) == quick.pointers
+            and list(map(_POINTER, quick.fixed)) == quick.pointers
         )
     except (KeyError, RuntimeError, ValueError, TypeError):
         # Something became a tensor or an array, whose comparison is no truth value.
@@ -147,8 +152,15 @@ def _made(
     return shell
 
 
-def total(fn: Any, left: nn.Module, right: nn.Module) -> nn.Module | None:
-    """The sum or difference of two particles; None if the long way must be taken."""
+def total(fn: Any, left: nn.Module, right: nn.Module, spare: bool = False) -> nn.Module | None:
+    """The sum or difference of two particles; None if the long way must be taken.
+
+    Args:
+        fn: Which of the two.
+        left: The one particle.
+        right: The other one.
+        spare: Whether nobody can read the other one after the operation, so that the result may be written over it.
+    """
     if _interpreter() is not None or _dispatchers() or torch.is_inference_mode_enabled():
         return None
     x, y = left.__dict__.get(LAZY), right.__dict__.get(LAZY)
@@ -178,10 +190,18 @@ def total(fn: Any, left: nn.Module, right: nn.Module) -> nn.Module | None:
     q = y.slab.vectors[0] if y is not None else b.quick.slab.vectors[0] if b.quick.slab is not None else None
     s = x.scale if x is not None else 1.0
     t = sign * y.scale if y is not None else sign
+    large = group.numel * group.dtype.itemsize > _SMALL
+    slab: Slab | None = None
     before = torch.is_grad_enabled()
     _set_grad(False)
     try:
-        if p is None:
+        if large:
+            if spare and y is not None and y.slab.users == 1:
+                slab, out = y.slab, q
+            else:
+                out = _pool.take(group)
+            vector = _large(template, a, b, p, q, s, t, out)
+        elif p is None:
             vector = torch.cat(a.quick.flats)
             other_vector = torch.cat(b.quick.flats) if q is None else q
             if t == 1.0:
@@ -195,25 +215,34 @@ def total(fn: Any, left: nn.Module, right: nn.Module) -> nn.Module | None:
             if t != 1.0:
                 vector.neg_()
             vector.add_(p, alpha=s)
-        elif group.numel * group.dtype.itemsize <= _SMALL:
-            if s == 1.0:
-                vector = torch.add(p, q) if t == 1.0 else torch.add(p, q, alpha=t)
-            elif t == 1.0:
-                vector = torch.add(q, p, alpha=s)
-            else:
-                vector = torch.mul(p, s).add_(q, alpha=t)
+        elif s == 1.0:
+            vector = torch.add(p, q) if t == 1.0 else torch.add(p, q, alpha=t)
+        elif t == 1.0:
+            vector = torch.add(q, p, alpha=s)
         else:
-            out = _pool.take(group)
-            if s == 1.0:
-                vector = torch.add(p, q, alpha=t, out=out)
-            elif t == 1.0:
-                vector = torch.add(q, p, alpha=s, out=out)
-            else:
-                vector = torch.mul(p, s, out=out).add_(q, alpha=t)
+            vector = torch.mul(p, s).add_(q, alpha=t)
     finally:
         _set_grad(before)
-    large = group.numel * group.dtype.itemsize > _SMALL
-    return _made(template, memory, version, Slab([vector], large), flags, 1.0)
+    return _made(template, memory, version, slab or Slab([vector], large), flags, 1.0)
+
+
+def _large(template: Template, a: Any, b: Any, p: Any, q: Any, s: float, t: float, out: Tensor) -> Tensor:
+    """The sum s p + t q in one pass over memory, into `out`, which may be q itself."""
+    if p is not None and q is not None:
+        if s == 1.0:
+            return torch.add(p, q, alpha=t, out=out)
+        if t == 1.0:
+            return torch.add(q, p, alpha=s, out=out)
+        if out is not q:
+            return torch.mul(p, s, out=out).add_(q, alpha=t)
+        return out.mul_(t).add_(p, alpha=s)
+    sizes = [entry.numel for entry in template.layout.entries]
+    first = list(a.quick.tensors) if p is None else list(torch.split(p, sizes))
+    if q is not None and out is q:
+        _pass.BLEND_OVER(first, list(torch.split(q, sizes)), s, t)
+    else:
+        _pass.BLEND(first, list(b.quick.tensors) if q is None else list(torch.split(q, sizes)), s, t, out=out)
+    return out
 
 
 def multiple(module: nn.Module, number: float) -> nn.Module | None:
@@ -230,7 +259,7 @@ def multiple(module: nn.Module, number: float) -> nn.Module | None:
     if a is None or a.quick is None or a.memory is None or a.wrapped or not _ready(a.memory.template, a.version):
         return None
     quick = a.quick
-    if not _holds(quick, module):
+    if (quick.slab is None and not quick.flats) or not _holds(quick, module):
         return None
     before = torch.is_grad_enabled()
     _set_grad(False)
