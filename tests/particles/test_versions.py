@@ -10,7 +10,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
 from moduli.layout import layout_of
-from moduli.particles import NytoModule, StructureError, _compare, _edits, _species, adopt, history, migrate, species
+from moduli.particles import (
+    NytoModule,
+    StructureError,
+    _compare,
+    _edits,
+    _kinds,
+    _species,
+    adopt,
+    history,
+    migrate,
+    species,
+)
 from moduli.particles.kernel import VersionKernel
 
 NAMES = ["a", "b", "c"]
@@ -20,15 +31,15 @@ STEPS = [
     (_species, "adopt_children"),
     (_species, "located"),
     (_species, "_identified"),
-    (_edits.AddParam, "settle"),
-    (_edits.AddModule, "settle"),
-    (_edits.AddModule, "apply"),
-    (_edits.AddParam, "apply"),
-    (_edits.Together, "sentence"),
-    (_edits.Together, "run"),
+    (_kinds.AddParam, "settle"),
+    (_kinds.AddModule, "settle"),
+    (_kinds.AddModule, "apply"),
+    (_kinds.AddParam, "apply"),
+    (_kinds.Together, "sentence"),
+    (_kinds.Together, "run"),
     (_edits.ParticleEdit, "arrange"),
-    (_edits, "put"),
-    (_edits, "copied"),
+    (_kinds, "put"),
+    (_kinds, "copied"),
     (_compare, "grown"),
     (VersionKernel, "__init__"),
     (VersionKernel, "particle_update"),

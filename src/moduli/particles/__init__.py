@@ -18,28 +18,23 @@ Two particles can be combined when their structures agree, whether or not they s
 
 from . import base, kernel, module, mtype, particle_module, particle_updater, utils, version_updater
 from ._adopt import adopt
-from ._derive import differentiable
 from ._history import SpeciesView, buffer_policy, history, migrate, species
+from ._measures import cosine, distance, dot, from_vector, norm, vector
 from ._only import Only, only
+from ._operand import differentiable
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, create_new_group
 from .errors import StructureError
 from .functions import (
     axpy_,
     clamp,
-    cosine,
-    distance,
-    dot,
     exp,
-    from_vector,
     lerp,
     lerp_,
     map,
-    norm,
     rand,
     randn,
     sign,
     sqrt,
-    vector,
     where,
     zeros_like,
 )

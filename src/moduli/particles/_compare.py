@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from . import particle_updater as particle
-from ._edits import ParticleEdit, Together, grown
+from ._edits import ParticleEdit, grown
+from ._kinds import Together
 from .base import VersionDataImp
 from .mtype import ModuleID, ModuleMeta, ParamConfig, ParamID
 

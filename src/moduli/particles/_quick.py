@@ -192,6 +192,7 @@ def total(fn: Any, left: nn.Module, right: nn.Module, spare: bool = False) -> nn
     t = sign * y.scale if y is not None else sign
     large = group.numel * group.dtype.itemsize > _SMALL
     slab: Slab | None = None
+    out: Any
     before = torch.is_grad_enabled()
     _set_grad(False)
     try:
@@ -226,7 +227,7 @@ def total(fn: Any, left: nn.Module, right: nn.Module, spare: bool = False) -> nn
     return _made(template, memory, version, slab or Slab([vector], large), flags, 1.0)
 
 
-def _large(template: Template, a: Any, b: Any, p: Any, q: Any, s: float, t: float, out: Tensor) -> Tensor:
+def _large(template: Template, a: Any, b: Any, p: Any, q: Any, s: float, t: float, out: Any) -> Any:
     """The sum s p + t q in one pass over memory, into `out`, which may be q itself."""
     if p is not None and q is not None:
         if s == 1.0:

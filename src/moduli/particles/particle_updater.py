@@ -1,6 +1,6 @@
 """The eight edits, as particles see them: what brings a particle from one version to the next."""
 
-from . import _edits
+from . import _kinds
 
 __all__ = [
     "AddModuleParticleUpdater",
@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 
-class AddModuleParticleUpdater(_edits.AddModule):
+class AddModuleParticleUpdater(_kinds.AddModule):
     """Brings particles to the version in which a module is assigned.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -30,7 +30,7 @@ class AddModuleParticleUpdater(_edits.AddModule):
     """
 
 
-class AddParamParticleUpdater(_edits.AddParam):
+class AddParamParticleUpdater(_kinds.AddParam):
     """Brings particles to the version in which a parameter is assigned.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -46,7 +46,7 @@ class AddParamParticleUpdater(_edits.AddParam):
     """
 
 
-class RegisterBufferParticleUpdater(_edits.RegisterBuffer):
+class RegisterBufferParticleUpdater(_kinds.RegisterBuffer):
     """Brings particles to the version in which a buffer is registered.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -62,7 +62,7 @@ class RegisterBufferParticleUpdater(_edits.RegisterBuffer):
     """
 
 
-class SetModuleNoneParticleUpdater(_edits.SetModuleNone):
+class SetModuleNoneParticleUpdater(_kinds.SetModuleNone):
     """Brings particles to the version in which a module becomes None.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -79,7 +79,7 @@ class SetModuleNoneParticleUpdater(_edits.SetModuleNone):
     """
 
 
-class SetParamNoneParticleUpdater(_edits.SetParamNone):
+class SetParamNoneParticleUpdater(_kinds.SetParamNone):
     """Brings particles to the version in which a parameter becomes None.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -96,7 +96,7 @@ class SetParamNoneParticleUpdater(_edits.SetParamNone):
     """
 
 
-class DelModuleParticleUpdater(_edits.DelModule):
+class DelModuleParticleUpdater(_kinds.DelModule):
     """Brings particles to the version in which a module is deleted.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -113,7 +113,7 @@ class DelModuleParticleUpdater(_edits.DelModule):
     """
 
 
-class DelParamParticleUpdater(_edits.DelParam):
+class DelParamParticleUpdater(_kinds.DelParam):
     """Brings particles to the version in which a parameter is deleted.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
@@ -130,7 +130,7 @@ class DelParamParticleUpdater(_edits.DelParam):
     """
 
 
-class DelBufferParticleUpdater(_edits.DelBuffer):
+class DelBufferParticleUpdater(_kinds.DelBuffer):
     """Brings particles to the version in which a buffer is deleted.
 
     The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
