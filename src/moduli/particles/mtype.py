@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy as _copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from torch import nn
 
@@ -23,10 +23,10 @@ __all__ = [
     "ParamConfig",
 ]
 
-ModuleID: TypeAlias = int
+ModuleID: TypeAlias = Annotated[int, "module"]
 """Identifies a module within its particle, the same in every particle of the species."""
 
-ParamID: TypeAlias = int
+ParamID: TypeAlias = Annotated[int, "parameter"]
 """Identifies a parameter within its particle, the same in every particle of the species."""
 
 Module: TypeAlias = nn.Module
@@ -105,14 +105,14 @@ class ParamConfig:
         return f"ParamConfig({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
 
-ModuleDict: TypeAlias = "OrderedDict[ModuleID, nn.Module]"
+ModuleDict: TypeAlias = OrderedDict[int, nn.Module]
 """Modules by identifier."""
 
-ParamDict: TypeAlias = "OrderedDict[ParamID, nn.Parameter]"
+ParamDict: TypeAlias = OrderedDict[int, nn.Parameter]
 """Parameters by identifier."""
 
-MetaDict: TypeAlias = "OrderedDict[ModuleID, ModuleMeta]"
+MetaDict: TypeAlias = OrderedDict[int, ModuleMeta]
 """Metadata of modules by identifier."""
 
-ConfigDict: TypeAlias = "OrderedDict[ParamID, ParamConfig]"
+ConfigDict: TypeAlias = OrderedDict[int, ParamConfig]
 """Configurations by identifier of the parameter."""
