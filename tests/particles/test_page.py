@@ -421,3 +421,17 @@ def test_particle_data_is_created_copied_and_assigned():
     edit = particles.version_updater.DelParamVersionUpdater(0, "extra")
     with pytest.raises(StructureError, match="already made from this version"):
         old.version_update(edit, data)
+
+
+def test_configurations_travel_in_checkpoints(tmp_path):
+    net = Both()
+    net.set_param_config(operational=False, clone=False, name="my_module")
+    net.apply_param_config(lambda _, config: setattr(config, "rate", 0.5), "my_param")
+    torch.save(net.state_dict(), tmp_path / "s.pt")
+    state = torch.load(tmp_path / "s.pt", weights_only=True)
+    assert list(state) == ["my_param", "my_module.weight", "my_module.bias"]
+    other = Both()
+    other.load_state_dict(state)
+    assert (2 * other).my_module.weight is other.my_module.weight
+    assert other._version_kernel.data.config[2].rate == 0.5
+    assert "param_config" not in Both().state_dict()._metadata[""]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator as _operator
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any, Self
 
 import torch  # noqa: F401 - for the examples
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from moduli.labels import Tensor as LabelledTensor
 
 from . import _derive
+from ._config import KEY, configure, restore, saved
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import Unborn, build, record_of
 from ._species import adopt_child, adopt_children, current, editing, follow, kernel_of, version_of
@@ -57,6 +57,21 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         adopt_children(self)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None and record_of(self).root is None:
+            config = saved(self)
+            if config:
+                metadata.setdefault(prefix[:-1], {})[KEY] = config
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        if KEY in local_metadata:
+            restore(self, local_metadata[KEY])
 
     def _built(self) -> None:
         if LAZY in self.__dict__:
@@ -327,23 +342,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         """
         self._built()
         self._open()
-        root = self._particle_root
-        current(root)
-        version = version_of(root)
-        data = kernel_of(root).data
-        own = {id(param): pid for pid, param in data.params.items()}
-        chosen: dict[ParamID, None] = {}
-        for path, param in self.named_parameters(remove_duplicate=False):
-            if id(param) in own and selected(path, name):
-                chosen[own[id(param)]] = None
-        if not chosen and name is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no parameters called {name!r} to configure; it has "
-                f"{', '.join(n for n, _ in self.named_parameters()) or 'none'}"
-            )
-        version.data.species.configured = True
-        for pid in sorted(chosen):
-            fn(pid, version.data.config[pid])
+        configure(self, fn, name)
 
     def get_param_id(self, target_param: nn.Parameter) -> int:
         """The identifier of a parameter of this particle.
@@ -411,8 +410,3 @@ def _unmixed(module: nn.Module, other: Any) -> None:
                 "the root_module of the other inside `with GetNytoModule(...)`"
             )
         raise TypeError(f"a {type(other).__name__} is not a particle; write moduli.adopt(module) first")
-
-
-def selected(path: str, name: str | None) -> bool:
-    """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
-    return name is None or path == name or path.startswith(f"{name}.") or fnmatchcase(path, name)
