@@ -1,0 +1,91 @@
+"""Making particles of modules that were not written to be any."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ._particle import ParticleMethods
+from ._record import record_of
+from ._species import adopt_children
+from .base import NytoModuleBase
+
+__all__ = ["adopt"]
+
+M = TypeVar("M", bound=nn.Module)
+
+_classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
+
+
+def adopt(module: M) -> M:
+    """Make a particle of an existing module, in place: nothing in it is renamed, moved or copied.
+
+    The module stays an instance of its class; it is given the operators and methods of `NytoModule`.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: If it is no module, or one compiled by TorchScript.
+
+    Example:
+        >>> from moduli.particles import adopt
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> keys = list(net.state_dict())
+        >>> adopt(net) is net, isinstance(net, nn.Sequential), list(net.state_dict()) == keys
+        (True, True, True)
+        >>> torch.equal((net + net)[0].weight, 2 * net[0].weight)
+        True
+    """
+    if isinstance(module, NytoModuleBase):
+        return module
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"adopt makes a particle of a torch.nn.Module, not of a {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("a module compiled by TorchScript cannot be rebuilt; adopt the module it was compiled from")
+    made: Any = adopted_class(type(module))
+    try:
+        module.__class__ = made
+    except TypeError as error:
+        raise TypeError(f"{type(module).__name__} objects cannot become particles: {error}") from error
+    record_of(module)
+    adopt_children(module)
+    return module
+
+
+def adopted_class(kind: type[nn.Module]) -> Any:
+    """The class of adopted modules of a class: itself, with the methods of particles."""
+    known = _classes.get(kind)
+    if known is None:
+        known = type(
+            kind.__name__,
+            (_Adopted, kind),
+            {
+                "__module__": kind.__module__,
+                "__doc__": kind.__doc__,
+                "__qualname__": kind.__qualname__,
+                "_adopted": kind,
+            },
+        )
+        _classes[kind] = known
+    return known
+
+
+class _Adopted(ParticleMethods):
+    """Lets adopted modules be copied and pickled, although their class has no name to be found under."""
+
+    _adopted: type[nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _empty, (self._adopted,), self.__getstate__()
+
+
+def _empty(kind: type[nn.Module]) -> nn.Module:
+    made: nn.Module = object.__new__(adopted_class(kind))
+    return made

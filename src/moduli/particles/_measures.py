@@ -1,0 +1,201 @@
+"""Functions that turn models into numbers and vectors, and vectors into models."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn  # noqa: F401 - nn is for the examples
+
+from moduli.layout import Group
+
+from . import _derive
+from ._only import Only
+from ._operand import Operand
+from ._species import require
+from .base import NytoModuleBase
+from .errors import StructureError
+from .kernel import Product
+
+__all__ = ["cosine", "distance", "dot", "from_vector", "norm", "operand_of", "vector"]
+
+T = TypeVar("T")
+
+
+def operand_of(x: Any) -> Operand:
+    if isinstance(x, Only):
+        return Operand(x.module, scope=x.patterns)
+    return Operand(require(x))
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    """The values of a model that take part, tensor by tensor."""
+    if isinstance(x, Product):
+        inner: Any = getattr(x, "product", x)
+        return list(inner.params.values())
+    which = operand_of(x)
+    inert = {place for place, config in which.config().items() if not config.operational} if which.scope else set()
+    return [tensor for place, tensor in enumerate(_derive.tensors_of(which)) if place not in inert]
+
+
+def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The values of two models of one structure."""
+    if isinstance(x, Product) or isinstance(y, Product):
+        if not (isinstance(x, Product) and isinstance(y, Product)):
+            raise StructureError("cannot combine a product and a module; write module.product() or product.module()")
+        left: Any = getattr(x, "product", x)
+        return _tensors(left), _tensors(left._same_version(y))
+    if isinstance(x, Only) != isinstance(y, Only):
+        x, y = (x if isinstance(x, Only) else Only(x, y.patterns)), (y if isinstance(y, Only) else Only(y, x.patterns))
+    a, b = operand_of(x), operand_of(y)
+    _derive.matching(a, b)
+    return _tensors(x), _tensors(y)
+
+
+def norm(x: Any, p: float = 2.0) -> Tensor:
+    r"""The norm of all parameters taken as one vector, $(\sum_i |x_i|^p)^{1/p}$.
+
+    Args:
+        x: A particle, a product, or a part.
+        p: The order; `float("inf")` is the largest magnitude.
+
+    Returns:
+        A tensor without dimensions.
+
+    Example:
+        >>> from moduli.particles import adopt, norm
+        >>> net = adopt(nn.Linear(3, 3))
+        >>> round(norm(0 * net + 1).item() ** 2, 3)
+        12.0
+    """
+    with _derive.recording():
+        parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in _tensors(x) if t.numel()]
+        if not parts:
+            return torch.zeros(())
+        each = [torch.linalg.vector_norm(t, p) for t in parts]
+        kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
+        total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
+        return total
+
+
+def dot(x: Any, y: Any) -> Tensor:
+    r"""The inner product of two models, $\sum_i \bar x_i y_i$.
+
+    Example:
+        >>> from moduli.particles import adopt, dot
+        >>> net = 0 * adopt(nn.Linear(3, 3)) + 1
+        >>> dot(net, 2 * net).item()
+        24.0
+    """
+    with _derive.recording():
+        left, right = _pair(x, y)
+        total = torch.zeros((), dtype=torch.float64)
+        kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
+        for a, b in zip(left, right, strict=True):
+            wide = torch.promote_types(a.dtype, torch.float32)
+            total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
+        return total.to(kind) if not (total.is_complex() and not kind.is_complex) else total
+
+
+def cosine(x: Any, y: Any) -> Tensor:
+    """The cosine of the angle between two models; 0 if one of them is all zeros.
+
+    Example:
+        >>> from moduli.particles import adopt, cosine
+        >>> net = adopt(nn.Linear(3, 3))
+        >>> round(cosine(net, -2 * net).item(), 4)
+        -1.0
+    """
+    with _derive.recording():
+        lengths = norm(x) * norm(y)
+        inner = dot(x, y)
+        return torch.where(
+            lengths == 0, torch.zeros_like(inner), inner / torch.where(lengths == 0, torch.ones_like(lengths), lengths)
+        )
+
+
+def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
+    """The norm of the difference of two models.
+
+    Example:
+        >>> from moduli.particles import adopt, distance
+        >>> net = adopt(nn.Linear(3, 3))
+        >>> round(distance(net, net + 1).item() ** 2, 3)
+        12.0
+    """
+    with _derive.recording():
+        left, right = _pair(x, y)
+        parts = [a - b for a, b in zip(left, right, strict=True) if a.numel()]
+        if not parts:
+            return torch.zeros(())
+        each = [
+            torch.linalg.vector_norm(t if t.is_floating_point() or t.is_complex() else t.double(), p) for t in parts
+        ]
+        kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
+        total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
+        return total
+
+
+def vector(x: Any, copy: bool = True) -> Tensor:
+    """All parameters as one vector, in the order of `named_parameters()`.
+
+    Parameters of several dtypes are converted to one that holds them all.
+
+    Args:
+        x: A particle, a product, or a part.
+        copy: Whether the vector must be independent. Otherwise the result of an operation gives its own vector, if its
+            parameters have one: what is written to it is written to them.
+
+    Example:
+        >>> from moduli.particles import adopt, vector
+        >>> vector(adopt(nn.Linear(2, 1)) * 0 + 1)
+        tensor([1., 1., 1.])
+    """
+    with _derive.recording():
+        if not copy and isinstance(x, NytoModuleBase):
+            _ = x._parameters
+            which = Operand(x, False)
+            groups = which.template.layout.groups
+            own = which.part(0, groups[0]).vector if len(groups) == 1 else None
+            if own is not None:
+                return own
+        tensors = _tensors(x)
+        kind = functools.reduce(
+            torch.promote_types, (t.dtype for t in tensors), tensors[0].dtype if tensors else torch.float32
+        )
+        if any(t.dtype in (torch.int32, torch.int64) for t in tensors):
+            kind = torch.promote_types(kind, torch.float64) if kind.is_floating_point or kind.is_complex else kind
+        return torch.cat([t.reshape(-1).to(kind) for t in tensors]) if tensors else torch.zeros(0)
+
+
+def from_vector(x: T, values: Tensor) -> T:
+    """A particle like another, with the values of a vector; `vector` undoes it.
+
+    Args:
+        x: The particle that the result is like.
+        values: As many values as `vector(x)` has, in its order.
+
+    Raises:
+        StructureError: If there are too few or too many.
+
+    Example:
+        >>> from moduli.particles import adopt, from_vector, vector
+        >>> from_vector(adopt(nn.Linear(2, 1)), torch.arange(3.0)).bias.item()
+        2.0
+    """
+    left = Operand(require(x))
+    layout = left.template.layout
+    if values.shape != (layout.numel,):
+        raise StructureError(
+            f"{type(x).__name__} has {layout.numel} parameters in all; the vector given has shape {tuple(values.shape)}"
+        )
+    parts = torch.split(values, [entry.numel for entry in layout])
+
+    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+        joined = torch.cat([parts[i] for i in group.indices])
+        if joined.is_complex() and not group.dtype.is_complex:
+            joined = joined.real
+        return joined.to(group.dtype), 1.0
+
+    return _derive.derive(left, compute)  # type: ignore[return-value]

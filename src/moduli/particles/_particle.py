@@ -1,0 +1,412 @@
+"""What makes a module a particle: the edits, the operators, and the methods of the seed's interface."""
+
+from __future__ import annotations
+
+import copy
+import operator as _operator
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch  # noqa: F401 - for the examples
+from torch import Tensor, nn
+
+from moduli.labels import Tensor as LabelledTensor
+
+from . import _derive
+from ._config import KEY, configure, restore, saved
+from ._product import ParamProduct, module_to_product, product_assign_to_module
+from ._record import Unborn, build, record_of
+from ._species import adopt_child, adopt_children, current, editing, follow, kernel_of, version_of
+from ._template import LAZY, RECORD
+from .base import NytoModuleBase, ParticleKernelImp
+from .errors import StructureError
+from .kernel import Particle, Product, VersionKernel, _Operators
+from .mtype import ParamConfig, ParamID
+
+__all__ = ["ParticleMethods"]
+
+_MISSING = object()
+
+
+class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
+    """The methods of a module that is a particle. `NytoModule` and adopted modules have them."""
+
+    # -- shells ------------------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except (AttributeError, KeyError):
+            # In a result that nobody looked into yet, the registries are missing.
+            if LAZY not in self.__dict__:
+                raise
+        build(self)
+        return getattr(self, name)
+
+    def __dir__(self) -> list[str]:
+        self._built()
+        return list(super().__dir__())  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._built()
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        # A copy of the module must not take the original's memory for its own.
+        state[RECORD] = copy.deepcopy(record_of(self))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        adopt_children(self)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None and record_of(self).root is None:
+            config = saved(self)
+            if config:
+                metadata.setdefault(prefix[:-1], {})[KEY] = config
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        if KEY in local_metadata:
+            restore(self, local_metadata[KEY])
+
+    def _built(self) -> None:
+        if LAZY in self.__dict__:
+            build(self)
+
+    # -- edits -------------------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = self.__dict__
+        if LAZY in state:
+            build(self)
+        record = state.get(RECORD)
+        if record is None and "_parameters" in state:
+            record = record_of(self)
+        if record is None or record.busy or not self._structural(name, value):
+            super().__setattr__(name, value)
+            return
+        self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
+
+    def __delattr__(self, name: str) -> None:
+        self._built()
+        state = self.__dict__
+        held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
+        if not held or record_of(self).busy:
+            super().__delattr__(name)
+            return
+        self._edit(name, lambda: super(ParticleMethods, self).__delattr__(name))
+        record_of(self).order.pop(name, None)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter, or an empty place for one; siblings get a copy when they are touched.
+
+        Args:
+            name: The name.
+            param: The parameter, or None.
+        """
+        self._edit(name, lambda: super(ParticleMethods, self).register_parameter(name, param))
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a child, or an empty place for one; siblings get a copy when they are touched.
+
+        Args:
+            name: The name.
+            module: The child, or None.
+        """
+        self._edit(name, lambda: super(ParticleMethods, self).add_module(name, module))
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer; siblings get a copy when they are touched.
+
+        Args:
+            name: The name.
+            tensor: The buffer, or None.
+            persistent: Whether `state_dict()` holds it.
+        """
+        self._edit(name, lambda: super(ParticleMethods, self).register_buffer(name, tensor, persistent))
+
+    def _structural(self, name: str, value: Any) -> bool:
+        """Whether assigning a value to a name edits the structure, rather than setting a value."""
+        if isinstance(value, nn.Parameter | nn.Module | LabelledTensor | nn.Buffer):
+            return True
+        state = self.__dict__
+        if name in state["_parameters"] or name in state["_modules"] or name in state.get("_labelled", ()):
+            return True
+        held = state["_buffers"].get(name, _MISSING)
+        return held is not _MISSING and (held is None) != (value is None)
+
+    def _edit(self, name: str, act: Callable[[], None]) -> None:
+        self._built()
+        if "_parameters" not in self.__dict__:
+            act()
+            return
+        record = record_of(self)
+        if record.busy:
+            act()
+            return
+        # A module that was never part of an operation has nobody who could follow its edits.
+        root = self if record.root is None else self._particle_root
+        top = record_of(root)
+        record.busy = True
+        try:
+            if top.version is None and record.version is None:
+                act()
+                record.order.setdefault(name)
+                child = self._modules.get(name)
+                if child is not None:
+                    adopt_child(root, child)
+                if top.flats or record.flats:
+                    top.forget_values()
+                    record.forget_values()
+            else:
+                with editing(self, name):
+                    act()
+        finally:
+            record.busy = False
+
+    # -- the interface -----------------------------------------------------------------------------------------------
+
+    def product(self) -> ParamProduct:
+        """The light form of this module, for chains of operations.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> list(net.product().params)
+            [0, 1]
+        """
+        return module_to_product(self)
+
+    def product_(self, product: ParamProduct) -> Self:
+        """Copy the values of a product into the parameters of this module, which stay the objects they are.
+
+        Args:
+            product: A product of the same version.
+
+        Raises:
+            StructureError: If it is of another version.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> net.product_(0 * net.product()) is net, net.bias.item()
+            (True, 0.0)
+        """
+        product_assign_to_module(product, self)
+        return self
+
+    def clone(self) -> Self:
+        """A particle of the same species with copies of the values.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> twin = net.clone()
+            >>> twin.weight is net.weight, torch.equal(twin.weight, net.weight)
+            (False, True)
+        """
+        return +self  # type: ignore[no-any-return]
+
+    def rand(self) -> Self:
+        """A particle of the same species with values drawn uniformly from [0, 1).
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> bool((adopt(nn.Linear(2, 1)).rand().weight >= 0).all())
+            True
+        """
+        from .functions import rand
+
+        return rand(self)
+
+    def randn(self) -> Self:
+        """A particle of the same species with values drawn from the standard normal distribution.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> adopt(nn.Linear(2, 1)).randn().weight.shape
+            torch.Size([1, 2])
+        """
+        from .functions import randn
+
+        return randn(self)
+
+    def clone_from(self, source: nn.Module) -> Self:
+        """A particle of this species with the values of another module, of whatever species.
+
+        Args:
+            source: A module with the same names and shapes.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> a, b = adopt(nn.Linear(2, 1)), nn.Linear(2, 1)
+            >>> c = a.clone_from(b)
+            >>> c._version_kernel is a._version_kernel, torch.equal(c.weight, b.weight)
+            (True, True)
+        """
+        made: Self = _derive.duplicate(self)
+        made.load_state_dict(source.state_dict())
+        return made
+
+    def detach(self) -> Self:
+        """A particle of a new species around the very parameters of this one. Gradients are not concerned.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> a = adopt(nn.Linear(2, 1))
+            >>> b = a.detach()
+            >>> b.weight is a.weight, b._version_kernel is a._version_kernel
+            (True, False)
+        """
+        self._built()
+        self._open()
+        current(self)
+        version = version_of(self)
+        data = version.data.copy()
+        species = Unborn().species
+        species.configured = data.species.configured
+        data.species, data.number = species, 0
+        made: Self = _derive.reshelled(self)
+        record_of(made).version = VersionKernel(data)
+        return made
+
+    def touch(self) -> Self:
+        """Bring the particle that this module is in to the newest version of its species.
+
+        Example:
+            >>> from moduli.particles import NytoModule
+            >>> a = NytoModule()
+            >>> b = a.clone()
+            >>> a.w = nn.Parameter(torch.zeros(2))
+            >>> hasattr(b, "w"), hasattr(b.touch(), "w")
+            (False, True)
+        """
+        self._built()
+        self._open()
+        root = self._particle_root
+        current(root)
+        follow(root)
+        if root is not self:
+            current(self)
+        return self
+
+    def set_param_config(
+        self, operational: bool | None = None, clone: bool | None = None, name: str | None = None
+    ) -> None:
+        """Say how operations treat parameters, in all particles of the species.
+
+        Args:
+            operational: Whether they take part in operations; None leaves it as it is.
+            clone: Whether those that do not are cloned into the result, rather than shared; None leaves it as it is.
+            name: Which: an attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all by default.
+
+        Raises:
+            ValueError: If no parameter has the name.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> net.set_param_config(operational=False, name="bias")
+            >>> torch.equal((2 * net).bias, net.bias), torch.equal((2 * net).weight, 2 * net.weight)
+            (True, True)
+        """
+
+        def change(_: ParamID, config: ParamConfig) -> None:
+            if operational is not None:
+                config.operational = operational
+            if clone is not None:
+                config.clone = clone
+
+        self.apply_param_config(change, name)
+
+    def apply_param_config(self, fn: Callable[[ParamID, ParamConfig], None], name: str | None = None) -> None:
+        """Call a function on the configurations of parameters, which it may change and extend.
+
+        Args:
+            fn: Called with the identifier of each parameter and its configuration.
+            name: Which: an attribute of this module, a dotted name, or a pattern such as `"encoder.*"`; all by default.
+
+        Raises:
+            ValueError: If no parameter has the name.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> net.apply_param_config(lambda key, config: setattr(config, "rate", 0.1), "weight")
+            >>> net._version_kernel.data.config[0].rate
+            0.1
+        """
+        self._built()
+        self._open()
+        configure(self, fn, name)
+
+    def get_param_id(self, target_param: nn.Parameter) -> int:
+        """The identifier of a parameter of this particle.
+
+        Raises:
+            ValueError: If the particle does not have it.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> net.get_param_id(net.bias)
+            1
+        """
+        for pid, param in self._kernel().data.params.items():
+            if param is target_param:
+                return pid
+        raise ValueError(
+            f"this parameter of shape {tuple(target_param.shape)} is not one of this {type(self).__name__}"
+        )
+
+    def _kernel(self) -> ParticleKernelImp:
+        self._built()
+        self._open()
+        return kernel_of(self._particle_root)
+
+    def _open(self) -> None:
+        if record_of(self._particle_root).wrapped:
+            raise StructureError(
+                f"this {type(self).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
+            )
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        _unmixed(self, other)
+        return _derive.binary(fn, self, other, reflected, direct=True)
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return _derive.unary(fn, self)
+
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
+        _unmixed(self, other)
+        return self if _derive.change(fn, self, other) else NotImplemented
+
+
+# Some modules have operators of their own: to add an nn.Sequential is to append it. As particles they are values.
+for _source in (_Operators, Particle):
+    for _name, _function in list(vars(_source).items()):
+        if getattr(_operator, _name.replace("__r", "__").replace("__i", "__"), None) is not None and callable(
+            _function
+        ):
+            setattr(ParticleMethods, _name, _function)
+
+
+def _unmixed(module: nn.Module, other: Any) -> None:
+    if isinstance(other, Product):
+        raise StructureError(
+            f"cannot combine a {type(module).__name__} and a {type(other).__name__}: write module.product() on the one side "
+            "or product.module() on the other"
+        )
+    if isinstance(other, nn.Module) and not isinstance(other, NytoModuleBase):
+        if isinstance(other, Particle):
+            raise StructureError(
+                f"cannot combine a {type(module).__name__} and a {type(other).__name__}: wrap both in a ParticleModule, or use "
+                "the root_module of the other inside `with GetNytoModule(...)`"
+            )
+        raise TypeError(f"a {type(other).__name__} is not a particle; write moduli.adopt(module) first")

@@ -1,0 +1,108 @@
+"""Storage for results, used again when nobody holds it any more.
+
+A fresh large vector costs a page fault for every 4 KiB of it: the C library maps and unmaps it each time. Results of
+arithmetic come and go, so the few that went last are kept for those that come next.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moduli.layout import Group, Layout
+
+__all__ = ["Slab", "clear", "held", "take"]
+
+# Below this the C library does as well.
+_LEAST = 1 << 18
+_KEPT_PER_SIZE = 3
+_KEPT_BYTES = 1 << 30
+
+_free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+_lock = threading.Lock()
+_uses: Callable[[Any], int] = torch._C._storage_Use_Count
+
+
+class Slab:
+    """The vectors of one result, one for each group of its layout, and how many results use them."""
+
+    __slots__ = ("large", "users", "vectors")
+
+    def __init__(self, vectors: list[Tensor], large: bool = True) -> None:
+        self.vectors = vectors
+        self.users = 0
+        # Whether it is worth the trouble to use the storage again.
+        self.large = large
+
+    def release(self) -> None:
+        """One user fewer. The last one gives the vectors back, unless somebody else holds them."""
+        self.users -= 1
+        if self.users == 0 and self.large:
+            vectors, self.vectors = self.vectors, []
+            while vectors:
+                _give(vectors.pop())
+
+
+def take(group: Group) -> Tensor:
+    """An uninitialised vector for a group."""
+    if group.numel * group.dtype.itemsize >= _LEAST and group.device.type == "cpu":
+        with _lock:
+            kept = _free.get((group.numel, group.dtype))
+            if kept:
+                return kept.pop()
+    return group.empty()
+
+
+def empty(layout: Layout) -> list[Tensor]:
+    """Uninitialised vectors for a layout."""
+    return [take(group) for group in layout.groups]
+
+
+def held() -> int:
+    """How many bytes are kept for later."""
+    with _lock:
+        return sum(numel * dtype.itemsize * len(kept) for (numel, dtype), kept in _free.items())
+
+
+def clear() -> None:
+    """Give everything back to the system."""
+    with _lock:
+        _free.clear()
+
+
+def _give(vector: Tensor) -> None:
+    size = vector.numel() * vector.element_size()
+    if size < _LEAST or vector.device.type != "cpu" or vector.requires_grad or vector.is_inference():
+        return
+    # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage. Whoever
+    # holds either may still read or write it. The references counted here are the caller's argument, ours and the call's.
+    if sys.getrefcount(vector) > _ALONE or _uses(vector.untyped_storage()._cdata) > _ALONE_STORAGE:
+        return
+    with _lock:
+        kept = _free.setdefault((vector.numel(), vector.dtype), [])
+        total = sum(numel * dtype.itemsize * len(each) for (numel, dtype), each in _free.items())
+        if len(kept) < _KEPT_PER_SIZE and total + size <= _KEPT_BYTES:
+            kept.append(vector)
+        elif not kept:
+            del _free[(vector.numel(), vector.dtype)]
+
+
+def _counts() -> tuple[int, int]:
+    """What the two counts are for a vector that nobody else holds, on this interpreter and version of torch."""
+    seen: list[tuple[int, int]] = []
+
+    def look(vector: Tensor) -> None:
+        seen.append((sys.getrefcount(vector), _uses(vector.untyped_storage()._cdata)))
+
+    vectors = [torch.empty(1)]
+    while vectors:
+        look(vectors.pop())
+    return seen[0]
+
+
+_ALONE, _ALONE_STORAGE = _counts()

@@ -1,0 +1,350 @@
+"""Products: the parameters of a particle without its modules, on which chains of operations are cheap."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _derive
+from ._record import build, record_of
+from ._species import current, kernel_of
+from ._template import LAZY
+from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, located
+from .errors import StructureError
+from .kernel import ParticleKernel, Product
+from .mtype import ModuleID, ParamConfig, ParamDict
+from .utils import clone_param
+
+__all__ = [
+    "ParamProduct",
+    "binary_lambda_wrapper",
+    "module_to_product",
+    "product_assign_to_module",
+    "product_to_module",
+    "unary_lambda_wrapper",
+]
+
+
+class ParamProduct(Product[Any]):
+    """The light form of a module: its parameters by identifier. Products of one version can be combined.
+
+    Attributes:
+        kernel: The kernel of the particle it was made from, as it was then.
+        module_id: Which module of the particle `module()` returns.
+        params: The parameters.
+
+    Example:
+        >>> from moduli.particles import adopt
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> x = net.product()
+        >>> torch.equal((0.5 * x + 0.5 * x).module().weight, net.weight)
+        True
+    """
+
+    kernel: ParticleKernelImp
+    module_id: ModuleID
+    params: ParamDict
+
+    def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
+        self.kernel = kernel
+        self.module_id = module_id
+        self.params = params
+        # The kernel may move on; a product belongs to the version it was made at.
+        self._version = kernel.version
+
+    @property
+    def vdata(self) -> VersionDataImp:
+        """The metadata of the version."""
+        return self._version.data
+
+    @property
+    def pdata(self) -> ParticleDataImp:
+        """The data of the particle it was made from."""
+        return self.kernel.data
+
+    def module(self) -> Any:
+        """The module with these parameters."""
+        return product_to_module(self)
+
+    def particle(self) -> Any:
+        """The module with these parameters."""
+        return product_to_module(self)
+
+    def unary_operator(self, fn: Callable[[nn.Parameter, ParamConfig], nn.Parameter]) -> ParamProduct:
+        """Apply a function to every parameter and its configuration, without recording gradients.
+
+        Args:
+            fn: Gives the parameter of the result. A plain tensor becomes a parameter that requires gradients if the
+                operand's did.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> product = adopt(nn.Linear(2, 1)).product()
+            >>> new = product.unary_operator(lambda param, config: nn.Parameter(0 * param + 10.0))
+            >>> new.module().bias.item()
+            10.0
+        """
+        config = self.vdata.config
+        with _derive.recording():
+            return self._with(
+                OrderedDict((key, self._fitting(key, fn(param, config[key]))) for key, param in self.params.items())
+            )
+
+    def binary_operator(
+        self, other: ParamProduct, fn: Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]
+    ) -> ParamProduct:
+        """Apply a function to the parameters of two products, pair by pair, without recording gradients.
+
+        Args:
+            other: A product of the same version.
+            fn: Called with both parameters and their configuration; gives the parameter of the result.
+
+        Raises:
+            StructureError: If the products are of different versions.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> x, y = net.product(), net.clone().product()
+            >>> new = x.binary_operator(y, lambda p, q, config: nn.Parameter(p - q))
+            >>> new.module().bias.item()
+            0.0
+        """
+        other = self._same_version(other)
+        config = self.vdata.config
+        with _derive.recording():
+            return self._with(
+                OrderedDict(
+                    (key, self._fitting(key, fn(param, other.params[key], config[key])))
+                    for key, param in self.params.items()
+                )
+            )
+
+    def clone(self) -> ParamProduct:
+        """A product with copies of the values."""
+        return self.unary_operator(unary_lambda_wrapper(torch.clone))
+
+    def rand(self) -> ParamProduct:
+        """A product with values drawn uniformly from [0, 1)."""
+        return self.unary_operator(unary_lambda_wrapper(torch.rand_like))
+
+    def randn(self) -> ParamProduct:
+        """A product with values drawn from the standard normal distribution."""
+        return self.unary_operator(unary_lambda_wrapper(torch.randn_like))
+
+    def __getattr__(self, name: str) -> Any:
+        from . import functions
+
+        if name in functions.ON_PRODUCTS:
+            return functions.method(self, name)
+        raise AttributeError(f"a ParamProduct has no attribute {name!r}")
+
+    def _unary(self, fn: Callable[[Any], Any]) -> ParamProduct:
+        return self.unary_operator(unary_lambda_wrapper(lambda p: p.clone() if (made := fn(p)) is p else made))
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        if isinstance(other, nn.Module):
+            raise StructureError(
+                f"cannot combine a {type(self).__name__} and a {type(other).__name__}: write module.product() on the one side "
+                "or product.module() on the other"
+            )
+        if isinstance(other, Product):
+            product = self._same_version(other)
+            if reflected:
+                return product.binary_operator(self, binary_lambda_wrapper(fn))
+            return self.binary_operator(product, binary_lambda_wrapper(fn))
+        value = _derive.number(other)
+        if value is None:
+            return NotImplemented
+        return self.unary_operator(unary_lambda_wrapper(lambda p: fn(value, p) if reflected else fn(p, value)))
+
+    def _with(self, params: ParamDict) -> ParamProduct:
+        made = ParamProduct(self.kernel, self.module_id, params)
+        made._version = self._version
+        return made
+
+    def _fitting(self, key: int, value: Any) -> nn.Parameter:
+        """What an operation gave for a parameter, as a parameter of the same shape and kind."""
+        before = self.params[key]
+        name = self.vdata.names.get(key, str(key))
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the operation gave a {type(value).__name__} for {name!r}; it must give a parameter")
+        if value.shape != before.shape:
+            raise StructureError(
+                f"the operation would turn {name!r} from shape {tuple(before.shape)} into {tuple(value.shape)}; operations "
+                "keep the shape of every parameter"
+            )
+        if value.dtype != before.dtype:
+            if not (before.is_complex() or (value.is_floating_point() and before.is_floating_point())):
+                raise TypeError(
+                    f"the operation would turn {name!r} from {before.dtype} into {value.dtype}; convert the model first, or "
+                    f"leave the parameter out with set_param_config(operational=False, name={name!r})"
+                )
+            flag = value.requires_grad
+            value = value.to(before.dtype)
+            return nn.Parameter(value, requires_grad=flag)
+        if isinstance(value, nn.Parameter) or _derive.graphing():
+            return value  # type: ignore[return-value]
+        return nn.Parameter(value, requires_grad=before.requires_grad)
+
+    def _same_version(self, other: Any) -> ParamProduct:
+        inner = getattr(other, "product", None)
+        if not isinstance(other, ParamProduct) and isinstance(inner, ParamProduct):
+            other = inner
+        if not isinstance(other, ParamProduct):
+            raise StructureError(
+                f"cannot combine a ParamProduct and a {type(other).__name__}; make a product of it first"
+            )
+        if other._version is not self._version:
+            raise StructureError(
+                f"cannot combine products of different versions: {_versions(self, other)}. Products combine within one "
+                "version; make new ones with product() after touch(), or combine the modules, which need only agree in structure"
+            )
+        if self.params.keys() != other.params.keys():
+            raise StructureError(
+                f"cannot combine the product of module {self.module_id} with that of module {other.module_id} of the particle"
+            )
+        return other
+
+
+def _versions(left: ParamProduct, right: ParamProduct) -> str:
+    a, b = left.vdata, right.vdata
+    related = "of one species" if a.species is b.species else "of different species"
+    told = f"the left is at version {a.number}, the right at version {b.number}, {related}"
+    here = {name: a.shapes.get(pid) for pid, name in a.names.items()}
+    there = {name: b.shapes.get(pid) for pid, name in b.names.items()}
+    for name in (*here, *there):
+        if here.get(name, "absent") != there.get(name, "absent"):
+            shown = tuple(
+                "missing" if side is None else f"of shape {side}" for side in (here.get(name), there.get(name))
+            )
+            return f"{told}; {name!r} is {shown[0]} on the left and {shown[1]} on the right"
+    return told
+
+
+def unary_lambda_wrapper(
+    fn: Callable[[nn.Parameter], Tensor],
+) -> Callable[[nn.Parameter, ParamConfig], nn.Parameter]:
+    """Make of a function of a tensor one that honours a parameter's configuration.
+
+    Example:
+        >>> from moduli.particles import ParamConfig
+        >>> double = unary_lambda_wrapper(lambda p: 2 * p)
+        >>> one = nn.Parameter(torch.ones(1))
+        >>> double(one, ParamConfig()).item(), double(one, ParamConfig(operational=False)).item()
+        (2.0, 1.0)
+    """
+
+    def wrapped(param: nn.Parameter, config: ParamConfig) -> nn.Parameter:
+        if config.operational:
+            return _parameter(fn(param), param)
+        return clone_param(param) if config.clone else param
+
+    return wrapped
+
+
+def binary_lambda_wrapper(
+    fn: Callable[[nn.Parameter, nn.Parameter], Tensor],
+) -> Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]:
+    """Make of a function of two tensors one that honours a parameter's configuration.
+
+    Example:
+        >>> from moduli.particles import ParamConfig
+        >>> minus = binary_lambda_wrapper(lambda p, q: p - q)
+        >>> one = nn.Parameter(torch.ones(1))
+        >>> minus(one, one, ParamConfig()).item(), minus(one, one, ParamConfig(operational=False)).item()
+        (0.0, 1.0)
+    """
+
+    def wrapped(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
+        if config.operational:
+            return _parameter(fn(left, right), left)
+        return clone_param(left) if config.clone else left
+
+    return wrapped
+
+
+def _parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
+    if value.requires_grad or _derive.graphing():
+        return value  # type: ignore[return-value]
+    flag = like.requires_grad and (value.is_floating_point() or value.is_complex())
+    return nn.Parameter(value, requires_grad=flag)
+
+
+def module_to_product(module: NytoModuleBase) -> ParamProduct:
+    """The product of a module.
+
+    Raises:
+        StructureError: If the module is wrapped by a `ParticleModule`.
+
+    Example:
+        >>> from moduli.particles import adopt
+        >>> module_to_product(adopt(nn.Linear(2, 1))).module_id
+        0
+    """
+    if LAZY in module.__dict__:
+        build(module)
+    root = module._particle_root
+    if record_of(root).wrapped:
+        raise StructureError(
+            f"this {type(module).__name__} is wrapped by a ParticleModule, so it has no kernel; use the wrapper, or "
+            "`with GetNytoModule(wrapper) as module`"
+        )
+    current(root)
+    kernel = kernel_of(root)
+    # The kernel of a product stays at the version of the product.
+    kept: ParticleKernelImp = ParticleKernel(kernel.version, located(root, kernel.version.data))
+    key = module._module_id
+    params = kept.data.params
+    if key:
+        below = kernel.version.data.get_sub_params(key)
+        params = OrderedDict((pid, param) for pid, param in params.items() if pid in below)
+    return ParamProduct(kept, key, params)
+
+
+def product_to_module(product: ParamProduct) -> Any:
+    """The module of a product.
+
+    Raises:
+        StructureError: If the particle that the product was made from has been edited since.
+
+    Example:
+        >>> from moduli.particles import adopt
+        >>> product_to_module(adopt(nn.Linear(2, 1)).product()).weight.shape
+        torch.Size([1, 2])
+    """
+    data = product.pdata
+    root = data.modules[0]
+    if record_of(root).version is not product._version:
+        raise StructureError(
+            f"this product was made at version {product.vdata.number} and its {type(root).__name__} has been edited since; make "
+            "a new product with product()"
+        )
+    source = data.modules[product.module_id]
+    exchanged = {id(data.params[pid]): param for pid, param in product.params.items()}
+    return _derive.reshelled(source, exchanged)
+
+
+def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> None:
+    """Copy the values of a product into the parameters of a module.
+
+    Raises:
+        StructureError: If they are of different versions, or the module is wrapped by a `ParticleModule`.
+
+    Example:
+        >>> from moduli.particles import adopt
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> product_assign_to_module(0 * net.product() + 1, net)
+        >>> net.bias.item()
+        1.0
+    """
+    own = module_to_product(module)
+    product = own._same_version(product)
+    with torch.no_grad():
+        for key, param in product.params.items():
+            if own.params[key] is not param:
+                own.params[key].copy_(param)

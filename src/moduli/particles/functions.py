@@ -1,0 +1,369 @@
+"""Functions of whole models. Each takes particles, products, or parts of particles that `only` selects."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from moduli.layout import Group
+
+from . import _derive, _pass
+from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
+from ._only import Only
+from ._operand import Operand
+from ._product import ParamProduct, unary_lambda_wrapper
+from ._species import require
+from .base import NytoModuleBase
+from .errors import StructureError
+from .kernel import Product
+
+__all__ = [
+    "norm",
+    "dot",
+    "cosine",
+    "distance",
+    "lerp",
+    "lerp_",
+    "axpy_",
+    "sign",
+    "sqrt",
+    "exp",
+    "clamp",
+    "where",
+    "map",
+    "rand",
+    "randn",
+    "zeros_like",
+    "vector",
+    "from_vector",
+]
+
+T = TypeVar("T")
+
+ON_PRODUCTS = frozenset(
+    {
+        "norm",
+        "dot",
+        "cosine",
+        "distance",
+        "lerp",
+        "sign",
+        "sqrt",
+        "exp",
+        "clamp",
+        "where",
+        "map",
+        "zeros_like",
+        "vector",
+    }
+)
+
+
+def method(product: ParamProduct, name: str) -> Callable[..., Any]:
+    """A function of this room as a method of products."""
+    function = globals()[name]
+    if name == "map":
+        return lambda fn, *others: function(fn, product, *others)
+    return functools.partial(function, product)
+
+
+def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
+    if isinstance(x, ParamProduct):
+        return x.unary_operator(unary_lambda_wrapper(fn))  # type: ignore[return-value]
+    if isinstance(x, Product):
+        return type(x).from_ParamProduct(_elementwise(x.product, fn))  # type: ignore[attr-defined, no-any-return]
+    left = operand_of(x)
+    plain = _derive.graphing()
+    return _derive.derive(  # type: ignore[return-value]
+        left, lambda index, group: _pass.unary(group, fn, left.part(index, group), plain), lambda _, held: fn(held)
+    )
+
+
+def sign(x: T) -> T:
+    """The sign of every parameter.
+
+    Example:
+        >>> from moduli.particles import adopt, sign
+        >>> sign(adopt(nn.Linear(1, 1)) * 0 - 3).bias.item()
+        -1.0
+    """
+    return _elementwise(x, torch.sgn)
+
+
+def sqrt(x: T) -> T:
+    """The square root of every parameter.
+
+    Example:
+        >>> from moduli.particles import adopt, sqrt
+        >>> sqrt(adopt(nn.Linear(1, 1)) * 0 + 9).bias.item()
+        3.0
+    """
+    return _elementwise(x, torch.sqrt)
+
+
+def exp(x: T) -> T:
+    """The exponential of every parameter.
+
+    Example:
+        >>> from moduli.particles import adopt, exp
+        >>> exp(adopt(nn.Linear(1, 1)) * 0).bias.item()
+        1.0
+    """
+    return _elementwise(x, torch.exp)
+
+
+def clamp(x: T, min: float | None = None, max: float | None = None) -> T:
+    """Every parameter moved into an interval.
+
+    Example:
+        >>> from moduli.particles import adopt, clamp
+        >>> clamp(adopt(nn.Linear(1, 1)) * 0 + 9, max=2.0).bias.item()
+        2.0
+    """
+    return _elementwise(x, lambda t: torch.clamp(t, min, max))
+
+
+def lerp(x: T, y: Any, weight: Any) -> T:
+    r"""The point between two models, $x + w (y - x)$.
+
+    Args:
+        x: A particle or a product; the result is one like it.
+        y: Another one of the same structure.
+        weight: A number, or a tensor without dimensions.
+
+    Example:
+        >>> from moduli.particles import adopt, lerp
+        >>> net = adopt(nn.Linear(1, 1)) * 0
+        >>> lerp(net, net + 8, 0.25).bias.item()
+        2.0
+    """
+    if isinstance(x, Product):
+        return x + weight * (y - x)  # type: ignore[no-any-return]
+    left = operand_of(x)
+    right = Operand(require(y), False)
+    _derive.matching(left, right)
+    plain = _derive.graphing()
+
+    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+        a, b = left.part(index, group), right.part(index, group)
+        if plain:
+            first = a.plainly()
+            return first + weight * (b.plainly() - first), 1.0
+        whole = not (group.dtype.is_floating_point or group.dtype.is_complex)
+        if whole:
+            raise TypeError(
+                f"{left.template.layout.entries[group.indices[0]].name!r} holds {group.dtype}, which has no points between; leave "
+                "it out with set_param_config(operational=False, name=...)"
+            )
+        made = a.gathered(group)
+        return made.lerp_(b.plainly(), _weight(weight, group)), 1.0
+
+    return _derive.derive(left, compute)  # type: ignore[return-value]
+
+
+def _weight(weight: Any, group: Group) -> Any:
+    return weight.to(group.dtype) if isinstance(weight, Tensor) else weight
+
+
+def lerp_(x: T, y: Any, weight: float) -> T:
+    r"""Move a model towards another in place, $x \leftarrow x + w (y - x)$; its parameters stay the objects they are.
+
+    Example:
+        >>> from moduli.particles import adopt, lerp_
+        >>> net = adopt(nn.Linear(1, 1)) * 0
+        >>> lerp_(net, net + 8, 0.25).bias.item()
+        2.0
+    """
+    return _in_place(x, y, lambda mine, theirs: torch._foreach_lerp_(mine, theirs, weight))
+
+
+def axpy_(x: T, alpha: float, y: Any) -> T:
+    r"""Add a multiple of another model in place, $x \leftarrow x + \alpha y$.
+
+    Example:
+        >>> from moduli.particles import adopt, axpy_
+        >>> net = adopt(nn.Linear(1, 1)) * 0
+        >>> axpy_(net, -0.5, net + 8).bias.item()
+        -4.0
+    """
+    return _in_place(x, y, lambda mine, theirs: torch._foreach_add_(mine, theirs, alpha=alpha))
+
+
+def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any]) -> T:
+    module = require(x.module if isinstance(x, Only) else x)
+    _derive.refuse_graph()
+    _ = module._parameters
+    left = Operand(module, False, x.patterns if isinstance(x, Only) else None)
+    right = Operand(require(y), False)
+    _derive.matching(left, right)
+    inert = {place for place, config in left.config().items() if not config.operational}
+    with torch.no_grad():
+        values = _derive.tensors_of(right)
+        places = [place for place in range(len(values)) if place not in inert and values[place].numel()]
+        if places:
+            act([left.tensors[i] for i in places], [values[i] for i in places])
+    return x
+
+
+def where(condition: Any, x: T, y: Any) -> T:
+    """Choose between two models, parameter by parameter or element by element.
+
+    Args:
+        condition: A truth value, a vector of truth values as long as `vector(x)`, or a particle of the same structure
+            whose elements count as true where they are not zero.
+        x: What is chosen where the condition is true; the result is a particle like it.
+        y: What is chosen elsewhere: a particle of the same structure, or a number.
+
+    Example:
+        >>> from moduli.particles import adopt, vector, where
+        >>> net = adopt(nn.Linear(1, 1)) * 0 + 3
+        >>> where(torch.tensor([True, False]), net, -net).bias.item()
+        -3.0
+    """
+    if isinstance(x, Product):
+        return where(condition, x.particle(), y.particle() if isinstance(y, Product) else y).product()  # type: ignore[no-any-return]
+    left = operand_of(x)
+    layout = left.template.layout
+    right = Operand(require(y), False) if isinstance(y, nn.Module) else None
+    if right is not None:
+        _derive.matching(left, right)
+    chosen: list[Any]
+    if isinstance(condition, NytoModuleBase):
+        mask = Operand(condition, False)
+        _derive.matching(left, mask)
+        chosen = [t.reshape(-1) != 0 for t in _derive.tensors_of(mask)]
+    elif isinstance(condition, Tensor) and condition.dim() == 1:
+        if condition.shape[0] != layout.numel:
+            raise StructureError(f"the condition has {condition.shape[0]} elements; the model has {layout.numel}")
+        chosen = list(torch.split(condition.bool(), [entry.numel for entry in layout]))
+    else:
+        chosen = [torch.as_tensor(bool(condition)).expand(entry.numel) for entry in layout]
+    plain = _derive.graphing()
+
+    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+        mask = torch.cat([chosen[i] for i in group.indices])
+        a = left.part(index, group)
+        first = a.plainly() if plain else a.gathered(group)
+        second = right.part(index, group).plainly() if right is not None else torch.as_tensor(y, dtype=group.dtype)
+        return torch.where(mask, first, second), 1.0
+
+    return _derive.derive(left, compute)  # type: ignore[return-value]
+
+
+def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T:
+    """Apply a function to every parameter.
+
+    Args:
+        fn: Called with the parameter of `x` and those of the others; gives a tensor of the same shape.
+        x: A particle, a product, or a part; the result is one like it.
+        *others: More of them, of the same structure.
+        named: Whether to call the function with the dotted name first.
+
+    Example:
+        >>> from moduli.particles import adopt, map
+        >>> net = adopt(nn.Linear(1, 1))
+        >>> map(lambda name, p: p * 0 + len(name), net, named=True).bias.item()
+        4.0
+    """
+    if isinstance(x, ParamProduct):
+        names, lists = x.vdata.names, [x._same_version(other) for other in others]
+        keys = iter(list(x.params))
+
+        def each(param: Tensor) -> Tensor:
+            key = next(keys)
+            given = (names[key],) if named else ()
+            return fn(*given, param, *(other.params[key] for other in lists))
+
+        return x.unary_operator(lambda param, config: unary_lambda_wrapper(each)(param, config))  # type: ignore[return-value]
+    left = operand_of(x)
+    rights = [operand_of(other) for other in others]
+    for right in rights:
+        _derive.matching(left, right)
+    inert = {place for place, config in left.config().items() if not config.operational}
+
+    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+        columns = [_derive.tensors_of(each) for each in (left, *rights)]
+        made = []
+        for place in group.indices:
+            entry = left.template.layout.entries[place]
+            if place in inert:
+                made.append(columns[0][place].reshape(-1))
+                continue
+            given = (entry.name,) if named else ()
+            value = fn(*given, *(column[place] for column in columns))
+            if not isinstance(value, Tensor) or value.shape != entry.shape:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
+            made.append(value.reshape(-1))
+        return torch.cat(made), 1.0
+
+    return _derive.derive(left, compute)  # type: ignore[return-value]
+
+
+def _drawn(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
+    left = operand_of(x)
+
+    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+        if not (group.dtype.is_floating_point or group.dtype.is_complex):
+            name = left.template.layout.entries[group.indices[0]].name
+            raise TypeError(
+                f"{name!r} holds {group.dtype}, for which nothing can be drawn; leave it out with "
+                f"set_param_config(operational=False, name={name!r})"
+            )
+        made = draw(group.numel, dtype=group.dtype, device=group.device, generator=generator)
+        return (made if scale == 1.0 else made.mul_(scale)), 1.0
+
+    return _derive.derive(left, compute)  # type: ignore[return-value]
+
+
+def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
+    """A particle of the same species with values drawn uniformly from [0, scale).
+
+    Args:
+        x: A particle, or a part of one.
+        scale: What every value is multiplied with.
+        generator: Where the randomness comes from; torch's own by default.
+
+    Example:
+        >>> from moduli.particles import adopt, rand
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> one, two = (rand(net, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+        >>> torch.equal(one.weight, two.weight)
+        True
+    """
+    return _drawn(x, torch.rand, scale, generator)
+
+
+def randn(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
+    """A particle of the same species with values drawn from a normal distribution of mean 0.
+
+    Args:
+        x: A particle, or a part of one.
+        scale: The standard deviation.
+        generator: Where the randomness comes from; torch's own by default.
+
+    Example:
+        >>> from moduli.particles import adopt, norm, randn
+        >>> norm(randn(adopt(nn.Linear(2, 1)), scale=0.0)).item()
+        0.0
+    """
+    return _drawn(x, torch.randn, scale, generator)
+
+
+def zeros_like(x: T) -> T:
+    """A particle of the same species with all values zero.
+
+    Example:
+        >>> from moduli.particles import adopt, zeros_like
+        >>> zeros_like(adopt(nn.Linear(2, 1))).bias.item()
+        0.0
+    """
+    if isinstance(x, Product):
+        return _elementwise(x, torch.zeros_like)
+    return _derive.derive(  # type: ignore[return-value]
+        operand_of(x), lambda index, group: (group.empty().zero_(), 1.0), lambda _, held: torch.zeros_like(held)
+    )

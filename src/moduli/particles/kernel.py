@@ -1,0 +1,424 @@
+"""Versions: the core of the room, which knows nothing of torch.
+
+A species of particles has versions, each a `VersionKernel` that holds the metadata of the structure at that time. An
+edit links a new version behind the newest one, together with a `ParticleUpdater` that repeats the edit on any particle
+which is still at the old version. Links point forward only, so a version that no particle is at is freed.
+
+* `VersionData` and `ParticleData` are what a version and a particle consist of;
+* `VersionUpdater` and `ParticleUpdater` are one edit, as seen by the species and by a particle;
+* `VersionKernel` and `ParticleKernel` run them, all or nothing;
+* `Particle` and `Product` are the two forms of a value: a whole object, and the light form that arithmetic runs on.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+from .errors import StructureError
+
+__all__ = [
+    "VersionData",
+    "ParticleData",
+    "VersionUpdater",
+    "ParticleUpdater",
+    "VersionKernel",
+    "ParticleKernel",
+    "Product",
+    "Particle",
+]
+
+Tvdata = TypeVar("Tvdata", bound="VersionData[Any, Any]")
+Tpdata = TypeVar("Tpdata", bound="ParticleData[Any, Any]")
+Tproduct = TypeVar("Tproduct", bound="Product[Any]")
+Tparticle = TypeVar("Tparticle", bound="Particle[Any]")
+
+
+class VersionData(ABC, Generic[Tvdata, Tpdata]):
+    """The metadata of one version of a species. Once made it does not change: the next version gets a changed copy.
+
+    Example:
+        >>> from moduli.particles.kernel import VersionData
+        >>> class Names(VersionData):
+        ...     def __init__(self, names): self.names = names
+        ...     def copy(self): return Names(list(self.names))
+        ...     def init_kernel(self, kernel): pass
+        ...     def init_particle(self, pdata): pass
+        >>> Names(["w"]).copy().names
+        ['w']
+    """
+
+    @abstractmethod
+    def copy(self) -> Tvdata:
+        """A deep copy."""
+
+    @abstractmethod
+    def init_kernel(self, kernel: VersionKernel[Tvdata, Tpdata]) -> None:
+        """Prepare the version that is about to hold this metadata."""
+
+    @abstractmethod
+    def init_particle(self, pdata: Tpdata) -> None:
+        """Put a particle's data in order when it enters the version."""
+
+
+class ParticleData(ABC, Generic[Tvdata, Tpdata]):
+    """What one particle consists of.
+
+    Example:
+        >>> from moduli.particles.kernel import ParticleData
+        >>> class Values(ParticleData):
+        ...     def __init__(self, values): self.values = values
+        ...     def copy(self, vdata): return Values(dict(self.values))
+        ...     def init_kernel(self, kernel): pass
+        >>> Values({"w": 1.0}).copy(None).values
+        {'w': 1.0}
+    """
+
+    @abstractmethod
+    def copy(self, vdata: Tvdata) -> Tpdata:
+        """A copy that refers to the same parameters."""
+
+    @abstractmethod
+    def init_kernel(self, kernel: ParticleKernel[Tvdata, Tpdata]) -> None:
+        """Prepare the particle kernel that is about to hold this data."""
+
+
+class VersionUpdater(ABC, Generic[Tvdata, Tpdata]):
+    """An edit, as the species sees it. Its methods are called in the order below.
+
+    Example:
+        >>> from moduli.particles.kernel import VersionUpdater
+        >>> [name for name in ("set_version_data", "set_particle_data", "run") if name in VersionUpdater.__abstractmethods__]
+        ['set_version_data', 'set_particle_data', 'run']
+    """
+
+    @abstractmethod
+    def set_version_data(self, vdata: Tvdata) -> Self:
+        """Receive the metadata of the current version."""
+
+    @abstractmethod
+    def set_particle_data(self, pdata: Tpdata) -> Self:
+        """Receive the data of the particle that starts the edit."""
+
+    @abstractmethod
+    def run(self, vdata: Tvdata) -> tuple[Tvdata, ParticleUpdater[Tvdata, Tpdata]]:
+        """Make the metadata of the next version, and what brings particles there."""
+
+
+class ParticleUpdater(ABC, Generic[Tvdata, Tpdata]):
+    """An edit, as a particle sees it. The setters are called once, in the order below, and `run` once per particle.
+
+    Example:
+        >>> from moduli.particles.kernel import ParticleUpdater
+        >>> sorted(ParticleUpdater.__abstractmethods__)
+        ['run', 'set_next_version_data', 'set_particle_data', 'set_version_data']
+    """
+
+    @abstractmethod
+    def set_version_data(self, vdata: Tvdata) -> Self:
+        """Receive the metadata of the version that particles come from."""
+
+    @abstractmethod
+    def set_next_version_data(self, vdata: Tvdata) -> Self:
+        """Receive the metadata of the version that particles go to."""
+
+    @abstractmethod
+    def set_particle_data(self, pdata: Tpdata) -> Self:
+        """Receive the data of the particle that starts the edit."""
+
+    @abstractmethod
+    def run(self, pdata: Tpdata) -> None:
+        """Bring one particle to the next version, or raise and leave it as it was."""
+
+
+class VersionKernel(Generic[Tvdata, Tpdata]):
+    """One version of a species.
+
+    Attributes:
+        next_version: The version that an edit made from this one, or None while it is the newest.
+        particle_updater: What brings particles there.
+        data: The metadata of this version.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> first = net._version_kernel
+        >>> net.w = torch.nn.Parameter(torch.zeros(2))
+        >>> first.is_newest, first.next_version is net._version_kernel
+        (False, True)
+    """
+
+    next_version: VersionKernel[Tvdata, Tpdata] | None
+    particle_updater: ParticleUpdater[Tvdata, Tpdata] | None
+    data: Tvdata
+
+    def __init__(self, data: Tvdata) -> None:
+        self.next_version = None
+        self.particle_updater = None
+        data.init_kernel(self)
+        self.data = data
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether no edit has been made from this version."""
+        return self.next_version is None
+
+    def version_update(self, version_updater: VersionUpdater[Tvdata, Tpdata], particle_data: Tpdata) -> None:
+        """Link the next version. No particle is moved yet.
+
+        Args:
+            version_updater: The edit.
+            particle_data: The data of the particle that starts it.
+
+        Raises:
+            StructureError: If an edit was already made from this version.
+        """
+        if self.next_version is not None or self.particle_updater is not None:
+            raise StructureError(
+                "an edit was already made from this version; update the particle to the newest one first"
+            )
+        version_updater.set_version_data(self.data)
+        version_updater.set_particle_data(particle_data)
+        data, updater = version_updater.run(self.data)
+        updater.set_version_data(self.data).set_next_version_data(data).set_particle_data(particle_data)
+        following: VersionKernel[Tvdata, Tpdata] = VersionKernel(data)
+        self.next_version, self.particle_updater = following, updater
+
+    def particle_update(self, particle_data: Tpdata) -> None:
+        """Bring a particle from this version to the next.
+
+        Raises:
+            StructureError: If this is the newest version.
+        """
+        if self.next_version is None or self.particle_updater is None:
+            raise StructureError("this is the newest version; there is nothing to update a particle to")
+        self.particle_updater.run(particle_data)
+        self.next_version.data.init_particle(particle_data)
+
+    def del_next_version(self) -> None:
+        """Take back an edit that failed."""
+        self.next_version = None
+        self.particle_updater = None
+
+    def copy(self) -> VersionKernel[Tvdata, Tpdata]:
+        """A version that shares this one's metadata and has no successor."""
+        return VersionKernel(self.data)
+
+
+class ParticleKernel(Generic[Tvdata, Tpdata]):
+    """One particle: its version, and its data.
+
+    Attributes:
+        version: The version it is at.
+        data: What it consists of.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import adopt
+        >>> kernel = adopt(torch.nn.Linear(3, 2))._particle_kernel
+        >>> [tuple(p.shape) for p in kernel.data.params.values()]
+        [(2, 3), (2,)]
+    """
+
+    version: VersionKernel[Tvdata, Tpdata]
+    data: Tpdata
+
+    def __init__(self, version: VersionKernel[Tvdata, Tpdata], data: Tpdata) -> None:
+        self.version = version
+        data.init_kernel(self)
+        self.data = data
+
+    def create(self, data: Tpdata) -> ParticleKernel[Tvdata, Tpdata]:
+        """Another particle of the species, at the same version."""
+        return ParticleKernel(self.version, data)
+
+    def version_update(self, version_updater: VersionUpdater[Tvdata, Tpdata]) -> None:
+        """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
+        self.particle_update()
+        version = self.version
+        version.version_update(version_updater, self.data)
+        try:
+            version.particle_update(self.data)
+        except BaseException:
+            version.del_next_version()
+            raise
+        if version.next_version is not None:
+            self.version = version.next_version
+
+    def particle_update(self) -> None:
+        """Bring the particle to the newest version, through all those in between."""
+        while self.version.next_version is not None:
+            self.version.particle_update(self.data)
+            self.version = self.version.next_version
+
+    def detach(self) -> ParticleKernel[Tvdata, Tpdata]:
+        """The same data as a particle of a new species, which starts with a copy of this version's metadata."""
+        data = self.version.data.copy()
+        version: VersionKernel[Tvdata, Tpdata] = VersionKernel(data)
+        return ParticleKernel(version, self.data.copy(data))
+
+
+class _Operators:
+    """The operators, each told by the function that does it: `_binary(fn, other, reflected)` and `_unary(fn)`."""
+
+    # NumPy's arrays and scalars leave the operation to us instead of applying it to us element by element.
+    __array_ufunc__ = None
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        raise TypeError(f"{type(self).__name__} has no arithmetic")
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        raise TypeError(f"{type(self).__name__} has no arithmetic")
+
+    def __add__(self, other: Any) -> Any:
+        return self._binary(operator.add, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._binary(operator.add, other, True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._binary(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._binary(operator.sub, other, True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._binary(operator.mul, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._binary(operator.mul, other, True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._binary(operator.truediv, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._binary(operator.truediv, other, True)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._binary(operator.pow, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._binary(operator.pow, other, True)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._binary(operator.floordiv, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._binary(operator.floordiv, other, True)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._binary(operator.mod, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._binary(operator.mod, other, True)
+
+    def __pos__(self) -> Any:
+        return self._unary(operator.pos)
+
+    def __neg__(self) -> Any:
+        return self._unary(operator.neg)
+
+    def __abs__(self) -> Any:
+        return self._unary(operator.abs)
+
+
+class Product(_Operators, ABC, Generic[Tparticle]):
+    """The light form of a particle, on which chains of operations run; made and left by `product()` and `particle()`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import adopt
+        >>> net = adopt(torch.nn.Linear(3, 2))
+        >>> torch.equal((2 * net.product() + 1).particle().weight, 2 * net.weight + 1)
+        True
+    """
+
+    @abstractmethod
+    def particle(self) -> Tparticle:
+        """The particle with these values."""
+
+    @abstractmethod
+    def clone(self) -> Self:
+        """A product with copies of the values."""
+
+    @abstractmethod
+    def rand(self) -> Self:
+        """A product with values drawn uniformly from [0, 1)."""
+
+    @abstractmethod
+    def randn(self) -> Self:
+        """A product with values drawn from the standard normal distribution."""
+
+
+class Particle(_Operators, ABC, Generic[Tproduct]):
+    """A whole object seen as one point of its species' space.
+
+    A subclass says how it becomes a `Product` and takes one over; every operation follows from that.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import NytoModule
+        >>> from moduli.particles.kernel import Particle
+        >>> isinstance(NytoModule(), Particle)
+        True
+    """
+
+    @abstractmethod
+    def product(self) -> Tproduct:
+        """The product with this particle's values."""
+
+    @abstractmethod
+    def product_(self, product: Tproduct) -> Self:
+        """Copy the values of a product into this particle."""
+
+    def clone(self) -> Self:
+        """A particle with copies of the values."""
+        cloned: Self = self.product().clone().particle()
+        return cloned
+
+    def rand(self) -> Self:
+        """A particle with values drawn uniformly from [0, 1)."""
+        drawn: Self = self.product().rand().particle()
+        return drawn
+
+    def randn(self) -> Self:
+        """A particle with values drawn from the standard normal distribution."""
+        drawn: Self = self.product().randn().particle()
+        return drawn
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        if isinstance(other, Particle):
+            other = other.product()
+        return self.product()._binary(fn, other, reflected).particle()
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        return self.product()._unary(fn).particle()
+
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
+        if isinstance(other, Particle):
+            other = other.product()
+        return self.product_(self.product()._binary(fn, other, False))
+
+    def __iadd__(self, other: Any) -> Self:
+        return self._inplace(operator.add, other)
+
+    def __isub__(self, other: Any) -> Self:
+        return self._inplace(operator.sub, other)
+
+    def __imul__(self, other: Any) -> Self:
+        return self._inplace(operator.mul, other)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return self._inplace(operator.truediv, other)
+
+    def __ipow__(self, other: Any) -> Self:
+        return self._inplace(operator.pow, other)
+
+    def __ifloordiv__(self, other: Any) -> Self:
+        return self._inplace(operator.floordiv, other)
+
+    def __imod__(self, other: Any) -> Self:
+        return self._inplace(operator.mod, other)

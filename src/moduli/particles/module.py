@@ -1,0 +1,44 @@
+"""`NytoModule`: a module that owns labelled tensors and is a value; and products of modules."""
+
+from __future__ import annotations
+
+from moduli import nn as _nn
+
+from ._particle import ParticleMethods
+from ._product import (
+    ParamProduct,
+    binary_lambda_wrapper,
+    module_to_product,
+    product_assign_to_module,
+    product_to_module,
+    unary_lambda_wrapper,
+)
+
+__all__ = [
+    "NytoModule",
+    "ParamProduct",
+    "module_to_product",
+    "product_to_module",
+    "product_assign_to_module",
+    "unary_lambda_wrapper",
+    "binary_lambda_wrapper",
+]
+
+
+class NytoModule(ParticleMethods, _nn.Module):
+    """A module that is also a value: it can be added, scaled, cloned and drawn at random, and its structure has versions.
+
+    It is a `moduli.nn.Module`, hence a `torch.nn.Module`. The result of an operation is a new module of the same class,
+    whose parameters are leaves; siblings follow a structural edit when they are touched or used next.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import NytoModule
+        >>> class Net(NytoModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = torch.nn.Parameter(torch.tensor([0.0, 1.0, 2.0]))
+        >>> (2 * Net()).w
+        Parameter containing:
+        tensor([0., 2., 4.], requires_grad=True)
+    """

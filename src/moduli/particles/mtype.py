@@ -1,0 +1,118 @@
+"""The types that metadata is made of, and their names."""
+
+from __future__ import annotations
+
+import copy as _copy
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+from torch import nn
+
+__all__ = [
+    "ModuleID",
+    "ParamID",
+    "Module",
+    "ParamType",
+    "ModuleDict",
+    "ParamDict",
+    "MetaDict",
+    "ConfigDict",
+    "ROOT_MODULE_ID",
+    "ModuleMeta",
+    "ParamConfig",
+]
+
+ModuleID: TypeAlias = Annotated[int, "module"]
+"""Identifies a module within its particle, the same in every particle of the species."""
+
+ParamID: TypeAlias = Annotated[int, "parameter"]
+"""Identifies a parameter within its particle, the same in every particle of the species."""
+
+Module: TypeAlias = nn.Module
+"""Any module of torch."""
+
+ParamType: TypeAlias = nn.Parameter
+"""A parameter of torch."""
+
+ROOT_MODULE_ID: ModuleID = 0
+"""The identifier of the module at the top of a particle."""
+
+
+@dataclass
+class ModuleMeta:
+    """What the attributes of one module refer to.
+
+    Attributes:
+        sub_modules: The identifier of the module under each name, or None for an empty place.
+        sub_params: The identifier of the parameter under each name, or None for an empty place.
+        sub_buffers: For each buffer, whether it is persistent.
+        kind: The class of the module.
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> from moduli.particles.mtype import ModuleMeta
+        >>> meta = ModuleMeta(sub_modules=OrderedDict([("head", 1)]), sub_params=OrderedDict())
+        >>> meta.copy() == meta, meta.copy() is meta
+        (True, False)
+    """
+
+    sub_modules: OrderedDict[str, ModuleID | None]
+    sub_params: OrderedDict[str, ParamID | None]
+    sub_buffers: OrderedDict[str, bool] = field(default_factory=OrderedDict)
+    kind: type[nn.Module] | None = None
+
+    def copy(self) -> ModuleMeta:
+        """A deep copy."""
+        return ModuleMeta(
+            OrderedDict(self.sub_modules), OrderedDict(self.sub_params), OrderedDict(self.sub_buffers), self.kind
+        )
+
+
+@dataclass
+class ParamConfig:
+    """How operations treat one parameter. More attributes may be added, for operations of one's own to read.
+
+    Attributes:
+        operational: Whether the parameter takes part in operations.
+        clone: Whether a parameter that does not is cloned into the result; otherwise the result shares it.
+
+    Example:
+        >>> from moduli.particles.mtype import ParamConfig
+        >>> config = ParamConfig(operational=False)
+        >>> config.rate = 0.1
+        >>> config.copy().rate, config.copy()
+        (0.1, ParamConfig(operational=False, clone=True, rate=0.1))
+    """
+
+    operational: bool = True
+    clone: bool = True
+
+    def copy(self) -> ParamConfig:
+        """A deep copy, with every added attribute."""
+        return _copy.deepcopy(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for type checkers: attributes may be added freely. What was never added is missing, as usual.
+        raise AttributeError(f"this ParamConfig has no attribute {name!r}; it has {', '.join(self.__dict__)}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ParamConfig) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ParamConfig({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+
+ModuleDict: TypeAlias = OrderedDict[int, nn.Module]
+"""Modules by identifier."""
+
+ParamDict: TypeAlias = OrderedDict[int, nn.Parameter]
+"""Parameters by identifier."""
+
+MetaDict: TypeAlias = OrderedDict[int, ModuleMeta]
+"""Metadata of modules by identifier."""
+
+ConfigDict: TypeAlias = OrderedDict[int, ParamConfig]
+"""Configurations by identifier of the parameter."""

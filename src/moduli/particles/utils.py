@@ -1,0 +1,96 @@
+"""Small tools: copies of parameters and modules, and putting modules together by identifier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from ._template import HOOKS, LAZY, RECORD
+from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict
+
+__all__ = ["clone_param", "clone_params", "copy_module", "copy_modules", "make_modules_ref"]
+
+
+def clone_param(param: nn.Parameter) -> nn.Parameter:
+    """A parameter with a copy of the value, trainable if the original is.
+
+    Example:
+        >>> import torch
+        >>> a = nn.Parameter(torch.ones(2))
+        >>> b = clone_param(a)
+        >>> b is a, torch.equal(a, b), b.requires_grad
+        (False, True, True)
+    """
+    return nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+
+
+def clone_params(params: ParamDict) -> ParamDict:
+    """Copies of parameters, by identifier.
+
+    Example:
+        >>> import torch
+        >>> clone_params(OrderedDict([(0, nn.Parameter(torch.ones(1)))]))[0].item()
+        1.0
+    """
+    return OrderedDict((key, clone_param(param)) for key, param in params.items())
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """A module of the same class with the same attributes, parameters, buffers and children, but registries of its own.
+
+    What is registered with the copy, hooks included, is not registered with the original.
+
+    Example:
+        >>> a = nn.Linear(2, 1)
+        >>> b = copy_module(a)
+        >>> b.weight is a.weight, b._parameters is a._parameters
+        (True, False)
+    """
+    # An attribute access builds a result that nobody looked into yet.
+    _ = module._parameters
+    made: nn.Module = object.__new__(type(module))
+    state = {key: held for key, held in module.__dict__.items() if key not in (LAZY, RECORD)}
+    for key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", *HOOKS):
+        if key in state:
+            state[key] = state[key].copy()
+    made.__dict__.update(state)
+    return made
+
+
+def copy_modules(modules: ModuleDict) -> ModuleDict:
+    """Copies of modules, by identifier, as `copy_module` makes them.
+
+    Example:
+        >>> copy_modules(OrderedDict([(0, nn.Identity())]))[0]
+        Identity()
+    """
+    return OrderedDict((key, copy_module(module)) for key, module in modules.items())
+
+
+def make_modules_ref(
+    modules: ModuleDict, params: ParamDict, metas: MetaDict, targets: set[ModuleID] | None = None
+) -> None:
+    """Let modules refer to each other and to parameters as metadata says.
+
+    Args:
+        modules: The modules by identifier.
+        params: The parameters by identifier.
+        metas: What each module refers to under which name.
+        targets: Which modules to change; all by default.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import ModuleMeta
+        >>> net, head, w = nn.Module(), nn.Module(), nn.Parameter(torch.zeros(1))
+        >>> metas = OrderedDict([
+        ...     (0, ModuleMeta(OrderedDict(head=1), OrderedDict(w=0))), (1, ModuleMeta(OrderedDict(), OrderedDict()))
+        ... ])
+        >>> make_modules_ref(OrderedDict([(0, net), (1, head)]), OrderedDict([(0, w)]), metas)
+        >>> net.head is head, net.w is w
+        (True, True)
+    """
+    for key in modules if targets is None else targets:
+        state, meta = modules[key].__dict__, metas[key]
+        state["_modules"] = {n: None if m is None else modules[m] for n, m in meta.sub_modules.items()}
+        state["_parameters"] = {n: None if p is None else params[p] for n, p in meta.sub_params.items()}

@@ -1,0 +1,233 @@
+"""The eight edits, as the species sees them: each makes the next version, and what brings particles there."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from . import particle_updater as particle
+from ._edits import ParticleEdit, VersionEdit, grown
+from .base import VersionDataImp
+from .mtype import ModuleID, ModuleMeta, ParamConfig
+
+__all__ = [
+    "AddModuleVersionUpdater",
+    "AddParamVersionUpdater",
+    "RegisterBufferVersionUpdater",
+    "SetModuleNoneVersionUpdater",
+    "SetParamNoneVersionUpdater",
+    "DelModuleVersionUpdater",
+    "DelParamVersionUpdater",
+    "DelBufferVersionUpdater",
+]
+
+
+class AddModuleVersionUpdater(VersionEdit):
+    """Assigns a module.
+
+    Args:
+        module_id: The module that it is assigned to.
+        attr_name: The name of the attribute.
+        add_module: The module.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net, head = NytoModule(), NytoModule()
+        >>> net._particle_kernel.version_update(AddModuleVersionUpdater(net._module_id, "head", head))
+        >>> net.head is head
+        True
+    """
+
+    def __init__(self, module_id: ModuleID, attr_name: str, add_module: nn.Module) -> None:
+        super().__init__(module_id, attr_name)
+        self.add_module = add_module
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        modules = {id(module): key for key, module in (self.owner_modules or {}).items()}
+        params = {id(param): key for key, param in (self.owner_params or {}).items()}
+        key, added, fresh = grown(vdata, self.add_module, modules, params)
+        self._clear(meta, meta.sub_modules)
+        meta.sub_modules[self.attr_name] = key
+        return particle.AddModuleParticleUpdater(self.module_id, self.attr_name, key, added, fresh)
+
+
+class AddParamVersionUpdater(VersionEdit):
+    """Assigns a parameter.
+
+    Args:
+        module_id: The module that it is assigned to.
+        attr_name: The name of the attribute.
+        add_param: The parameter.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net, w = NytoModule(), nn.Parameter(torch.zeros(2))
+        >>> net._particle_kernel.version_update(AddParamVersionUpdater(net._module_id, "w", w))
+        >>> net.w is w
+        True
+    """
+
+    def __init__(self, module_id: ModuleID, attr_name: str, add_param: nn.Parameter) -> None:
+        super().__init__(module_id, attr_name)
+        self.add_param = add_param
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        known = {id(param): key for key, param in (self.owner_params or {}).items()}
+        key = known.get(id(self.add_param))
+        if key is None:
+            key = max(vdata.config, default=-1) + 1
+            vdata.config[key] = ParamConfig()
+            vdata.shapes[key] = tuple(self.add_param.shape)
+        self._clear(meta, meta.sub_params)
+        meta.sub_params[self.attr_name] = key
+        return particle.AddParamParticleUpdater(self.module_id, self.attr_name, key, add_param=self.add_param)
+
+
+class RegisterBufferVersionUpdater(VersionEdit):
+    """Registers a buffer.
+
+    Args:
+        module_id: The module that it is registered with.
+        attr_name: The name of the attribute.
+        value: The buffer, or None.
+        persistent: Whether `state_dict()` holds it.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net, mean = NytoModule(), torch.zeros(2)
+        >>> net._particle_kernel.version_update(RegisterBufferVersionUpdater(net._module_id, "mean", mean))
+        >>> net.mean is mean
+        True
+    """
+
+    def __init__(
+        self, module_id: ModuleID, attr_name: str, value: torch.Tensor | None, persistent: bool = True
+    ) -> None:
+        super().__init__(module_id, attr_name)
+        self.value = value
+        self.persistent = persistent
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._clear(meta, meta.sub_buffers)
+        meta.sub_buffers[self.attr_name] = self.persistent
+        return particle.RegisterBufferParticleUpdater(self.module_id, self.attr_name, self.value, self.persistent)
+
+
+class SetModuleNoneVersionUpdater(VersionEdit):
+    """Sets a module to None.
+
+    Args:
+        module_id: The module that has it.
+        attr_name: The name of the attribute.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> net.head = nn.Linear(2, 1)
+        >>> net._particle_kernel.version_update(SetModuleNoneVersionUpdater(net._module_id, "head"))
+        >>> net.head is None
+        True
+    """
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._present(meta.sub_modules, "module")
+        self._clear(meta, meta.sub_modules)
+        meta.sub_modules[self.attr_name] = None
+        return particle.SetModuleNoneParticleUpdater(self.module_id, self.attr_name)
+
+
+class SetParamNoneVersionUpdater(VersionEdit):
+    """Sets a parameter to None.
+
+    Args:
+        module_id: The module that has it.
+        attr_name: The name of the attribute.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> net.w = nn.Parameter(torch.zeros(2))
+        >>> net._particle_kernel.version_update(SetParamNoneVersionUpdater(net._module_id, "w"))
+        >>> net.w is None
+        True
+    """
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._present(meta.sub_params, "parameter")
+        self._clear(meta, meta.sub_params)
+        meta.sub_params[self.attr_name] = None
+        return particle.SetParamNoneParticleUpdater(self.module_id, self.attr_name)
+
+
+class DelModuleVersionUpdater(VersionEdit):
+    """Deletes a module.
+
+    Args:
+        module_id: The module that has it.
+        attr_name: The name of the attribute.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> net.head = nn.Linear(2, 1)
+        >>> net._particle_kernel.version_update(DelModuleVersionUpdater(net._module_id, "head"))
+        >>> hasattr(net, "head")
+        False
+    """
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._present(meta.sub_modules, "module")
+        self._clear(meta)
+        return particle.DelModuleParticleUpdater(self.module_id, self.attr_name)
+
+
+class DelParamVersionUpdater(VersionEdit):
+    """Deletes a parameter.
+
+    Args:
+        module_id: The module that has it.
+        attr_name: The name of the attribute.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> net.w = nn.Parameter(torch.zeros(2))
+        >>> net._particle_kernel.version_update(DelParamVersionUpdater(net._module_id, "w"))
+        >>> hasattr(net, "w")
+        False
+    """
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._present(meta.sub_params, "parameter")
+        self._clear(meta)
+        return particle.DelParamParticleUpdater(self.module_id, self.attr_name)
+
+
+class DelBufferVersionUpdater(VersionEdit):
+    """Deletes a buffer.
+
+    Args:
+        module_id: The module that has it.
+        attr_name: The name of the attribute.
+
+    Example:
+        >>> from moduli.particles import NytoModule
+        >>> net = NytoModule()
+        >>> net.register_buffer("mean", torch.zeros(2))
+        >>> net._particle_kernel.version_update(DelBufferVersionUpdater(net._module_id, "mean"))
+        >>> hasattr(net, "mean")
+        False
+    """
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        self._present(meta.sub_buffers, "buffer")
+        self._clear(meta)
+        return particle.DelBufferParticleUpdater(self.module_id, self.attr_name)

@@ -1,0 +1,395 @@
+"""Memory, files, processes, transforms and modes: what surrounds a model in practice."""
+
+import copy
+import functools
+import gc
+import io
+import operator
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.func import functional_call, vmap
+
+from moduli import particles
+from moduli.particles import NytoModule, ParticleModule, StructureError, _pool, adopt, differentiable, norm, vector
+
+
+class Net(NytoModule):
+    def __init__(self):
+        super().__init__()
+        self.l1 = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.l1(x)))
+
+
+class Large(NytoModule):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(400, 400)
+        self.head = nn.Linear(4, 2)
+
+
+def parameters_alive():
+    return sum(1 for each in gc.get_objects() if type(each) is nn.Parameter)
+
+
+@pytest.fixture
+def uncollected():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, ParticleModule, lambda net: net.product()])
+@pytest.mark.parametrize("make", [Net, Large, lambda: adopt(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))])
+def test_a_thousand_steps_keep_one_model_alive(make, wrap, uncollected):
+    n = wrap(make())
+    count = len(list(make().parameters()))
+    before = parameters_alive()
+    modules = sum(1 for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    for _ in range(1000 if make is Net else 50):
+        n = 0.5 * n + 1
+    assert parameters_alive() <= before + count
+    assert sum(1 for each in gc.get_objects() if issubclass(type(each), nn.Module)) <= modules + 4
+    del n
+    assert parameters_alive() <= before
+
+
+def test_a_dropped_particle_is_freed_at_once(uncollected):
+    net = Net()
+    made = (
+        net + net,
+        2 * net,
+        net.clone(),
+        net.detach(),
+        copy.deepcopy(net),
+        net.product().module(),
+        ParticleModule(net + 1),
+    )
+    for each in made:
+        list(each.parameters())
+        each + each
+    gone = [weakref.ref(m) for each in made for m in each.modules()]
+    del made, each
+    assert all(ref() is None for ref in gone)
+    inner = [weakref.ref(m) for m in net.modules()]
+    del net
+    assert all(ref() is None for ref in inner)
+
+
+def test_large_storage_is_used_again_only_when_nobody_holds_it():
+    _pool.clear()
+    net = Large()
+    made = net + 1
+    place = vector(made, copy=False).data_ptr()
+    del made
+    assert _pool.held() > 0
+    again = net + 2
+    assert vector(again, copy=False).data_ptr() == place
+    assert torch.equal(again.head.bias, net.head.bias + 2)
+    kept = again.body.weight
+    values = kept.detach().clone()
+    part = vector(again, copy=False)[10:20]
+    del again
+    others = [net + i for i in range(6)]
+    assert torch.equal(kept, values)
+    assert torch.equal(part, values.reshape(-1)[10:20])
+    del others
+    graph = ((net + 1).body.weight ** 2).sum()
+    [net + i for i in range(6)]
+    graph.backward()
+    assert _pool.held() <= 3 * 4 * sum(p.numel() for p in net.parameters())
+    _pool.clear()
+    assert _pool.held() == 0
+
+
+def size_of(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.tell()
+
+
+def test_saving_a_part_writes_that_part():
+    for made in (Large() + 1, Large().clone(), 2 * Large()):
+        assert size_of(made.head.state_dict()) < 5_000
+        assert size_of(made.head) < 10_000
+        assert len(pickle.dumps(made.head.weight)) < 2_000
+        assert size_of(made.state_dict()) > 600_000
+        assert made.head.weight.untyped_storage().nbytes() == 32
+
+
+def test_parameters_of_a_result_have_versions_of_their_own():
+    made = Net() + 1
+    y = (made.l1.weight**2).sum()
+    with torch.no_grad():
+        made.head.weight.mul_(2)
+    y.backward()
+    assert made.l1.weight.grad is not None
+
+
+def test_inference_mode_gives_parameters_that_can_be_trained():
+    net = Net()
+    with torch.inference_mode():
+        made = 0.5 * net + 1
+        drawn = net.randn()
+        moved = net.clone()
+        moved += 1
+    for each in (made, drawn, moved):
+        assert not each.l1.weight.is_inference()
+        each(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_shell_can_be_built_anywhere():
+    made = Net() + 1
+    with torch.inference_mode():
+        assert not made.l1.weight.is_inference()
+    made = Net() + 1
+    x = torch.randn(5, 3)
+    assert vmap(lambda row: made(row))(x).shape == (5, 2)
+    assert type(made.l1.weight) is nn.Parameter
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made = Net() + 1
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        list(made.parameters())
+    assert type(made.l1.weight) is nn.Parameter
+    assert made(x).shape == (5, 2)
+
+
+def test_vmap_over_a_factor():
+    net = Net()
+    x, factors = torch.randn(3), torch.tensor([0.5, 2.0])
+    got = vmap(lambda s: (net * s)(x))(factors)
+    expected = torch.stack([(net * s.item())(x) for s in factors])
+    torch.testing.assert_close(got, expected)
+
+
+def test_gradients_reach_merge_coefficients():
+    a, b, c = Net(), Net(), Net()
+    weights = torch.tensor([0.3, 0.7], requires_grad=True)
+    with differentiable():
+        merged = a + weights[0] * (b - a) + weights[1] * (c - a)
+    x = torch.randn(4, 3)
+    merged(x).sum().backward()
+    params = dict(a.named_parameters())
+    there, far = dict(b.named_parameters()), dict(c.named_parameters())
+    twin = weights.detach().clone().requires_grad_()
+    combined = {
+        n: p.detach() + twin[0] * (there[n] - p).detach() + twin[1] * (far[n] - p).detach() for n, p in params.items()
+    }
+    functional_call(a, combined, (x,)).sum().backward()
+    torch.testing.assert_close(weights.grad, twin.grad)
+    assert a.l1.weight.grad is not None
+
+
+def test_compiled_forwards_of_particles():
+    forward = torch.compile(lambda net, x: net(x), backend="eager", fullgraph=True)
+    net = Net()
+    x = torch.randn(2, 3)
+    for i in range(3):
+        made = net + i
+        list(made.parameters())
+        torch.testing.assert_close(forward(made, x), made(x))
+
+
+def _work(net):
+    return net * 2
+
+
+def test_a_particle_comes_back_from_a_worker_and_combines():
+    net = Net()
+    twin = net + 1
+    with mp.get_context("spawn").Pool(1) as pool:
+        returned = pool.apply(_work, (net,))
+        made = returned + twin
+        assert torch.equal(made.l1.weight, 2 * net.l1.weight + twin.l1.weight)
+        assert returned._version_kernel is net._version_kernel
+
+
+def test_plain_torch_around_it(tmp_path):
+    net = Net()
+    made = 0.5 * net + 0.5 * net.clone()
+    torch.save(made, tmp_path / "m.pt")
+    loaded = torch.load(tmp_path / "m.pt", weights_only=False)
+    assert torch.equal(vector(loaded + net), vector(made + net))
+    other = Net()
+    other.load_state_dict(torch.load(_saved(made, tmp_path), weights_only=True))
+    assert norm(other - made).item() == 0
+    torch.utils.swap_tensors(made.l1.weight, nn.Parameter(torch.zeros(4, 3)))
+    assert not (2 * made).l1.weight.any()
+    made.share_memory()
+    assert torch.equal((made + 0).head.weight, made.head.weight)
+    made.requires_grad_(False)
+    assert not any(p.requires_grad for p in (made * 2).parameters())
+    made.half()
+    assert (made + made).l1.weight.dtype == torch.float16
+    assert vars(copy.copy(made))["_modules"] is made._modules
+    assert "l1" in dir(net + 1)
+    assert "Linear" in repr(net + 1)
+
+
+def _saved(net, tmp_path):
+    torch.save(net.state_dict(), tmp_path / "s.pt")
+    return tmp_path / "s.pt"
+
+
+def test_class_attributes_and_modes_of_a_shell():
+    class Scaled(Net):
+        scale = 2.0
+
+    net = Scaled()
+    net.scale = 3.0
+    net.eval()
+    made = net + 1
+    assert made.scale == 3.0
+    assert made.training is False
+    net.train()
+    made = net + 1
+    made.scale = 4.0
+    assert net.scale == 3.0
+    net.note = ["mutable"]
+    rich = net + 1
+    rich.note.append("mine")
+    assert net.note == ["mutable"]
+    net.array = np.zeros(2)
+    assert (net + 1).array is not net.array
+
+
+def test_attributes_are_those_of_the_moment_of_the_operation():
+    net = Net()
+    net + 1
+    made = net + 1
+    net.l1.extra = "later"
+    net.eval()
+    assert made.training
+    assert not hasattr(made.l1, "extra")
+    assert (net + 1).l1.extra == "later"
+    net.l1.register_forward_hook(lambda *_: None)
+    assert len((net + 1).l1._forward_hooks) == 1
+
+
+def test_changes_of_every_kind_are_seen_by_the_short_way():
+    net, other = Net(), Net()
+    for change in (
+        lambda: None,
+        lambda: net.l1.weight.data.mul_(2),
+        lambda: setattr(net.l1.weight, "data", torch.randn(4, 3)),
+        lambda: setattr(net.l1, "weight", nn.Parameter(torch.randn(4, 3))),
+        lambda: net.load_state_dict({k: torch.randn_like(v) for k, v in net.state_dict().items()}, assign=True),
+        lambda: setattr(net, "l1", nn.Linear(3, 4)),
+        lambda: net.l1.requires_grad_(False),
+        lambda: net.set_submodule("head", nn.Linear(4, 2)),
+        lambda: net.l1.__dict__.update(copy.deepcopy(net.l1).__dict__),
+        lambda: setattr(net.l1.weight, "data", net.l1.weight.data.clone().t().contiguous().t()),
+    ):
+        net + other, other + net, 2.0 * net  # warm
+        change()
+        expected = {n: (p + dict(other.named_parameters())[n]).detach() for n, p in net.named_parameters()}
+        for made in (net + other, other + net):
+            for n, p in made.named_parameters():
+                assert torch.equal(p, expected[n]), n
+        assert torch.equal((2.0 * net).l1.weight, 2 * net.l1.weight)
+        assert (net + other).l1.weight.requires_grad == net.l1.weight.requires_grad
+
+
+def test_deferred_factors_do_not_alias():
+    net = Net()
+    x = net + 0
+    y = 3 * x
+    x += 1
+    assert torch.equal(y.l1.weight, 3 * net.l1.weight)
+    x = net + 0
+    y, z = -x, 0.5 * x
+    with torch.no_grad():
+        x.l1.weight.zero_()
+    assert torch.equal(y.l1.weight, -net.l1.weight)
+    assert torch.equal(z.l1.weight, 0.5 * net.l1.weight)
+    assert torch.equal(((2 * z) * y).l1.bias, -net.l1.bias * net.l1.bias)
+    assert torch.equal((z / (0.5 * y)).l1.bias, torch.full((4,), -1.0))
+
+
+def test_errors_name_the_difference():
+    a = Net()
+    b = Net()
+    b.head = nn.Linear(4, 3)
+    with pytest.raises(
+        StructureError,
+        match=r"cannot combine Net and Net: 'head.weight' has shape \(2, 4\) on the left and \(3, 4\) on the right; the left is "
+        r"at version 0, the right is at version 0\. If one is an older version .*touch\(\)",
+    ):
+        a + b
+    with pytest.raises(StructureError, match=r"'l1.weight' has dtype torch.float32 on the left and torch.float64"):
+        a += Net().double()
+    with pytest.raises(StructureError, match="is on cpu on the left and on meta on the right"):
+        a + Net().to("meta")
+    a.clone()
+    a.extra = nn.Parameter(torch.ones(1))
+    with pytest.raises(StructureError, match=r"'extra' is missing on the right.*the left is at version 1"):
+        a - Net()
+    for wrong in ("text", None, [1.0], object()):
+        with pytest.raises(TypeError):
+            a * wrong
+        with pytest.raises(TypeError):
+            a *= wrong
+        with pytest.raises(TypeError):
+            wrong - a
+    assert issubclass(StructureError, ValueError)
+    assert issubclass(StructureError, AssertionError)
+
+
+def test_random_particles_are_reproducible():
+    net = Net()
+    torch.manual_seed(5)
+    one = net.rand()
+    torch.manual_seed(5)
+    assert torch.equal(vector(one), vector(net.rand()))
+    assert float(vector(one).min()) >= 0
+    assert float(vector(one).max()) < 1
+    assert not torch.equal(vector(net.randn()), vector(net.randn()))
+    assert float(norm(particles.rand(net, 0.0))) == 0
+
+
+def test_only_values_without_a_name_are_written_over():
+    class Wide(NytoModule):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(600, 600))
+
+    a, b, c = Wide(), Wide(), Wide()
+    expected = a.w + 0.5 * (b.w - c.w)
+    assert torch.equal((a + 0.5 * (b - c)).w, expected)
+    assert torch.equal(((a + 0) + 0.5 * (b - c)).w, expected)
+    t = b - c
+    values = vector(t)
+
+    class Holder:
+        x = t
+
+    cell = [b - c]
+    holder = {"x": b - c}
+    for act in (
+        lambda: a + t,
+        lambda: operator.add(a, t),
+        lambda: a - Holder.x,
+        lambda: a + cell[0],
+        lambda: a + holder["x"],
+        lambda: sum(cell, a),
+        lambda: functools.reduce(operator.add, cell, a),
+        lambda: list(map(operator.add, [a, a], [t, cell[0]])),
+        lambda: (lambda value: a + value)(t),
+        lambda: particles.only(a, "w") + particles.only(t, "w"),
+        lambda: particles.only(a, "w") + t,
+        lambda: (a + 0) - t,
+        lambda: [a + each for each in cell],
+    ):
+        act()
+        for held in (t, cell[0], holder["x"]):
+            assert torch.equal(vector(held + 0), values)

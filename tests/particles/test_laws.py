@@ -1,0 +1,233 @@
+"""Laws of arithmetic on random trees of modules, with everything torch and this library allow in one."""
+
+import copy
+import operator
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+from moduli import particles
+from moduli.labels import Space
+from moduli.labels import Tensor as Labelled
+from moduli.layout import layout_of
+from moduli.nn import virtual
+from moduli.particles import NytoModule, adopt, from_vector, vector
+from strategies import modules
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
+
+
+class Own(NytoModule):
+    """One of ours: a labelled tensor, a virtual one, and a tree of plain modules."""
+
+    def __init__(self, tree):
+        super().__init__()
+        self.gain = Labelled(torch.tensor([1.0, 2.0], requires_grad=True), (Space(["r", "g"], name="c"),))
+        self.tree = tree
+
+    @virtual
+    def twice(self):
+        return self.gain * 2
+
+    def forward(self, x):
+        return self.tree(x) + self.twice.data.sum()
+
+
+@st.composite
+def particle(draw, dtypes=DTYPES):
+    tree = draw(modules(dtypes=dtypes))
+    return Own(tree) if draw(st.booleans()) else adopt(tree)
+
+
+def values(net):
+    return {name: p.detach() for name, p in net.named_parameters(remove_duplicate=False)}
+
+
+def close(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        tol = 0.1 if a[name].dtype in (torch.float16, torch.bfloat16) else 1e-4
+        torch.testing.assert_close(a[name], b[name], rtol=tol, atol=tol, equal_nan=True)
+
+
+def exact(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].shape == b[name].shape
+        assert torch.equal(torch.nan_to_num(a[name]), torch.nan_to_num(b[name])), name
+
+
+@given(particle(), st.integers(0, 2**16))
+def test_vector_space_laws(a, seed):
+    g = torch.Generator().manual_seed(seed)
+    b, c = particles.randn(a, 1.0, g), particles.randn(a, 1.0, g)
+    exact(values(a + b), values(b + a))
+    close(values((a + b) + c), values(a + (b + c)))
+    exact(values(a + 0 * b), values(a))
+    close(values(a - a), values(0 * a))
+    close(values(2.0 * (a + b)), values(2.0 * a + 2.0 * b))
+    close(values((0.5 + 0.25) * b), values(0.5 * b + 0.25 * b))
+    exact(values(operator.neg(-a)), values(a))
+    exact(values(1 * a), values(a))
+    exact(values(+a), values(a))
+    close(values(particles.lerp(a, b, 0.25)), values(a + 0.25 * (b - a)))
+
+
+@pytest.mark.parametrize("fn", [operator.add, operator.sub, operator.mul, operator.truediv])
+@given(net=particle(), lazy=st.booleans(), other=st.booleans(), seed=st.integers(0, 2**16))
+def test_an_operation_equals_the_loop_over_tensors(fn, net, lazy, other, seed):
+    a = net + 0 if lazy else net
+    b = particles.randn(net, 1.0, torch.Generator().manual_seed(seed))
+    if other:
+        b._parameters
+    expected = {name: fn(p, values(b)[name]) for name, p in values(a).items()}
+    exact(values(fn(a, b)), expected)
+    exact(values(fn(a, 3)), {name: fn(p, 3) for name, p in values(a).items()})
+    close(values(fn(3.5, a)), {name: fn(3.5, p).to(p.dtype) for name, p in values(a).items()})
+    c = copy.deepcopy(a)
+    kept = dict(c.named_parameters())
+    if fn is operator.add:
+        c += b
+    elif fn is operator.sub:
+        c -= b
+    elif fn is operator.mul:
+        c *= b
+    else:
+        c /= b
+    exact(values(c), expected)
+    assert all(kept[name] is p for name, p in c.named_parameters())
+
+
+@given(particle())
+def test_structure_trainability_ties_and_buffers_stay(net):
+    state = {name: b.clone() for name, b in net.named_buffers()}
+    flags = [p.requires_grad for p in net.parameters()]
+    for made in (net + net, 2 * net, net.clone(), net.randn(), -net, net.detach(), net.product().clone().module()):
+        assert layout_of(made) is layout_of(net)
+        assert list(made.state_dict()) == list(net.state_dict())
+        assert [p.requires_grad for p in made.parameters()] == flags
+        assert all(p.is_leaf for p in made.parameters())
+        assert type(made) is type(net)
+        assert [type(m) for m in made.modules()] == [type(m) for m in net.modules()]
+        assert not {id(m) for m in made.modules()} & {id(m) for m in net.modules()}
+        for (name, mine), (_, theirs) in zip(made.named_buffers(), net.named_buffers(), strict=True):
+            assert mine is not theirs
+            assert torch.equal(mine, state[name])
+            mine.zero_()
+        assert all(torch.equal(b, state[name]) for name, b in net.named_buffers())
+
+
+@given(particle())
+def test_a_vector_and_back_is_the_same_model(net):
+    exact(values(from_vector(net, vector(net))), values(net))
+    lazy = net + 1
+    exact(values(from_vector(net, vector(lazy))), values(lazy))
+
+
+@given(particle(dtypes=(torch.float32,)), st.integers(0, 2**16))
+def test_the_forward_of_a_result_is_that_of_the_combined_parameters(net, seed):
+    b = particles.randn(net, 0.1, torch.Generator().manual_seed(seed))
+    x = torch.ones(3)
+    made = 0.5 * net + b
+    there = dict(b.named_parameters())
+    combined = {name: 0.5 * p + there[name] for name, p in net.named_parameters()}
+    torch.testing.assert_close(made(x), functional_call(net, combined, (x,)), rtol=1e-5, atol=1e-5)
+
+
+@given(particle(dtypes=(torch.float32,)))
+def test_optimizers_stay_valid_through_operations_in_place(net):
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    if not trainable:
+        return
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    net *= 2
+    net += 1
+    net -= 0.5 * net
+    net **= 2
+    particles.lerp_(net, 0 * net, 0.5)
+    sum(p.sum() for p in trainable).backward()
+    before = values(net)
+    before = {name: p.clone() for name, p in before.items()}
+    optimizer.step()
+    ties = {name: p.requires_grad for name, p in net.named_parameters(remove_duplicate=False)}
+    exact(values(net), {name: p - 1 if ties[name] else p for name, p in before.items()})
+
+
+@given(particle())
+def test_copies_and_pickles_still_combine(net):
+    lazy = net + net
+    for one in (net, lazy):
+        for twin in (copy.deepcopy(one), copy.copy(one), pickle.loads(pickle.dumps(one))):
+            exact(values(twin), values(one))
+            exact(values(twin + one), values(one + one))
+            exact(values(net + twin), values(net + one))
+            assert twin._version_kernel is one._version_kernel
+            assert layout_of(twin) is layout_of(one)
+
+
+@given(particle(dtypes=(torch.float32, torch.float64)), st.floats(0.1, 2.0))
+def test_reductions_are_those_of_the_vector(net, scale):
+    other = particles.randn(net, scale, torch.Generator().manual_seed(1))
+    x, y = vector(net).double(), vector(other).double()
+    for p in (1.0, 2.0, float("inf")):
+        got = particles.norm(net, p).double()
+        torch.testing.assert_close(got, torch.linalg.vector_norm(x, p) if x.numel() else got * 0, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(particles.dot(net, other).double(), x @ y, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(particles.distance(net, other).double(), (x - y).norm(), rtol=1e-4, atol=1e-4)
+    lazy, product = net * 1.5, net.product()
+    torch.testing.assert_close(particles.norm(lazy).double(), 1.5 * x.norm(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product.norm(), particles.norm(net))
+    torch.testing.assert_close(product.dot(product), particles.dot(net, net))
+
+
+@given(particle(dtypes=(torch.float32, torch.complex64)))
+def test_products_do_what_modules_do(net):
+    b = net.randn()
+    x, y = net.product(), b.product()
+    for got, expected in (
+        (x + y, net + b), (x - 2 * y, net - 2 * b), (-x, -net), (abs(x * y), None), (x / 3, net / 3), (2 - x, 2 - net),
+    ):  # fmt: skip
+        if expected is not None:
+            close(values(got.module()), values(expected))
+    net.product_(x + y)
+    close(values(net), values(x.module()))
+
+
+@given(particle(dtypes=(torch.float32,)))
+def test_differentiable_results_reach_operands_and_coefficients(net):
+    b = net.clone()
+    t = torch.tensor(0.25, requires_grad=True)
+    with particles.differentiable():
+        made = net + t * (b - 2 * net)
+        loss = sum((p * p).sum() for p in made.parameters()) + particles.norm(made) * 0 + t * 0
+    loss.backward()
+    x = vector(net).detach()
+    merged = x + 0.25 * (x - 2 * x)
+    expected = (2 * merged * (x - 2 * x)).sum()
+    torch.testing.assert_close(t.grad, expected, rtol=1e-4, atol=1e-4)
+    exact(values(made + 0), values(made))
+    assert all(p.is_leaf for p in (made + 0).parameters())
+
+
+def test_integer_parameters_keep_their_kind():
+    net = NytoModule()
+    net.w = nn.Parameter(torch.tensor([4, 6]), requires_grad=False)
+    net.v = nn.Parameter(torch.ones(2))
+    assert torch.equal((net + net).w, torch.tensor([8, 12]))
+    assert torch.equal((2 * net).w, torch.tensor([8, 12]))
+    for act in (lambda: net / 2, lambda: 0.5 * net, lambda: net * 1j, lambda: net.randn()):
+        with pytest.raises(TypeError, match=r"'[wv]'"):
+            act()
+    for act in (lambda n: n.__itruediv__(2), lambda n: n.__imul__(0.5), lambda n: n.__imul__(1j)):
+        with pytest.raises(TypeError, match=r"'[wv]'"):
+            act(net)
+    assert torch.equal(net.v, torch.ones(2))
+    net.set_param_config(operational=False, name="w")
+    assert torch.equal((net / 2).w, net.w)
+    assert torch.equal((net / 2).v, net.v / 2)

@@ -1,0 +1,363 @@
+"""Edits and versions: random edits on random siblings, with failures injected at every step of an edit."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from torch import nn
+
+from moduli.layout import layout_of
+from moduli.particles import (
+    NytoModule,
+    StructureError,
+    _compare,
+    _edits,
+    _kinds,
+    _species,
+    adopt,
+    history,
+    migrate,
+    species,
+)
+from moduli.particles.kernel import VersionKernel
+
+NAMES = ["a", "b", "c"]
+# Where an edit can fail: everything that it calls.
+STEPS = [
+    (_species, "compare"),
+    (_species, "adopt_children"),
+    (_species, "located"),
+    (_species, "_identified"),
+    (_kinds.AddParam, "settle"),
+    (_kinds.AddModule, "settle"),
+    (_kinds.AddModule, "apply"),
+    (_kinds.AddParam, "apply"),
+    (_kinds.Together, "sentence"),
+    (_kinds.Together, "run"),
+    (_edits.ParticleEdit, "arrange"),
+    (_kinds, "put"),
+    (_kinds, "copied"),
+    (_compare, "grown"),
+    (VersionKernel, "__init__"),
+    (VersionKernel, "particle_update"),
+]
+
+
+class Injected(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def failing(where, name, countdown):
+    """Let the call number `countdown` of a function fail, before or after it did its work."""
+    original = getattr(where, name)
+    left = [countdown // 2]
+
+    def broken(*args, **kwargs):
+        if left[0] == 0 and countdown % 2 == 0:
+            raise Injected
+        result = original(*args, **kwargs)
+        if left[0] == 0:
+            raise Injected
+        left[0] -= 1
+        return result
+
+    setattr(where, name, broken)
+    try:
+        yield
+    finally:
+        setattr(where, name, original)
+
+
+def picture(net):
+    """Everything about a model that an edit could change."""
+    return (
+        [(path, type(m), list(m._parameters), list(m._buffers), list(m._modules)) for path, m in net.named_modules()],
+        {name: (id(p), p.detach().clone()) for name, p in net.named_parameters(remove_duplicate=False)},
+        {name: (id(b), b.clone()) for name, b in net.named_buffers(remove_duplicate=False)},
+        [sorted(m._non_persistent_buffers_set) for m in net.modules()],
+    )
+
+
+def alike(a, b):
+    return (
+        a[0] == b[0]
+        and a[3] == b[3]
+        and all(
+            x.keys() == y.keys() and all(x[n][0] == y[n][0] and torch.equal(x[n][1], y[n][1]) for n in x)
+            for x, y in ((a[1], b[1]), (a[2], b[2]))
+        )
+    )
+
+
+def structure(net):
+    return (
+        [(path, type(m)) for path, m in net.named_modules(remove_duplicate=False)],
+        [(e.names, e.shape) for e in layout_of(net)],
+        [(b.name, b.persistent) for b in layout_of(net).buffers],
+    )
+
+
+class Tree(NytoModule):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+        self.seq = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.child = NytoModule()
+        self.child.v = nn.Parameter(torch.zeros(3))
+
+
+class Siblings(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.nets = [Tree()]
+        self.nets.append(self.nets[0].clone())
+
+    def edit(self, net, kind, name, size):
+        """One edit, through an interface that a user has."""
+        if kind in ("none", "register none", "delete", "buffer"):
+            net.touch()
+        if kind == "parameter":
+            setattr(net, name, nn.Parameter(torch.full((size,), float(size))))
+        elif kind == "child parameter":
+            setattr(net.child, name, nn.Parameter(torch.full((size,), float(size))))
+        elif kind == "module":
+            setattr(net, name, nn.Linear(size, 1))
+        elif kind == "ours":
+            setattr(net, name, Tree())
+        elif kind == "none":
+            if name in net._modules or name in net._parameters:
+                setattr(net, name, None)
+        elif kind == "register none":
+            if not hasattr(net, name):
+                net.register_parameter(name, None)
+        elif kind == "delete":
+            if hasattr(net, name):
+                delattr(net, name)
+        elif kind == "buffer":
+            if not hasattr(net, name):
+                net.register_buffer(name, torch.full((size,), 1.0), persistent=size > 1)
+        elif kind == "tie":
+            setattr(net, name, net.w)
+        elif kind == "share":
+            setattr(net, name, net.seq)
+        elif kind == "append":
+            if len(net.seq) < 5:
+                net.seq.append(nn.Linear(2, 2))
+        elif kind == "insert":
+            if len(net.seq) < 5:
+                net.seq.insert(0, nn.Linear(2, 2))
+        elif kind == "pop":
+            if len(net.seq):
+                net.seq.pop(0)
+        elif kind == "plain tie":
+            for m in net.seq:
+                if isinstance(m, nn.Linear):
+                    m.bias = net.w
+        elif kind == "swap" and len(net.seq):
+            net.set_submodule("seq.0", nn.Linear(2, 2, bias=False))
+
+    kinds = st.sampled_from([
+        "parameter", "child parameter", "module", "ours", "none", "register none", "delete", "buffer", "tie", "share",
+        "append", "insert", "pop", "plain tie", "swap",
+    ])  # fmt: skip
+
+    @rule(i=st.integers(0, 5), kind=kinds, name=st.sampled_from(NAMES), size=st.integers(1, 2))
+    def edits(self, i, kind, name, size):
+        net = self.nets[i % len(self.nets)]
+        try:
+            self.edit(net, kind, name, size)
+        except (TypeError, KeyError):
+            # torch refuses to put a module where a parameter is. The particle had followed the others first.
+            before = picture(net)
+            assert alike(picture(net.touch()), before)
+        net.touch()
+
+    @rule(i=st.integers(0, 5), j=st.integers(0, 5))
+    def follows(self, i, j):
+        a, b = self.nets[i % len(self.nets)].touch(), self.nets[j % len(self.nets)].touch()
+        assert a._version_kernel is b._version_kernel
+        assert a._version_kernel.is_newest
+        assert structure(a) == structure(b)
+        assert not {id(p) for p in a.parameters()} & {id(p) for p in b.parameters()} or a is b
+
+    @rule(i=st.integers(0, 5), j=st.integers(0, 5))
+    def combines(self, i, j):
+        a, b = self.nets[i % len(self.nets)], self.nets[j % len(self.nets)]
+        made = a + b
+        assert structure(made) == structure(a) == structure(b)
+        for name, p in made.named_parameters():
+            assert torch.equal(p, a.get_parameter(name) + b.get_parameter(name))
+        if len(self.nets) < 4:
+            self.nets.append(made)
+
+    @rule(i=st.integers(0, 5), j=st.integers(1, 5))
+    def forgets(self, i, j):
+        if len(self.nets) > 2:
+            del self.nets[i % len(self.nets)]
+
+    @rule(
+        i=st.integers(0, 5),
+        kind=st.sampled_from(
+            ["parameter", "child parameter", "module", "ours", "none", "delete", "buffer", "tie", "share"]
+        ),
+        name=st.sampled_from(NAMES),
+        step=st.sampled_from(STEPS),
+        countdown=st.integers(0, 5),
+    )
+    def fails(self, i, kind, name, step, countdown):
+        net = self.nets[i % len(self.nets)].touch()
+        before, version, told = picture(net), net._version_kernel, history(net)
+        others = [(other, picture(other)) for other in self.nets if other is not net]
+        with failing(*step, countdown):
+            try:
+                self.edit(net, kind, name, 2)
+            except (Injected, TypeError, KeyError):
+                failed = True
+            else:
+                failed = False
+        if failed:
+            assert alike(picture(net), before)
+            assert net._version_kernel is version
+            assert version.is_newest
+            assert history(net) == told
+        for other, held in others:
+            assert alike(picture(other), held)
+
+    @rule(i=st.integers(0, 5), step=st.sampled_from(STEPS), countdown=st.integers(0, 5))
+    def fails_to_follow(self, i, step, countdown):
+        net = self.nets[i % len(self.nets)]
+        before = picture(net)
+        with failing(*step, countdown), contextlib.suppress(Injected):
+            net.touch()
+            return
+        now = picture(net)
+        version = net._version_kernel
+        # Some edits may have been repeated before one failed; each either happened or did not.
+        assert alike(now, before) or version.data.number <= species(net).version
+        assert {e.name for e in layout_of(net)} == set(version.data.names.values())
+
+    @invariant()
+    def everyone_can_follow(self):
+        for net in self.nets:
+            version = net._version_kernel
+            assert {e.name for e in layout_of(net)} == set(version.data.names.values())
+
+
+TestSiblings = Siblings.TestCase
+TestSiblings.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+
+
+def test_old_versions_are_freed():
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        net = Tree()
+        twin = net.clone()
+        first = weakref.ref(net._version_kernel)
+        net.more = nn.Parameter(torch.zeros(1))
+        assert first() is not None
+        twin.touch()
+        assert first() is None
+        dropped = weakref.ref(twin)
+        net.again = nn.Parameter(torch.zeros(1))
+        del twin
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+def test_an_edit_does_not_keep_the_one_who_made_it():
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        net = Tree()
+        twin = net.clone()
+        net.more = nn.Parameter(torch.zeros(1000))
+        gone = [weakref.ref(m) for m in net.modules()]
+        del net
+        assert all(ref() is None for ref in gone)
+        assert twin.touch().more.shape == (1000,)
+    finally:
+        gc.enable()
+
+
+def test_history_tells_edits_as_sentences():
+    net = Tree()
+    twin = net.clone()
+    net.head = nn.Linear(2, 1)
+    net.w = None
+    net.register_buffer("mean", torch.zeros(1))
+    del net.mean
+    net.seq.append(nn.ReLU())
+    assert history(net) == [
+        "version 1: module 'head' was assigned a Linear",
+        "version 2: 'w' became None",
+        "version 3: 'mean' was registered as a buffer",
+        "version 4: 'mean' was deleted",
+        "version 5: module 'seq.2' was assigned a ReLU",
+    ]
+    assert species(twin) == species(net)
+    assert species(twin).version == 5
+
+
+def test_older_values_come_into_a_newer_structure():
+    net = Tree()
+    twin = net.clone()
+    old_state = {k: v.clone() for k, v in twin.state_dict().items()}
+    net.head = nn.Linear(2, 1)
+    del net.w
+    made = migrate(old_state, net)
+    assert torch.equal(made.seq[0].weight, old_state["seq.0.weight"])
+    assert torch.equal(made.head.weight, net.head.weight)
+    assert not hasattr(made, "w")
+    assert made._version_kernel is net._version_kernel
+    for wrong in ({**old_state, "other": torch.ones(1)}, {k: v for k, v in old_state.items() if k != "seq.0.bias"}):
+        with pytest.raises(StructureError, match="no edit of the species"):
+            migrate(wrong, net)
+    with pytest.raises(StructureError, match=r"'seq.0.bias' has shape \(5,\) in the source and \(2,\) here"):
+        migrate({**old_state, "seq.0.bias": torch.ones(5)}, net)
+
+
+def test_building_many_layers_costs_each_the_same():
+    net = NytoModule()
+    for i in range(300):
+        setattr(net, f"l{i}", nn.Linear(1, 1))
+    assert net._version_kernel.data.number == 0
+    assert net.get_param_id(net.l299.bias) == 599
+
+
+def test_identifiers_are_given_in_order_and_used_again():
+    net = NytoModule()
+    net.lin = nn.Linear(3, 2)
+    net.w = nn.Parameter(torch.zeros(1))
+    assert [net.get_param_id(p) for p in (net.lin.weight, net.lin.bias, net.w)] == [0, 1, 2]
+    del net.w
+    net.v = nn.Parameter(torch.zeros(1))
+    assert net.get_param_id(net.v) == 2
+    with pytest.raises(ValueError, match="is not one of this"):
+        net.get_param_id(net.clone().v)
+
+
+def test_an_edit_through_a_child_is_an_edit_of_the_particle():
+    net = Tree()
+    twin = net.clone()
+    net.child.extra = nn.Parameter(torch.ones(1))
+    assert twin.child.touch().extra.item() == 1
+    assert not twin.child.is_root
+    assert twin.child._module_id == net.child._module_id
+
+
+def test_a_lazy_result_lags_too():
+    net = adopt(nn.Sequential(nn.Linear(2, 2)))
+    lazy = net + 1
+    net.append(nn.Linear(2, 1))
+    assert len(lazy * 2) == 2
+    assert len(lazy.touch()) == 2
