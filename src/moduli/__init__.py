@@ -1,12 +1,12 @@
 """Models as values: tensors that know their axes, and what is built from them.
 
 A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what
-can be done with them. `moduli.nn` has modules that own such tensors and derive virtual ones. `Device` says where things
-live, `moduli.layout` turns the structure of any module into numbers, and `moduli.kernels` runs one function over many
-tensors in one pass.
+can be done with them. A `Module` owns such tensors, derives virtual ones (`moduli.nn`), and is a value that can be added,
+scaled and merged, with versions of its structure (`moduli.particles`). `Device` says where things live, `moduli.layout`
+turns the structure of any module into numbers, and `moduli.kernels` runs one function over many tensors in one pass.
 """
 
-from . import device, kernels, labels, layout, nn
+from . import device, kernels, labels, layout, nn, particles
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -170,6 +170,8 @@ from .labels import (
     zeros_like,
 )
 from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
+from .particles import NytoModule as Module
+from .particles import adopt, differentiable, merge
 
 __version__ = "0.1.0"
 
@@ -180,6 +182,7 @@ __all__ = [
     "Device",
     "DeviceBounded",
     "Eigen",
+    "Module",
     "QR",
     "Ranked",
     "SVD",
@@ -193,6 +196,7 @@ __all__ = [
     "acosh",
     "add",
     "add_identity",
+    "adopt",
     "align_to",
     "all",
     "allclose",
@@ -225,6 +229,7 @@ __all__ = [
     "device",
     "diag_embed",
     "diagonal",
+    "differentiable",
     "div",
     "dot",
     "eig",
@@ -277,6 +282,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "merge",
     "min",
     "minimum",
     "movedim",
@@ -292,6 +298,7 @@ __all__ = [
     "ones",
     "ones_like",
     "outer",
+    "particles",
     "permute",
     "pinv",
     "pow",
