@@ -147,9 +147,8 @@ def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
             links.append(f"- [`{name}`][{home.__name__}.{name}] {_summary(value)}")
         elif inspect.ismodule(value):
             parts.append(f"\n## {name}\n\n{_module_docstring(value)}")
-            parts += [
-                _entry(value, inner, griffe.load(value.__name__, search_paths=[SOURCE]), 3) for inner in value.__all__
-            ]
+            inside = griffe.load(value.__name__, search_paths=[SOURCE], resolve_aliases=False)
+            parts += [_entry(value, inner, inside, 3) for inner in value.__all__]
         else:
             parts.append(_entry(module, name, static, 2))
     if links:
