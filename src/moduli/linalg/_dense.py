@@ -30,7 +30,7 @@ class Dense(LinearOperator):
         >>> import torch
         >>> from moduli.linalg import Dense
         >>> A = Dense(torch.tensor([[4.0, 1.0], [2.0, 3.0]]))
-        >>> A.solve(torch.tensor([6.0, 8.0])), A.T @ torch.tensor([1.0, 0.0])
+        >>> A.solve(torch.tensor([6.0, 8.0])).round(decimals=3), A.T @ torch.tensor([1.0, 0.0])
         (tensor([1., 2.]), tensor([4., 1.]))
     """
 

@@ -110,7 +110,7 @@ class FunctionOperator(LinearOperator):
             return self._check(function(x), length, name)
         if x.shape[:-1].numel() == 0:
             return x.new_zeros((*x.shape[:-1], length))
-        flat = [self._check(function(row), length, name) for row in x.reshape(-1, x.shape[-1])]
+        flat = [self._check(function(row), length, name) for row in x.reshape(x.shape[:-1].numel(), x.shape[-1])]
         return torch.stack(flat).reshape(*x.shape[:-1], length)
 
     def _check(self, result: Tensor, length: int, name: str) -> Tensor:

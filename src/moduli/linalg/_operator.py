@@ -47,7 +47,7 @@ class LinearOperator(ABC):
         >>> A @ torch.tensor([1.0, 1.0])
         tensor([3., 4.])
         >>> B = A + Diagonal(torch.tensor([1.0, 1.0]))
-        >>> B.solve(torch.tensor([4.0, 5.0]))
+        >>> B.solve(torch.tensor([4.0, 5.0])).round(decimals=3)
         tensor([1., 1.])
         >>> (2 * A - 1.0).to_dense()
         tensor([[3., 2.],

@@ -22,8 +22,8 @@ class Scaled(LinearOperator):
         >>> import torch
         >>> from moduli.linalg import AtA, Scaled
         >>> G = Scaled(AtA(torch.tensor([[1.0, 2.0]])), 0.5)
-        >>> G @ torch.ones(2), G.solve_plus_diag(torch.ones(2), 0.5)
-        (tensor([1.5000, 3.0000]), tensor([ 1.0000, -0.0000]))
+        >>> G @ torch.ones(2), G.diagonal()
+        (tensor([1.5000, 3.0000]), tensor([0.5000, 2.0000]))
     """
 
     def __init__(self, operator: LinearOperator, factor: float | complex | Tensor) -> None:
