@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from linalg.kinds import KINDS, MATRIX_FREE, REAL_ONLY, RECTANGULAR, SINGULAR, make
 
+from linalg.kinds import KINDS, MATRIX_FREE, REAL_ONLY, RECTANGULAR, SINGULAR, make
 from moduli.linalg import (
     Dense,
     Diagonal,

@@ -84,5 +84,11 @@ def inner(a: Tensor, b: Tensor) -> float:
 
 
 def norm(a: Tensor) -> float:
-    """The Euclidean norm, as a number; safe against overflow of the squares."""
-    return float(torch.linalg.vector_norm(a))
+    """The Euclidean norm, as a number, also where the squares would overflow or vanish."""
+    value = float(torch.linalg.vector_norm(a))
+    if 1e-15 < value < 1e15 or a.numel() == 0:
+        return value
+    largest = float(a.abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(a / largest))

@@ -75,6 +75,8 @@ def cg(
     size, reached = 0.0, finite_number(norm(r), operator, "cg", 0)
     if reached <= tol:
         return Solution(x, Outcome.CONVERGED, 0, reached)
+    # The recurrence runs on r / ‖r₀‖, so that the squares of tiny or huge residuals stay numbers.
+    unit, r = reached, r / reached
 
     def residual_direction(r: Tensor, k: int) -> tuple[Tensor, float]:
         z = r if preconditioner is None else preconditioner.matvec(r)
@@ -95,9 +97,9 @@ def cg(
             null = image <= n * eps * size * length
             return Solution(x, Outcome.SINGULAR if null else Outcome.NEGATIVE_CURVATURE, k, reached, p)
         alpha = rz / curvature  # (3:1b)
-        x = x + alpha * p  # (3:1c)
+        x = x + (alpha * unit) * p  # (3:1c)
         r = r - alpha * Ap  # (3:1d)
-        reached = norm(r)
+        reached = norm(r) * unit
         stop = callback is not None and callback(k, x, reached)
         if reached <= tol:
             # The recurrence goes on falling when b - A x no longer does; near that point it is not believed.

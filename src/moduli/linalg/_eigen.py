@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import _checks
 from ._errors import SingularError
-from ._factor import refuse_zero
+from ._factor import beside, refuse_zero
 from ._lowrank import LowRankPlusDiagonal
 from ._operator import LinearOperator
 
@@ -137,7 +137,7 @@ class Eigendecomposition(LinearOperator):
         if k == n:
             return X
         refuse_zero(d, f"{self} plus the diagonal", "shifts")
-        return X + (B - self._vectors @ inside) / d.unsqueeze(-1)
+        return X + beside(self._vectors, B, inside) / d.unsqueeze(-1)
 
     def _diagonal(self) -> Tensor:
         Q = self._vectors

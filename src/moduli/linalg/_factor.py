@@ -6,7 +6,7 @@ from torch import Tensor
 from ._checks import broadcast
 from ._errors import SingularError
 
-__all__ = ["expand", "lu_solve", "positive_solve", "refuse_zero"]
+__all__ = ["beside", "expand", "lu_solve", "positive_solve", "refuse_zero"]
 
 
 def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,6 +36,16 @@ def positive_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
             "declaration is wrong; solve_plus_diag adds a shift"
         )
     return torch.cholesky_solve(B, L)
+
+
+def beside(Q: Tensor, C: Tensor, inside: Tensor) -> Tensor:
+    """C - Q Qᴴ C, for orthonormal columns Q and inside = Qᴴ C.
+
+    Where C lies almost in the span, one subtraction leaves as much rounding within the span as beside it, and a small
+    shift would blow that up; the second one removes it.
+    """
+    rest = C - Q @ inside
+    return rest - Q @ (Q.mH @ rest)
 
 
 def refuse_zero(values: Tensor, what: object, name: str) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._errors import SingularError
-from ._factor import expand, lu_solve
+from ._factor import beside, expand, lu_solve
 
 __all__ = ["gram_solve", "gram_solve_plus_diag"]
 
@@ -61,4 +61,4 @@ def _wide(J: Tensor, B: Tensor, root: Tensor, what: object) -> Tensor:
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     eye = eye.expand(*R.shape[:-2], *eye.shape)
     solved = _seminormal(torch.linalg.qr(torch.cat([R.mH, eye], -2))[1], inside, what)
-    return (Q @ solved + (C - Q @ inside)) / root.unsqueeze(-1)
+    return (Q @ solved + beside(Q, C, inside)) / root.unsqueeze(-1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._factor import expand, lu_solve
+from ._factor import beside, expand, lu_solve
 from ._operator import LinearOperator
 
 __all__ = ["LowRankPlusDiagonal"]
@@ -127,7 +127,7 @@ def _one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tenso
     inside = Q.mH @ scaled
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     solved = lu_solve(eye + R @ C @ R.mH, inside, what)
-    return (Q @ solved + (scaled - Q @ inside)) / root
+    return (Q @ solved + beside(Q, scaled, inside)) / root
 
 
 def _woodbury(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:

@@ -104,8 +104,8 @@ def lsqr(
         stop = callback is not None and callback(k, x, reached)
         if reached <= tol:
             return Solution(x, Outcome.CONVERGED, k, reached)
-        # ‖Aᴴ r‖ of the augmented system is phi_bar alpha |c| (section 5.1)
-        if phi_bar * alpha * abs(c) <= relative * size * reached:
+        # ‖Aᴴ r‖ of the augmented system is |phi_bar c| alpha (section 5.1)
+        if abs(phi_bar * c) * alpha <= relative * size * reached:
             return Solution(x, Outcome.LEAST_SQUARES, k, reached)
         if stop:
             return Solution(x, Outcome.STOPPED, k, reached)

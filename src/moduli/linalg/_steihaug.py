@@ -66,14 +66,17 @@ def steihaug(
     reached = norm(g)
     tol = tolerance(g.dtype, reached, rtol, atol)
     last = limit(maxiter, 10 * n)
-    z, r = torch.zeros_like(g), g
+    z = torch.zeros_like(g)
+    if reached <= tol:
+        return TrustRegionStep(z, Outcome.INTERIOR, 0.0, 0, reached, 0.0)
+    # The recurrence runs on g / ‖g‖, so that the squares of tiny or huge gradients stay numbers.
+    unit, radius, tol = reached, radius / reached, tol / reached
+    g = r = g / unit
 
     def ended(p: Tensor, r: Tensor, outcome: Outcome, k: int) -> TrustRegionStep:
         # H p = r - g, hence gᴴ p + ½ pᴴ H p = ½ (g + r)ᴴ p: the model's value costs no further product.
-        return TrustRegionStep(p, outcome, -0.5 * inner(g + r, p), k, norm(r))
+        return TrustRegionStep(unit * p, outcome, -0.5 * inner(g + r, p) * unit * unit, k, norm(r) * unit)
 
-    if reached <= tol:
-        return TrustRegionStep(z, Outcome.INTERIOR, 0.0, 0, reached, 0.0)
     d = -g
     rr = inner(r, r)
     for k in range(1, last + 1):
@@ -82,6 +85,7 @@ def steihaug(
         curvature = inner(d, Hd)
         if curvature <= 0:
             if math.isinf(radius):
+                # -g itself: the recurrence's direction is the unit vector along it.
                 z, r = (d, r + Hd) if k == 1 else (z, r)
                 return ended(z, r, Outcome.NEGATIVE_CURVATURE, k)
             tau = _to_boundary(z, d, radius)
@@ -93,7 +97,7 @@ def steihaug(
             return ended(_inside(z + tau * d, radius), r + tau * Hd, Outcome.BOUNDARY, k)
         z, r = beyond, r + alpha * Hd
         reached = norm(r)
-        stop = callback is not None and callback(k, z, reached)
+        stop = callback is not None and callback(k, unit * z, reached * unit)
         if reached <= tol:
             return ended(z, r, Outcome.INTERIOR, k)
         if stop:

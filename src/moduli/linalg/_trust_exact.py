@@ -72,14 +72,16 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     low = float(values.min())
     # A part of g that rounding alone could have made is none: the hard case is a statement about exact zeros.
     parts = torch.where(parts.abs() <= n * eps * norm(g), torch.zeros_like(parts), parts)
-    weights = parts.abs().to(torch.float64)
+    # Lengths are searched for in units of ‖g‖, so that squares stay numbers.
+    unit = norm(g) or 1.0
+    weights, target = parts.abs().to(torch.float64) / unit, radius / unit
     lifted = (values - low).to(torch.float64)  # eigenvalues of H - low I: λ + low = mu is what is searched for
     lowest = lifted <= spread
     lifted = torch.where(lowest, torch.zeros_like(lifted), lifted)
     share = norm(weights[lowest])
 
     def length(mu: float) -> float:
-        """‖p‖ for (H + (mu - low) I) p = -g; directions without a part of g have no part of p either."""
+        """‖p‖ / ‖g‖ for (H + (mu - low) I) p = -g; directions without a part of g have no part of p either."""
         below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
         return norm(weights / below)
 
@@ -100,24 +102,24 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
 
     # Inside: H positive semidefinite (its null space free of g) and the shortest minimiser short enough
     free = low > spread or (low >= -spread and share == 0)
-    if free and length(max(low, 0.0)) <= radius:
+    if free and length(max(low, 0.0)) <= target:
         return ended(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
     floor = max(low, 0.0)  # λ ≥ 0
-    if share == 0 and low <= spread and (short := length(0.0)) <= radius:
+    if share == 0 and low <= spread and (short := length(0.0)) <= target:
         # Hard case (Moré and Sorensen, lemma 3.4 and (3.13)): z an eigenvector, tau z fills what is left of the radius
-        along = math.sqrt((radius - short) * (radius + short))
+        along = unit * math.sqrt((target - short) * (target + short))
         return ended(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
-    mu = max(floor, share / radius)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
+    mu = max(floor, share / target)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
     rounds = 0
     while rounds < _ROUNDS:
         rounds += 1
         size = length(mu)
-        if abs(size - radius) <= 4 * eps * radius:
+        if abs(size - target) <= 4 * eps * target:
             break
         below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
         slope = float((weights**2 / below**3).sum())  # -½ d‖p‖²/dmu
         # Newton on 1/‖p‖ - 1/radius (Moré and Sorensen, (3.8), algorithm 3.2 step 3)
-        following = mu + (size / radius - 1) * size * size / slope
+        following = mu + (size / target - 1) * size * size / slope
         if not following > mu:
             break
         mu = following
