@@ -80,7 +80,8 @@ def limit(maxiter: int | None, default: int) -> int:
 
 def inner(a: Tensor, b: Tensor) -> float:
     """The real part of aᴴ b, as a number."""
-    return float(torch.linalg.vecdot(a, b).real)
+    product = torch.vdot(a, b)
+    return float(product.real if product.is_complex() else product)
 
 
 def norm(a: Tensor) -> float:

@@ -1,5 +1,7 @@
 """Conjugate gradients."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -78,28 +80,32 @@ def cg(
     # The recurrence runs on r / ‖r₀‖, so that the squares of tiny or huge residuals stay numbers.
     unit, r = reached, r / reached
 
-    def residual_direction(r: Tensor, k: int) -> tuple[Tensor, float]:
-        z = r if preconditioner is None else preconditioner.matvec(r)
+    def direction(r: Tensor, size: float, k: int) -> tuple[Tensor, float]:
+        if preconditioner is None:
+            return r, size * size
+        z = preconditioner.matvec(r)
         rz = inner(r, z)
         if not rz > 0:
             raise ValueError(f"the preconditioner of cg is not positive definite: rᴴ M r = {rz:.3g} in iteration {k}")
         return z, rz
 
-    z, rz = residual_direction(r, 0)
-    p = z
+    p, rz = direction(r, 1.0, 0)
+    squared = inner(p, p)  # ‖p‖²
     for k in range(1, last + 1):
         Ap = operator.matvec(p)
-        length, image = norm(p), finite_number(norm(Ap), operator, "cg", k)
-        size = max(size, image / length)
-        curvature = inner(p, Ap)
+        curvature = finite_number(inner(p, Ap), operator, "cg", k)
+        if k == 1:
+            size = finite_number(norm(Ap), operator, "cg", k) / math.sqrt(squared)
+        size = max(size, curvature / squared)  # a lower bound of ‖A‖
         # Below this the sign of pᴴ A p is rounding.
-        if curvature <= n * eps * length * image or image <= n * eps * size * length:
-            null = image <= n * eps * size * length
+        if curvature <= n * eps * size * squared:
+            null = norm(Ap) <= n * eps * size * math.sqrt(squared)
             return Solution(x, Outcome.SINGULAR if null else Outcome.NEGATIVE_CURVATURE, k, reached, p)
         alpha = rz / curvature  # (3:1b)
-        x = x + (alpha * unit) * p  # (3:1c)
-        r = r - alpha * Ap  # (3:1d)
-        reached = norm(r) * unit
+        x = torch.add(x, p, alpha=alpha * unit)  # (3:1c)
+        r = torch.sub(r, Ap, alpha=alpha)  # (3:1d)
+        left = norm(r)
+        reached = left * unit
         stop = callback is not None and callback(k, x, reached)
         if reached <= tol:
             # The recurrence goes on falling when b - A x no longer does; near that point it is not believed.
@@ -110,7 +116,10 @@ def cg(
             return Solution(x, Outcome.CONVERGED, k, reached)
         if stop:
             return Solution(x, Outcome.STOPPED, k, reached)
-        z, rz_next = residual_direction(r, k)
-        p = z + (rz_next / rz) * p  # (3:1e), (3:1f)
+        z, rz_next = direction(r, left, k)
+        beta = rz_next / rz  # (3:1e)
+        p = torch.add(z, p, alpha=beta)  # (3:1f)
+        # r is orthogonal to p, so without a preconditioner the squares add up.
+        squared = rz_next + beta * beta * squared if preconditioner is None else inner(p, p)
         rz = rz_next
     return Solution(x, Outcome.MAXITER, last, reached)

@@ -78,7 +78,9 @@ class LBFGSOperator(LinearOperator):
         self._factored: Tensor | None = None
         curvature = self._sy.diagonal(dim1=-2, dim2=-1)
         # Zero rows are slots that hold no pair yet; a one on the diagonal keeps the small systems regular.
-        self._empty = (curvature == 0) & (s == 0).all(-1) & (y == 0).all(-1)
+        self._empty = curvature == 0
+        if bool(self._empty.any()):
+            self._empty = self._empty & (s == 0).all(-1) & (y == 0).all(-1)
         if bool((~(curvature > 0) & ~self._empty).any()):
             at = tuple(int(i) for i in (~(curvature > 0) & ~self._empty).nonzero()[0])
             raise ValueError(

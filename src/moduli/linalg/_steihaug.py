@@ -78,11 +78,10 @@ def steihaug(
         return TrustRegionStep(unit * p, outcome, -0.5 * inner(g + r, p) * unit * unit, k, norm(r) * unit)
 
     d = -g
-    rr = inner(r, r)
+    rr = 1.0  # ‖r‖², in units of ‖g‖²
     for k in range(1, last + 1):
         Hd = operator.matvec(d)
-        finite_number(norm(Hd), operator, "steihaug", k)
-        curvature = inner(d, Hd)
+        curvature = finite_number(inner(d, Hd), operator, "steihaug", k)
         if curvature <= 0:
             if math.isinf(radius):
                 # -g itself: the recurrence's direction is the unit vector along it.
@@ -91,19 +90,19 @@ def steihaug(
             tau = _to_boundary(z, d, radius)
             return ended(_inside(z + tau * d, radius), r + tau * Hd, Outcome.NEGATIVE_CURVATURE, k)
         alpha = rr / curvature
-        beyond = z + alpha * d
+        beyond = torch.add(z, d, alpha=alpha)
         if norm(beyond) >= radius:
             tau = _to_boundary(z, d, radius)
             return ended(_inside(z + tau * d, radius), r + tau * Hd, Outcome.BOUNDARY, k)
-        z, r = beyond, r + alpha * Hd
+        z, r = beyond, torch.add(r, Hd, alpha=alpha)
         reached = norm(r)
         stop = callback is not None and callback(k, unit * z, reached * unit)
         if reached <= tol:
             return ended(z, r, Outcome.INTERIOR, k)
         if stop:
             return ended(z, r, Outcome.STOPPED, k)
-        rr_next = inner(r, r)
-        d = -r + (rr_next / rr) * d
+        rr_next = reached * reached
+        d = torch.sub((rr_next / rr) * d, r)
         rr = rr_next
     return ended(z, r, Outcome.MAXITER, last)
 
