@@ -217,6 +217,55 @@ def test_derivatives_reach_what_an_operator_is_made_of():
     assert check(lambda s, y, b: LBFGSOperator(s, y).solve(b), (s, y, b))
 
 
+def test_complex_shifts():
+    some = Draw(7, torch.complex128, ())
+    J, b, d = some(3, 4), some(4), some(4)
+    Q = some.orthonormal(4, 2)
+    for A in (
+        AtA(J),
+        AAT(J.mH),
+        LowRankPlusDiagonal(torch.ones(4, dtype=F64), Q),
+        Eigendecomposition(torch.ones(2, dtype=F64), Q),
+        Dense(J.mH @ J, positive_semidefinite=True),
+    ):
+        for shift in (d, 1 + 2j, torch.tensor(0.5, dtype=F64), torch.ones(4, dtype=F64)):
+            D = torch.diag(torch.as_tensor(shift, dtype=torch.complex128).expand(4))
+            assert error(A.solve_plus_diag(b, shift), torch.linalg.solve(A.to_dense() + D, b)) < 1e-12
+        assert not (A * 1j).is_symmetric
+        assert error((A * 1j).to_dense(), 1j * A.to_dense()) == 0
+
+
+def test_a_shift_that_cancels_the_start_of_lbfgs():
+    s, y = pairs(draw(), 4, 4)
+    B, b = LBFGSOperator(s, y, scale=2.0), draw(1)(4)
+    shift = torch.tensor([-2.0, 1.0, 1.0, 1.0], dtype=F64)
+    x = B.solve_plus_diag(b, shift)
+    assert error(B @ x + shift * x, b) < 1e-10
+
+
+def test_products_with_no_columns():
+    A = FunctionOperator(lambda x: 2 * x, 3, symmetric=True)
+    assert (A @ torch.zeros(3, 0)).shape == (3, 0)
+
+
+def test_batched_functions():
+    some = Draw(1, F64, (2,))
+    M = some(3, 4)
+    A = FunctionOperator(
+        lambda x: torch.einsum("bij,...bj->...bi", M, x),
+        4,
+        rows=3,
+        rmatvec=lambda y: torch.einsum("bij,...bi->...bj", M, y),
+        dtype=F64,
+        vectorized=True,
+        batch=(2,),
+    )
+    X = Draw(2, F64, ())(5, 2, 4)
+    torch.testing.assert_close(A.matvec(X), (M @ X.unsqueeze(-1)).squeeze(-1))
+    torch.testing.assert_close(A.to_dense(), M)
+    torch.testing.assert_close(A.H.to_dense(), M.mT)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +330,14 @@ def test_wrong_parts_are_refused():
         Sum(Dense(eye.expand(2, 2, 2)), Dense(eye.expand(3, 2, 2)))
     with pytest.raises(ValueError, match="do not broadcast"):
         Dense(eye.expand(2, 2, 2)).matvec(torch.ones(3, 2))
+
+
+def test_factors_are_checked():
+    A = Dense(torch.eye(2))
+    with pytest.raises(TypeError, match="the factor is complex, but Dense of shape 2 x 2 is real"):
+        A * torch.tensor(1j)
+    with pytest.raises(TypeError, match="not by bool"):
+        A * True
 
 
 def test_functions_are_checked():

@@ -8,7 +8,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ._operator import LinearOperator
 
-__all__ = ["batch", "broadcast", "check_tensor", "diagonal_argument", "floating", "matrix", "vector"]
+__all__ = ["batch", "broadcast", "check_tensor", "diagonal_argument", "factor", "floating", "matrix", "vector"]
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
@@ -105,3 +105,22 @@ def diagonal_argument(operator: "LinearOperator", diag: object) -> Tensor:
         )
     batch(operator, tensor.shape[:-1], "diag")
     return tensor
+
+
+def factor(operator: "LinearOperator", factor: object) -> Tensor:
+    """A factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
+    if isinstance(factor, Tensor):
+        batch(operator, factor.shape, "the factor")
+        if factor.ndim > len(operator.batch_shape):
+            raise ValueError(
+                f"the factor has shape {tuple(factor.shape)}, but {operator} has {len(operator.batch_shape)} batch axes; "
+                "a factor is one number, or one per member"
+            )
+        if factor.dtype.is_complex and not operator.dtype.is_complex:
+            raise TypeError(f"the factor is complex, but {operator} is real")
+        return factor.to(dtype=operator.dtype, device=operator.device)
+    if isinstance(factor, bool) or not isinstance(factor, int | float | complex):
+        raise TypeError(f"{operator} is multiplied by a number or a 0-d tensor, not by {type(factor).__name__}")
+    if isinstance(factor, complex) and not operator.dtype.is_complex:
+        raise TypeError(f"the factor is {factor!r}, but {operator} is real")
+    return torch.tensor(factor, dtype=operator.dtype, device=operator.device)

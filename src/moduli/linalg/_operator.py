@@ -242,7 +242,7 @@ class LinearOperator(ABC):
         Args:
             factor: A number, or a tensor that broadcasts with the batch shape: one number per member.
         """
-        return self._scale(_factor(self, factor))
+        return self._scale(_checks.factor(self, factor))
 
     @final
     def add_diagonal(self, diag: float | complex | Tensor) -> "LinearOperator":
@@ -395,22 +395,3 @@ class LinearOperator(ABC):
             raise MissingAbilityError(
                 f"{self} cannot {ability}: it is not square; for least squares use lsqr, or AtA(A).solve(A.rmatvec(b))"
             )
-
-
-def _factor(operator: LinearOperator, factor: object) -> Tensor:
-    """A factor as a tensor of the operator's dtype that broadcasts with its batch shape."""
-    if isinstance(factor, Tensor):
-        _checks.batch(operator, factor.shape, "the factor")
-        if factor.ndim > len(operator.batch_shape):
-            raise ValueError(
-                f"the factor has shape {tuple(factor.shape)}, but {operator} has {len(operator.batch_shape)} batch axes; "
-                "a factor is one number, or one per member"
-            )
-        if factor.dtype.is_complex and not operator.dtype.is_complex:
-            raise TypeError(f"the factor is complex, but {operator} is real")
-        return factor.to(dtype=operator.dtype, device=operator.device)
-    if isinstance(factor, bool) or not isinstance(factor, int | float | complex):
-        raise TypeError(f"{operator} is multiplied by a number or a 0-d tensor, not by {type(factor).__name__}")
-    if isinstance(factor, complex) and not operator.dtype.is_complex:
-        raise TypeError(f"the factor is {factor!r}, but {operator} is real")
-    return torch.tensor(factor, dtype=operator.dtype, device=operator.device)

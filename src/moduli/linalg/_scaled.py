@@ -4,8 +4,9 @@ from typing import final
 
 from torch import Tensor
 
+from . import _checks
 from ._errors import SingularError
-from ._operator import LinearOperator, _factor
+from ._operator import LinearOperator
 
 __all__ = ["Scaled"]
 
@@ -28,7 +29,7 @@ class Scaled(LinearOperator):
 
     def __init__(self, operator: LinearOperator, factor: float | complex | Tensor) -> None:
         self._operator = operator
-        self._by = by = _factor(operator, factor)
+        self._by = by = _checks.factor(operator, factor)
         real = not by.dtype.is_complex or bool((by.imag == 0).all())
         super().__init__(
             tuple(operator.shape),
