@@ -99,7 +99,7 @@ def test_exact(case):
     p, multiplier = found.step, found.multiplier
     length, (size, eps) = float(p.norm()), units(H, g, radius)
     assert length <= radius * (1 + eps)
-    # Moré and Sorensen, lemmas 2.1 and 2.3: these conditions are necessary and sufficient
+    # Nocedal and Wright, theorem 4.1: these conditions are necessary and sufficient
     assert multiplier >= 0
     bound = (float(torch.linalg.matrix_norm(H, 2)) if n else 0.0) + multiplier
     assert float((H @ p + multiplier * p + g).norm()) <= 10 * eps * (bound * max(length, 1e-300) + float(g.norm()))

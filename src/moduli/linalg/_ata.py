@@ -34,7 +34,7 @@ class AtA(LinearOperator):
         (tensor([3., 0., 6.]), tensor([1., 0., 4.]), tensor([0.1667, 1.0000, 0.3333]))
 
     References:
-        Björck, Numerical Methods for Least Squares Problems, SIAM 1996, sections 2.4 and 2.7.
+        Björck, Numerical Methods for Least Squares Problems, SIAM 1996, chapter 2.
     """
 
     def __init__(self, factor: LinearOperator | Tensor) -> None:

@@ -10,7 +10,7 @@ __all__ = ["gram_solve", "gram_solve_plus_diag"]
 
 
 def gram_solve(J: Tensor, B: Tensor, what: object) -> Tensor:
-    """(Jᴴ J)⁻¹ B from J = Q R, hence Jᴴ J = Rᴴ R (Björck 1996, section 2.4)."""
+    """(Jᴴ J)⁻¹ B from J = Q R, hence Jᴴ J = Rᴴ R (Björck 1996, chapter 2)."""
     m, n = J.shape[-2:]
     if m < n:
         raise SingularError(

@@ -19,7 +19,7 @@ class LBFGSOperator(LinearOperator):
 
     With the pairs in the rows of S and Y, and S Yᵀ = L + D + (strictly upper part), L strictly lower:
 
-    * B = σ I - Wᵀ M⁻¹ W, with W = [σ S; Y] and M = [[σ S Sᵀ, L], [Lᵀ, -D]] (Theorem 2.3, and (3.1));
+    * B = σ I - Wᵀ M⁻¹ W, with W = [σ S; Y] and M = [[σ S Sᵀ, L], [Lᵀ, -D]] (Theorem 2.3);
     * B⁻¹ = γ I + Sᵀ R⁻ᵀ (D + γ Y Yᵀ) R⁻¹ S - γ Yᵀ R⁻¹ S - γ Sᵀ R⁻ᵀ Y, γ = 1/σ, R the upper part of S Yᵀ with the diagonal
       (Theorem 2.2).
 
@@ -153,7 +153,7 @@ class LBFGSOperator(LinearOperator):
         chol, right = expand(self._cholesky(), u + L @ (v / d))
         p = torch.cholesky_solve(right, chol)
         q = (L.mT @ p - v) / d
-        return sigma * X - sigma * (self._s.mT @ p) - self._y.mT @ q  # (3.1)
+        return sigma * X - sigma * (self._s.mT @ p) - self._y.mT @ q  # Theorem 2.3
 
     def _solve(self, B: Tensor) -> Tensor:
         gamma, d = 1 / self._sigma[..., None, None], self._d.unsqueeze(-1)

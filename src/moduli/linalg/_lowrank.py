@@ -44,7 +44,7 @@ class LowRankPlusDiagonal(LinearOperator):
 
     References:
         Woodbury, Inverting modified matrices, Princeton 1950; Hager, Updating the inverse of a matrix, SIAM Review 31
-        (1989), equation (2).
+        (1989) 221-239.
     """
 
     def __init__(self, diag: Tensor, factor: Tensor, core: Tensor | None = None) -> None:
@@ -131,7 +131,7 @@ def _one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tenso
 
 
 def _woodbury(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:
-    """Hager (1989), equation (2), written without the inverse of C."""
+    """Woodbury's identity (Hager 1989), written without the inverse of C."""
     below = D.unsqueeze(-1)
     first, spread = B / below, U / below
     eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)

@@ -57,7 +57,7 @@ def lsqr(
 
     References:
         Paige and Saunders, LSQR: an algorithm for sparse linear equations and sparse least squares, ACM Trans. Math.
-        Software 8 (1982) 43-71, sections 4.1 and 4.2; damping as in their LSQR for damped least squares, 8 (1982) 195-209.
+        Software 8 (1982) 43-71, sections 3 to 5; damping as in their LSQR for damped least squares, 8 (1982) 195-209.
     """
     operator = Dense(A) if isinstance(A, Tensor) else A
     if not isinstance(operator, LinearOperator):
@@ -73,7 +73,7 @@ def lsqr(
     x = torch.zeros(n, dtype=b.dtype, device=b.device)
     if beta <= tol:
         return Solution(x, Outcome.CONVERGED, 0, beta)
-    # Bidiagonalisation (3.1): beta u = b, alpha v = Aᴴ u
+    # Bidiagonalisation (section 3): beta u = b, alpha v = Aᴴ u
     u = b / beta
     v = operator.rmatvec(u)
     alpha = finite_number(norm(v), operator, "lsqr", 0)
@@ -83,14 +83,14 @@ def lsqr(
     w, phi_bar, rho_bar, size, damped = v, beta, alpha, alpha, 0.0
     reached = beta
     for k in range(1, last + 1):
-        u = operator.matvec(v) - alpha * u  # (3.1)
+        u = operator.matvec(v) - alpha * u  # section 3
         beta = finite_number(norm(u), operator, "lsqr", k)
         u = u / beta if beta else u
         v_next = operator.rmatvec(u) - beta * v
         size = math.hypot(size, alpha, beta, damp)
         alpha = finite_number(norm(v_next), operator, "lsqr", k)
         v = v_next / alpha if alpha else v_next
-        # The row of the damping is rotated away first, then the subdiagonal (4.6), (4.12)
+        # The row of the damping is rotated away first, then the subdiagonal (section 4.1)
         rho_hat = math.hypot(rho_bar, damp)
         damped = math.hypot(damped, damp / rho_hat * phi_bar)
         phi_bar *= rho_bar / rho_hat

@@ -55,7 +55,7 @@ def minres(
 
     References:
         Paige and Saunders, Solution of sparse indefinite systems of linear equations, SIAM J. Numer. Anal. 12 (1975)
-        617-629, sections 5 and 6; the curvature test is lemma 1 of Liu and Roosta, MINRES: from negative curvature
+        617-629, sections 5 and 6; the curvature test is that of Liu and Roosta, MINRES: from negative curvature
         detection to monotonicity properties, SIAM J. Optim. 32 (2022) 2636-2661.
     """
     operator = symmetric_operator(A, "minres")

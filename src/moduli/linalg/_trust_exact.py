@@ -21,7 +21,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     """Minimise gᴴ p + ½ pᴴ H p subject to ‖p‖ ≤ radius, to working precision.
 
     p is the solution if and only if there is a λ ≥ 0 with (H + λ I) p = -g, H + λ I positive semidefinite, and
-    λ (radius - ‖p‖) = 0 (Moré and Sorensen, lemmas 2.1 and 2.3). From the eigenvalues of H, λ is found by Newton's method on
+    λ (radius - ‖p‖) = 0 (Nocedal and Wright, theorem 4.1, (4.8)). From the eigenvalues of H, λ is found by Newton's method on
     1 / ‖p(λ)‖ = 1 / radius, which is nearly linear in λ. In the hard case g has no part along the lowest eigenvectors,
     and one of them is added to reach the boundary.
 
@@ -106,7 +106,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         return ended(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
     floor = max(low, 0.0)  # λ ≥ 0
     if share == 0 and low <= spread and (short := length(0.0)) <= target:
-        # Hard case (Moré and Sorensen, lemma 3.4 and (3.13)): z an eigenvector, tau z fills what is left of the radius
+        # Hard case (Nocedal and Wright, section 4.3): an eigenvector z, times tau, fills what is left of the radius
         along = unit * math.sqrt((target - short) * (target + short))
         return ended(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
     mu = max(floor, share / target)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
@@ -118,7 +118,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
             break
         below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
         slope = float((weights**2 / below**3).sum())  # -½ d‖p‖²/dmu
-        # Newton on 1/‖p‖ - 1/radius (Moré and Sorensen, (3.8), algorithm 3.2 step 3)
+        # Newton on 1/‖p‖ - 1/radius (Nocedal and Wright, algorithm 4.3)
         following = mu + (size / target - 1) * size * size / slope
         if not following > mu:
             break
