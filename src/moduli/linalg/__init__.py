@@ -1,0 +1,89 @@
+"""Linear operators and iterative solvers: curvature as a value, with no knowledge of who uses it.
+
+An **operator** is a linear map known by what it does. Every kind is a pairing of what it stores with what that makes
+cheap; everything else follows from the abstract `LinearOperator`:
+
+* `Dense`: a matrix; `Diagonal`: its diagonal; `ScaledIdentity`: one number;
+* `AtA`, `AAT`: a factor, whose product with its own adjoint is never formed (Gauss-Newton, Fisher);
+* `Eigendecomposition`: eigenvalues and orthonormal vectors, all or a few; every shift by a number is free;
+* `LowRankPlusDiagonal`: a diagonal, and a small matrix between tall ones;
+* `LBFGSOperator`: pairs of steps and gradient differences, for the BFGS matrix and its inverse;
+* `FunctionOperator`: a function that multiplies (a Hessian-vector product);
+* `Sum`, `Product`, `Scaled`, `Adjoint`, `Transpose`, `Inverse`: other operators; written `A + B`, `A @ B`, `2 * A`, `A.H`,
+  `A.T`, `A.inverse()`.
+
+Operators may be batched: (*batch, m, n), one matrix per member, with vectors (..., n).
+
+A **solver** is a function of an operator and a vector. It returns a frozen result with an **outcome**, which is a sentence:
+
+* `cg` (positive definite), `minres` (symmetric), `lsqr` (any shape) return a `Solution` of a linear system;
+* `steihaug` (products only) and `trust_exact` (to working precision) return a `TrustRegionStep`.
+
+What cannot be done is refused: `MissingAbilityError` for a question an operator has no means to answer, `SingularError`
+for a system without a unique solution.
+
+Example:
+    >>> import torch
+    >>> from moduli import linalg
+    >>> G = linalg.AtA(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    >>> b = torch.tensor([1.0, 1.0])
+    >>> torch.allclose(G.solve_plus_diag(b, 0.1), linalg.cg(G + 0.1, b).x, rtol=1e-3)
+    True
+"""
+
+from ._aat import AAT
+from ._adjoint import Adjoint
+from ._arguments import Callback
+from ._ata import AtA
+from ._cg import cg
+from ._dense import Dense
+from ._diagonal import Diagonal
+from ._eigen import Eigendecomposition
+from ._errors import MissingAbilityError, SingularError
+from ._function import FunctionOperator
+from ._identity import ScaledIdentity
+from ._inverse import Inverse
+from ._lbfgs import LBFGSOperator
+from ._lowrank import LowRankPlusDiagonal
+from ._lsqr import lsqr
+from ._minres import minres
+from ._operator import LinearOperator
+from ._outcome import Outcome
+from ._product import Product
+from ._scaled import Scaled
+from ._solution import Solution
+from ._steihaug import steihaug
+from ._sum import Sum
+from ._transpose import Transpose
+from ._trust_exact import trust_exact
+from ._trust_step import TrustRegionStep
+
+__all__ = [
+    "LinearOperator",
+    "Dense",
+    "Diagonal",
+    "ScaledIdentity",
+    "AtA",
+    "AAT",
+    "Eigendecomposition",
+    "LowRankPlusDiagonal",
+    "LBFGSOperator",
+    "FunctionOperator",
+    "Sum",
+    "Product",
+    "Scaled",
+    "Adjoint",
+    "Transpose",
+    "Inverse",
+    "cg",
+    "minres",
+    "lsqr",
+    "steihaug",
+    "trust_exact",
+    "Solution",
+    "TrustRegionStep",
+    "Outcome",
+    "Callback",
+    "MissingAbilityError",
+    "SingularError",
+]

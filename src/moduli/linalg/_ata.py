@@ -1,0 +1,66 @@
+"""The Gauss-Newton operator: a factor times its own adjoint, from the inside."""
+
+from typing import final
+
+from torch import Tensor
+
+from ._dense import Dense
+from ._gram import gram_solve, gram_solve_plus_diag
+from ._operator import LinearOperator
+
+__all__ = ["AtA"]
+
+
+@final
+class AtA(LinearOperator):
+    """Aᴴ A for a factor A of m rows and n columns, never formed for a product.
+
+    With A the Jacobian of residuals it is the Gauss-Newton matrix; `solve_plus_diag(b, d)` is the Levenberg-Marquardt
+    system. Systems are solved by the QR factorisation of A (of A above the root of the shift, if there is one), whose
+    condition is the root of that of Aᴴ A. With fewer rows than columns a shifted system costs O(n m²).
+
+    Args:
+        factor: A: an operator, or a matrix (*batch, m, n).
+
+    Raises:
+        TypeError: If the factor is neither an operator nor a real or complex tensor.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AtA
+        >>> J = torch.tensor([[1.0, 0.0, 2.0]])
+        >>> G = AtA(J)
+        >>> G @ torch.ones(3), G.diagonal(), G.solve_plus_diag(torch.tensor([1.0, 1.0, 2.0]), 1.0)
+        (tensor([3., 0., 6.]), tensor([1., 0., 4.]), tensor([0.1667, 1.0000, 0.3333]))
+
+    References:
+        Björck, Numerical Methods for Least Squares Problems, SIAM 1996, chapter 2.
+    """
+
+    def __init__(self, factor: LinearOperator | Tensor) -> None:
+        self._factor = A = factor if isinstance(factor, LinearOperator) else Dense(factor)
+        *batch, _, n = A.shape
+        super().__init__((*batch, n, n), A.dtype, A.device, positive_semidefinite=True, matrix_free=A.is_matrix_free)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._factor._rmatmat(self._factor._matmat(X))
+
+    def _matvec(self, x: Tensor) -> Tensor:
+        return self._factor._rmatvec(self._factor._matvec(x))
+
+    def _solve(self, B: Tensor) -> Tensor:
+        return gram_solve(self._explicit("solve"), B, self)
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        return gram_solve_plus_diag(self._explicit("solve_plus_diag"), B, d, f"{self} plus the diagonal")
+
+    def _diagonal(self) -> Tensor:
+        A = self._factor._to_dense()
+        return (A * A.conj()).sum(-2)
+
+    def _to_dense(self) -> Tensor:
+        A = self._factor._to_dense()
+        return A.mH @ A
+
+    def _explicit(self, ability: str) -> Tensor:
+        return self._factor._to_dense() if not self.is_matrix_free else self._dense_for(ability)._to_dense()

@@ -1,0 +1,64 @@
+"""Systems with Jᴴ J, solved from J: the condition number of J, not its square, is what counts."""
+
+import torch
+from torch import Tensor
+
+from ._errors import SingularError
+from ._factor import beside, expand, lu_solve
+
+__all__ = ["gram_solve", "gram_solve_plus_diag"]
+
+
+def gram_solve(J: Tensor, B: Tensor, what: object) -> Tensor:
+    """(Jᴴ J)⁻¹ B from J = Q R, hence Jᴴ J = Rᴴ R (Björck 1996, chapter 2)."""
+    m, n = J.shape[-2:]
+    if m < n:
+        raise SingularError(
+            f"{what} is singular: its factor has {m} rows and {n} columns; solve_plus_diag adds a shift"
+        )
+    return _seminormal(torch.linalg.qr(J)[1], B, what)
+
+
+def gram_solve_plus_diag(J: Tensor, B: Tensor, d: Tensor, what: object) -> Tensor:
+    """(Jᴴ J + diag d)⁻¹ B, without forming Jᴴ J where the shift takes nothing away."""
+    m, n = J.shape[-2:]
+    real = d.real
+    if d.dtype.is_complex and bool((d.imag != 0).any()):
+        return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
+    if bool((real < 0).any()):
+        return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
+    if m < n and bool((real > 0).all()):
+        return _wide(J, B, real.sqrt().to(J.dtype), what)
+    # The square root has no derivative at zero, where the augmented rows are zero anyway.
+    root = torch.where(real > 0, real, 1).sqrt() * (real > 0)
+    rows = root.to(J.dtype).expand(*d.shape[:-1], n).diag_embed()
+    J, rows = expand(J, rows)
+    return _seminormal(torch.linalg.qr(torch.cat([J, rows], -2))[1], B, what)
+
+
+def _seminormal(R: Tensor, B: Tensor, what: object) -> Tensor:
+    """(Rᴴ R)⁻¹ B by two triangular systems."""
+    if bool((R.diagonal(dim1=-2, dim2=-1) == 0).any()):
+        raise SingularError(
+            f"{what} is singular: the columns of its factor are dependent; solve_plus_diag adds a shift"
+        )
+    half = torch.linalg.solve_triangular(R.mH, B, upper=False)
+    X: Tensor = torch.linalg.solve_triangular(R, half, upper=True)
+    return X
+
+
+def _wide(J: Tensor, B: Tensor, root: Tensor, what: object) -> Tensor:
+    """(Jᴴ J + D)⁻¹ B for fewer rows than columns and D > 0, in O(n m²).
+
+    With K = D^(-1/2) Jᴴ = Q R the matrix is D^(1/2) (I + Q R Rᴴ Qᴴ) D^(1/2), whose inverse acts as (I + R Rᴴ)⁻¹ on the
+    span of Q and as the identity beside it. The two parts are computed apart, so that nothing cancels for a small D.
+    """
+    Q: Tensor
+    R: Tensor
+    Q, R = torch.linalg.qr(J.mH / root.unsqueeze(-1))
+    C = B / root.unsqueeze(-1)
+    inside = Q.mH @ C
+    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    eye = eye.expand(*R.shape[:-2], *eye.shape)
+    solved = _seminormal(torch.linalg.qr(torch.cat([R.mH, eye], -2))[1], inside, what)
+    return (Q @ solved + beside(Q, C, inside)) / root.unsqueeze(-1)

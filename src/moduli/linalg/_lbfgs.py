@@ -1,0 +1,202 @@
+"""The limited-memory BFGS matrix and its inverse, in compact form."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._errors import SingularError
+from ._factor import expand, lu_solve
+from ._operator import LinearOperator
+
+__all__ = ["LBFGSOperator"]
+
+
+@final
+class LBFGSOperator(LinearOperator):
+    """The BFGS approximation B of a Hessian after m pairs (s, y), started from B₀ = σ I.
+
+    With the pairs in the rows of S and Y, and S Yᵀ = L + D + (strictly upper part), L strictly lower:
+
+    * B = σ I - Wᵀ M⁻¹ W, with W = [σ S; Y] and M = [[σ S Sᵀ, L], [Lᵀ, -D]] (Theorem 2.3);
+    * B⁻¹ = γ I + Sᵀ R⁻ᵀ (D + γ Y Yᵀ) R⁻¹ S - γ Yᵀ R⁻¹ S - γ Sᵀ R⁻ᵀ Y, γ = 1/σ, R the upper part of S Yᵀ with the diagonal
+      (Theorem 2.2).
+
+    A product, a system, and a system shifted by a number cost O(m n) once the Gram matrices are known; a system shifted
+    by a vector costs O(m² n). The Gram matrices are computed when first needed, in O(m² n), unless they are given.
+
+    Args:
+        s: Steps in rows, oldest first, (*batch, m, n), real. A pair of two zero rows is an empty slot and has no effect.
+        y: Gradient differences in rows, (*batch, m, n).
+        scale: σ > 0: a number or one per member; by default yᵀy / sᵀy of the newest pair, or 1 without pairs.
+        sy: S Yᵀ, if it is known.
+        ss: S Sᵀ, if it is known.
+        yy: Y Yᵀ, if it is known.
+
+    Raises:
+        TypeError: If the pairs are not real tensors of one dtype.
+        ValueError: If shapes differ, a pair has sᵀy ≤ 0 (B would not be positive definite), or σ ≤ 0.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import LBFGSOperator
+        >>> B = LBFGSOperator(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 1.0]]))
+        >>> torch.allclose(B @ torch.tensor([1.0, 0.0]), torch.tensor([2.0, 1.0]))
+        True
+        >>> torch.allclose(B.solve(torch.tensor([2.0, 1.0])), torch.tensor([1.0, 0.0]), atol=1e-6)
+        True
+
+    References:
+        Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices and their use in limited memory methods,
+        Mathematical Programming 63 (1994) 129-156.
+    """
+
+    def __init__(
+        self,
+        s: Tensor,
+        y: Tensor,
+        *,
+        scale: float | Tensor | None = None,
+        sy: Tensor | None = None,
+        ss: Tensor | None = None,
+        yy: Tensor | None = None,
+    ) -> None:
+        _checks.floating(s, "s", 2)
+        _checks.floating(y, "y", 2)
+        if s.dtype.is_complex or s.dtype != y.dtype:
+            raise TypeError(f"s and y are real and of one dtype, not {s.dtype} and {y.dtype}")
+        if s.shape != y.shape:
+            raise ValueError(f"s has shape {tuple(s.shape)}, but y {tuple(y.shape)}; there is one y for each s")
+        *batch, m, n = s.shape
+        for name, gram in (("sy", sy), ("ss", ss), ("yy", yy)):
+            if gram is not None and tuple(gram.shape) != (*batch, m, m):
+                raise ValueError(f"{name} has shape {tuple(gram.shape)}; for {m} pairs it is {(*batch, m, m)}")
+        self._s, self._y = s, y
+        self._sy = s @ y.mT if sy is None else sy
+        self._ss_known, self._yy_known = ss, yy
+        self._factored: Tensor | None = None
+        curvature = self._sy.diagonal(dim1=-2, dim2=-1)
+        # Zero rows are slots that hold no pair yet; a one on the diagonal keeps the small systems regular.
+        self._empty = curvature == 0
+        if bool(self._empty.any()):
+            self._empty = self._empty & (s == 0).all(-1) & (y == 0).all(-1)
+        if bool((~(curvature > 0) & ~self._empty).any()):
+            at = tuple(int(i) for i in (~(curvature > 0) & ~self._empty).nonzero()[0])
+            raise ValueError(
+                f"pair {at if batch else at[0]} has sᵀy = {float(curvature[at]):.3g}, but BFGS needs sᵀy > 0; skip or damp it"
+            )
+        self._d = torch.where(self._empty, torch.ones_like(curvature), curvature)
+        self._sigma = self._initial(scale)
+        if not bool((self._sigma > 0).all()) or not bool(torch.isfinite(self._sigma).all()):
+            raise ValueError(f"scale is the initial curvature, a positive number, not {scale}")
+        super().__init__((*batch, n, n), s.dtype, s.device, positive_semidefinite=True)
+
+    @property
+    def initial(self) -> Tensor:
+        """σ, the multiple of the identity that the pairs correct, one per member."""
+        return self._sigma
+
+    def _initial(self, scale: float | Tensor | None) -> Tensor:
+        batch, m = self._s.shape[:-2], self._s.shape[-2]
+        if scale is not None:
+            return torch.as_tensor(scale, dtype=self._s.dtype, device=self._s.device).expand(batch)
+        if m == 0:
+            return torch.ones(batch, dtype=self._s.dtype, device=self._s.device)
+        order = torch.arange(m, device=self._s.device).expand(self._d.shape)
+        newest = torch.where(self._empty, -torch.ones_like(order), order).amax(-1, keepdim=True)
+        row = newest.clamp(min=0)
+        y = self._y.gather(-2, row.unsqueeze(-1).expand(*row.shape, self._y.shape[-1])).squeeze(-2)
+        ratio = (y * y).sum(-1) / self._d.gather(-1, row).squeeze(-1)
+        return torch.where(newest.squeeze(-1) < 0, torch.ones_like(ratio), ratio)
+
+    # -- the small matrices -------------------------------------------------------------------------------------------
+
+    def _ss(self) -> Tensor:
+        if self._ss_known is None:
+            self._ss_known = self._s @ self._s.mT
+        return self._ss_known
+
+    def _yy(self) -> Tensor:
+        if self._yy_known is None:
+            self._yy_known = self._y @ self._y.mT
+        return self._yy_known
+
+    def _cholesky(self) -> Tensor:
+        """The Cholesky factor of σ S Sᵀ + L D⁻¹ Lᵀ, which is positive definite when every sᵀy is (Theorem 2.4)."""
+        if self._factored is None:
+            L = self._sy.tril(-1)
+            inner = self._sigma[..., None, None] * self._ss() + (L / self._d.unsqueeze(-2)) @ L.mT
+            inner = inner + self._empty.to(inner.dtype).diag_embed()
+            self._factored, info = torch.linalg.cholesky_ex(inner)
+            if bool((info != 0).any()):
+                raise SingularError(
+                    f"the steps of {self} are linearly dependent to working precision; keep fewer pairs"
+                )
+        return self._factored
+
+    def _middle(self) -> Tensor:
+        """M, with a one or a minus one on the diagonal of empty slots."""
+        L, empty = self._sy.tril(-1), self._empty.to(self.dtype).diag_embed()
+        top = torch.cat([self._sigma[..., None, None] * self._ss() + empty, L], -1)
+        return torch.cat([top, torch.cat([L.mT, -self._d.diag_embed()], -1)], -2)
+
+    # -- products and systems -----------------------------------------------------------------------------------------
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        sigma, d = self._sigma[..., None, None], self._d.unsqueeze(-1)
+        if self._s.shape[-2] == 0:
+            return sigma * X
+        L = self._sy.tril(-1)
+        u, v = sigma * (self._s @ X), self._y @ X
+        # M [p; q] = [u; v] by block elimination: the second row gives q = D⁻¹ (Lᵀ p - v).
+        chol, right = expand(self._cholesky(), u + L @ (v / d))
+        p = torch.cholesky_solve(right, chol)
+        q = (L.mT @ p - v) / d
+        return sigma * X - sigma * (self._s.mT @ p) - self._y.mT @ q  # Theorem 2.3
+
+    def _solve(self, B: Tensor) -> Tensor:
+        gamma, d = 1 / self._sigma[..., None, None], self._d.unsqueeze(-1)
+        if self._s.shape[-2] == 0:
+            return gamma * B
+        R = self._sy.triu(1) + self._d.diag_embed()
+        p: Tensor = torch.linalg.solve_triangular(R, self._s @ B, upper=True)
+        right = d * p + gamma * (self._yy() @ p - self._y @ B)
+        w: Tensor = torch.linalg.solve_triangular(R.mT, right, upper=False)
+        return gamma * B + self._s.mT @ w - gamma * (self._y.mT @ p)  # Theorem 2.2
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        tau = self._sigma.unsqueeze(-1) + d
+        if not bool((d != 0).any()):
+            return self._solve(B)
+        if bool((tau == 0).any()):
+            return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
+        W = torch.cat([self._sigma[..., None, None] * self._s, self._y], -2)
+        X = self._shifted(W, tau, B)
+        # One step of refinement, another O(m n), wins back what the subtraction in Woodbury's identity loses.
+        return X + self._shifted(W, tau, B - (self._matmat(X) + d.unsqueeze(-1) * X))
+
+    def _shifted(self, W: Tensor, tau: Tensor, B: Tensor) -> Tensor:
+        """(T - Wᵀ M⁻¹ W)⁻¹ B = T⁻¹ B + T⁻¹ Wᵀ (M - W T⁻¹ Wᵀ)⁻¹ W T⁻¹ B, with T = diag τ."""
+        first = B / tau.unsqueeze(-1)
+        if W.shape[-2] == 0:
+            return first
+        if tau.shape[-1] == 1:
+            # W Wᵀ consists of the Gram matrices: nothing of length n is multiplied.
+            sigma, sy = self._sigma[..., None, None], self._sy
+            top = torch.cat([sigma * sigma * self._ss(), sigma * sy], -1)
+            gram = torch.cat([top, torch.cat([sigma * sy.mT, self._yy()], -1)], -2) / tau.unsqueeze(-1)
+        else:
+            gram = (W / tau.unsqueeze(-2)) @ W.mT
+        inner = self._middle() - gram
+        # Pairs differ in length by orders of magnitude; scaling them alike costs nothing and keeps the pivots honest.
+        size = inner.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(self.dtype).tiny).rsqrt().unsqueeze(-1)
+        solved = size * lu_solve(size * inner * size.mT, size * (W @ first), f"{self} plus the diagonal")
+        return first + (W.mT @ solved) / tau.unsqueeze(-1)
+
+    def _diagonal(self) -> Tensor:
+        sigma, n = self._sigma.unsqueeze(-1), self.shape[-1]
+        if self._s.shape[-2] == 0:
+            return sigma.expand(*sigma.shape[:-1], n)
+        W = torch.cat([sigma.unsqueeze(-1) * self._s, self._y], -2)
+        return sigma - (W * lu_solve(self._middle(), W, self)).sum(-2)

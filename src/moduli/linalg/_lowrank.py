@@ -1,0 +1,139 @@
+"""A diagonal plus a term of low rank."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._factor import beside, expand, lu_solve
+from ._operator import LinearOperator
+
+__all__ = ["LowRankPlusDiagonal"]
+
+
+@final
+class LowRankPlusDiagonal(LinearOperator):
+    """D + U C Uᴴ with a diagonal D of n numbers, U of n rows and k columns, and a Hermitian C of k by k.
+
+    A product costs O(n k), a system O(n k²). Where D has one sign, the system is solved in the basis that the QR
+    factorisation D^(-1/2) U = Q R gives: (I + R C Rᴴ) within the span of Q, nothing to do beside it. The two parts never
+    cancel, as they do in the textbook form of Woodbury's identity when U C Uᴴ is much larger than D. Where D changes
+    sign, Woodbury's identity in the form D⁻¹ - D⁻¹ U (I + C Uᴴ D⁻¹ U)⁻¹ C Uᴴ D⁻¹, which needs no inverse of C, is followed
+    by one step of iterative refinement. Where D has a zero, or k exceeds n, the matrix is formed.
+
+    Args:
+        diag: D, (*batch, n), real.
+        factor: U, (*batch, n, k).
+        core: C, (*batch, k, k), Hermitian (declared, not checked); or its diagonal, (*batch, k); or None for I.
+
+    Raises:
+        TypeError: If the dtypes do not belong together.
+        ValueError: If the shapes do not belong together.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import LowRankPlusDiagonal
+        >>> A = LowRankPlusDiagonal(torch.ones(3), torch.tensor([[1.0], [1.0], [0.0]]))
+        >>> A.to_dense()
+        tensor([[2., 1., 0.],
+                [1., 2., 0.],
+                [0., 0., 1.]])
+        >>> A.solve(torch.tensor([3.0, 3.0, 1.0])).round(decimals=3)
+        tensor([1., 1., 1.])
+
+    References:
+        Woodbury, Inverting modified matrices, Princeton 1950; Hager, Updating the inverse of a matrix, SIAM Review 31
+        (1989) 221-239.
+    """
+
+    def __init__(self, diag: Tensor, factor: Tensor, core: Tensor | None = None) -> None:
+        _checks.floating(diag, "diag", 1)
+        _checks.floating(factor, "factor", 2)
+        n, k = factor.shape[-2:]
+        if diag.shape[-1] != n:
+            raise ValueError(f"diag has shape {tuple(diag.shape)}, but factor {tuple(factor.shape)}: both need n = {n}")
+        if core is None:
+            core = torch.ones((*factor.shape[:-2], k), dtype=factor.dtype, device=factor.device)
+        else:
+            _checks.floating(core, "core", 1)
+        if core.ndim == factor.ndim - 1 and core.shape[-1] == k:
+            core = core.diag_embed()
+        elif core.ndim != factor.ndim or core.shape[-2:] != (k, k):
+            raise ValueError(
+                f"core has shape {tuple(core.shape)}; for a factor of shape {tuple(factor.shape)} it has the same batch "
+                f"axes, followed by {k} x {k}, or by {k} for a diagonal core"
+            )
+        if any(part.real.dtype != factor.real.dtype for part in (diag, core)) or diag.dtype.is_complex:
+            raise TypeError(
+                f"diag ({diag.dtype}), factor ({factor.dtype}) and core ({core.dtype}) need one precision, and diag is real"
+            )
+        self._diag, self._factor, self._core = diag, factor, core.to(factor.dtype)
+        batch = _checks.broadcast(diag.shape[:-1], factor.shape[:-2], core.shape[:-2])
+        super().__init__((*batch, n, n), factor.dtype, factor.device, symmetric=True)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._diag.unsqueeze(-1) * X + self._factor @ (self._core @ (self._factor.mH @ X))
+
+    def _solve(self, B: Tensor) -> Tensor:
+        return self._solve_with(self._diag, B, self)
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        if d.dtype.is_complex:
+            if bool((d.imag != 0).any()):
+                return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
+            d = d.real
+        return self._solve_with(self._diag + d, B, f"{self} plus the diagonal")
+
+    def _solve_with(self, D: Tensor, B: Tensor, what: object) -> Tensor:
+        U, C = self._factor, self._core
+        n, k = U.shape[-2:]
+        if k > n or bool((D == 0).any()):
+            return lu_solve(D.to(U.dtype).diag_embed() + U @ C @ U.mH, B, what)
+        if bool((D > 0).all()):
+            return _one_sign(D, U, C, B, what)
+        if bool((D < 0).all()):
+            return -_one_sign(-D, U, -C, B, what)
+        X = _woodbury(D, U, C, B, what)
+        residual = B - (D.unsqueeze(-1) * X + U @ (C @ (U.mH @ X)))
+        return X + _woodbury(D, U, C, residual, what)
+
+    def _diagonal(self) -> Tensor:
+        U = self._factor
+        return self._diag + ((U @ self._core) * U.conj()).sum(-1)
+
+    def _to_dense(self) -> Tensor:
+        return self._diag.to(self.dtype).diag_embed() + self._factor @ self._core @ self._factor.mH
+
+    def _scale(self, factor: Tensor) -> LinearOperator:
+        if factor.dtype.is_complex:
+            return super()._scale(factor)
+        core = factor[..., None, None] * self._core
+        U = (
+            self._factor.expand(*core.shape[:-2], *self._factor.shape[-2:])
+            if core.ndim > self._factor.ndim
+            else self._factor
+        )
+        return LowRankPlusDiagonal(factor.unsqueeze(-1) * self._diag, U, core)
+
+
+def _one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:
+    """(D + U C Uᴴ)⁻¹ B for D > 0, in the basis of the span of D^(-1/2) U."""
+    root = D.sqrt().unsqueeze(-1)
+    Q: Tensor
+    R: Tensor
+    Q, R = torch.linalg.qr(U / root)
+    scaled = B / root
+    inside = Q.mH @ scaled
+    eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
+    solved = lu_solve(eye + R @ C @ R.mH, inside, what)
+    return (Q @ solved + beside(Q, scaled, inside)) / root
+
+
+def _woodbury(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:
+    """Woodbury's identity (Hager 1989), written without the inverse of C."""
+    below = D.unsqueeze(-1)
+    first, spread = B / below, U / below
+    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
+    inner, right = expand(eye + C @ (U.mH @ spread), C @ (U.mH @ first))
+    return first - spread @ lu_solve(inner, right, what)

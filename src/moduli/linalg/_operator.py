@@ -1,0 +1,397 @@
+"""The abstract linear operator: its public face is final, and its hooks are what a kind of operator provides."""
+
+from abc import ABC, abstractmethod
+from typing import final, overload
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._errors import MissingAbilityError
+
+__all__ = ["LinearOperator"]
+
+
+class LinearOperator(ABC):
+    """A linear map A from vectors of n numbers to vectors of m, known by what it does.
+
+    The public methods check their arguments and are final. A kind of operator is a final subclass that provides
+    `_matmat` and whichever other hooks its structure makes cheap; what it leaves out follows from the rest:
+
+    | hook | gives | without it |
+    |---|---|---|
+    | `_matmat(X)` | A X | (required) |
+    | `_matvec(x)` | A x | a matrix of one column |
+    | `_rmatmat(Y)` | Aᴴ Y | A Y if declared symmetric, else refused |
+    | `_solve(B)` | A⁻¹ B | factors `to_dense()`, unless the operator is matrix-free |
+    | `_solve_plus_diag(B, d)` | (A + diag d)⁻¹ B | factors `to_dense()`, unless the operator is matrix-free |
+    | `_to_dense()` | the matrix | A I |
+    | `_diagonal()` | its diagonal | of `to_dense()` |
+
+    Every operator may have leading *batch* axes: its shape is (*batch, m, n), one matrix per member, and vectors are
+    (..., n) with leading axes that broadcast against the batch. Solutions are differentiable wherever torch is. Operators
+    are values: the tensors they are made from must not be changed in place while they are used.
+
+    Args:
+        shape: (*batch, m, n).
+        dtype: The dtype of the entries, real or complex.
+        device: Where products are computed.
+        symmetric: Declared: A = Aᴴ.
+        positive_semidefinite: Declared: A = Aᴴ and xᴴ A x ≥ 0.
+        matrix_free: Declared: the matrix is not to be formed behind the caller's back.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import Dense, Diagonal
+        >>> A = Dense(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), symmetric=True)
+        >>> A @ torch.tensor([1.0, 1.0])
+        tensor([3., 4.])
+        >>> B = A + Diagonal(torch.tensor([1.0, 1.0]))
+        >>> B.solve(torch.tensor([4.0, 5.0])).round(decimals=3)
+        tensor([1., 1.])
+        >>> (2 * A - 1.0).to_dense()
+        tensor([[3., 2.],
+                [2., 5.]])
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
+        matrix_free: bool = False,
+    ) -> None:
+        self._shape = torch.Size(shape)
+        self._dtype = dtype
+        self._device = device
+        self._symmetric = symmetric or positive_semidefinite
+        self._positive_semidefinite = positive_semidefinite
+        self._matrix_free = matrix_free
+        if self._symmetric and self._shape[-1] != self._shape[-2]:
+            raise ValueError(f"{self} is declared symmetric, but is not square")
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    @final
+    def shape(self) -> torch.Size:
+        """(*batch, m, n): m numbers out, n numbers in."""
+        return self._shape
+
+    @property
+    @final
+    def batch_shape(self) -> torch.Size:
+        """The leading axes: one matrix per member. Empty for a single operator."""
+        return self._shape[:-2]
+
+    @property
+    @final
+    def dtype(self) -> torch.dtype:
+        """The dtype of vectors that go in and come out."""
+        return self._dtype
+
+    @property
+    @final
+    def device(self) -> torch.device:
+        """The device of vectors that go in and come out."""
+        return self._device
+
+    @property
+    @final
+    def is_symmetric(self) -> bool:
+        """Whether A = Aᴴ is declared or follows from the structure (Hermitian, if complex). Never measured."""
+        return self._symmetric
+
+    @property
+    @final
+    def is_positive_semidefinite(self) -> bool:
+        """Whether xᴴ A x ≥ 0 is declared or follows from the structure. Never measured."""
+        return self._positive_semidefinite
+
+    @property
+    @final
+    def is_matrix_free(self) -> bool:
+        """Whether only products are known: `solve` then refuses instead of forming the matrix."""
+        return self._matrix_free
+
+    # -- products -----------------------------------------------------------------------------------------------------
+
+    @final
+    def matvec(self, x: Tensor) -> Tensor:
+        """A x, for one vector (n,) or a batch of them (..., n).
+
+        Raises:
+            TypeError: If `x` is no tensor of this dtype.
+            ValueError: If `x` has the wrong length, batch or device.
+        """
+        return self._matvec(_checks.vector(self, x, self._shape[-1], "x"))
+
+    @final
+    def rmatvec(self, y: Tensor) -> Tensor:
+        """Aᴴ y, for one vector (m,) or a batch of them (..., m).
+
+        Raises:
+            MissingAbilityError: If only products with A are known.
+        """
+        return self._rmatvec(_checks.vector(self, y, self._shape[-2], "y"))
+
+    @final
+    def matmat(self, X: Tensor) -> Tensor:
+        """A X, for a matrix (..., n, k)."""
+        return self._matmat(_checks.matrix(self, X, self._shape[-1], "X"))
+
+    @final
+    def rmatmat(self, Y: Tensor) -> Tensor:
+        """Aᴴ Y, for a matrix (..., m, k).
+
+        Raises:
+            MissingAbilityError: If only products with A are known.
+        """
+        return self._rmatmat(_checks.matrix(self, Y, self._shape[-2], "Y"))
+
+    # -- systems ------------------------------------------------------------------------------------------------------
+
+    @final
+    def solve(self, b: Tensor) -> Tensor:
+        """The x with A x = b, for one vector (n,) or a batch of them (..., n).
+
+        Raises:
+            MissingAbilityError: If the operator is not square, or is matrix-free.
+            SingularError: If there is no unique solution (an exactly zero pivot or eigenvalue).
+        """
+        self._need_square("solve")
+        return self._solve(_checks.vector(self, b, self._shape[-1], "b").unsqueeze(-1)).squeeze(-1)
+
+    @final
+    def solve_plus_diag(self, b: Tensor, diag: float | complex | Tensor) -> Tensor:
+        """The x with (A + D) x = b, where D is a multiple of the identity or a diagonal matrix.
+
+        This is the system of trust regions and of the Levenberg-Marquardt method.
+
+        Args:
+            b: One vector (n,) or a batch of them (..., n).
+            diag: A number (D = diag I), a vector (..., n), or one number per member (..., 1).
+
+        Raises:
+            MissingAbilityError: If the operator is not square, or is matrix-free.
+            SingularError: If there is no unique solution.
+        """
+        self._need_square("solve_plus_diag")
+        rhs = _checks.vector(self, b, self._shape[-1], "b")
+        return self._solve_plus_diag(rhs.unsqueeze(-1), _checks.diagonal_argument(self, diag)).squeeze(-1)
+
+    # -- entries ------------------------------------------------------------------------------------------------------
+
+    @final
+    def diagonal(self) -> Tensor:
+        """The diagonal, (*batch, min(m, n)). Costs n products where the structure does not give it."""
+        return self._diagonal()
+
+    @final
+    def trace(self) -> Tensor:
+        """The sum of the diagonal, one number per member.
+
+        Raises:
+            MissingAbilityError: If the operator is not square.
+        """
+        self._need_square("trace")
+        return self._trace()
+
+    @final
+    def to_dense(self) -> Tensor:
+        """The matrix, (*batch, m, n). Costs n products where the structure does not give it."""
+        return self._to_dense()
+
+    # -- algebra ------------------------------------------------------------------------------------------------------
+
+    @final
+    def adjoint(self) -> "LinearOperator":
+        """Aᴴ, the conjugate transpose; also written `A.H`."""
+        return self if self._symmetric else self._adjoint()
+
+    @final
+    def transpose(self) -> "LinearOperator":
+        """Aᵀ; also written `A.T`. For a real operator it is the adjoint."""
+        return self._transpose() if self._dtype.is_complex else self.adjoint()
+
+    @property
+    @final
+    def H(self) -> "LinearOperator":
+        """The adjoint."""
+        return self.adjoint()
+
+    @property
+    @final
+    def T(self) -> "LinearOperator":
+        """The transpose."""
+        return self.transpose()
+
+    @final
+    def inverse(self) -> "LinearOperator":
+        """A⁻¹ as an operator: its products are solutions, and its solutions products."""
+        self._need_square("inverse")
+        return self._inverse()
+
+    @final
+    def scale(self, factor: float | complex | Tensor) -> "LinearOperator":
+        """The multiple factor · A; also written `factor * A`.
+
+        Args:
+            factor: A number, or a tensor that broadcasts with the batch shape: one number per member.
+        """
+        return self._scale(_checks.factor(self, factor))
+
+    @final
+    def add_diagonal(self, diag: float | complex | Tensor) -> "LinearOperator":
+        """A + D, where D is `diag` times the identity, or the matrix with the diagonal `diag`.
+
+        Args:
+            diag: A number, a vector (..., n), or one number per member (..., 1).
+        """
+        from ._diagonal import Diagonal
+        from ._identity import ScaledIdentity
+
+        self._need_square("add_diagonal")
+        d, n = _checks.diagonal_argument(self, diag), self._shape[-1]
+        return self + (ScaledIdentity(n, d[..., 0]) if d.shape[-1] == 1 else Diagonal(d))
+
+    @final
+    def __add__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
+        if isinstance(other, LinearOperator):
+            from ._sum import add
+
+            return add(self, other)
+        if isinstance(other, Tensor) and other.ndim:
+            raise TypeError(
+                f"{self} + a tensor of shape {tuple(other.shape)} could mean two things; write A + Dense(matrix) or "
+                "A.add_diagonal(vector)"
+            )
+        if isinstance(other, int | float | complex | Tensor):
+            return self.add_diagonal(other)
+        return NotImplemented
+
+    __radd__ = __add__
+
+    @final
+    def __sub__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
+        return self + (-other)
+
+    @final
+    def __rsub__(self, other: "LinearOperator | float | complex | Tensor") -> "LinearOperator":
+        return -self + other
+
+    @final
+    def __neg__(self) -> "LinearOperator":
+        return self.scale(-1.0)
+
+    @final
+    def __mul__(self, factor: float | complex | Tensor) -> "LinearOperator":
+        return self.scale(factor)
+
+    __rmul__ = __mul__
+
+    @final
+    def __truediv__(self, factor: float | complex | Tensor) -> "LinearOperator":
+        return self.scale(1 / factor)
+
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
+    @final
+    def __matmul__(self, other: "Tensor | LinearOperator") -> "Tensor | LinearOperator":
+        if isinstance(other, LinearOperator):
+            from ._product import Product
+
+            return Product(self, other)
+        # As in torch.matmul, one axis is a vector and more are matrices; matvec takes batches of vectors.
+        return self.matvec(other) if isinstance(other, Tensor) and other.ndim == 1 else self.matmat(other)
+
+    @final
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of shape {' x '.join(map(str, self._shape))}"
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _matmat(self, X: Tensor) -> Tensor: ...
+
+    def _matvec(self, x: Tensor) -> Tensor:
+        return self._matmat(x.unsqueeze(-1)).squeeze(-1)
+
+    def _rmatmat(self, Y: Tensor) -> Tensor:
+        if self._symmetric:
+            return self._matmat(Y)
+        raise MissingAbilityError(
+            f"{self} cannot multiply by its adjoint: only products with A are known; declare symmetric=True if A = Aᴴ, "
+            "or give the adjoint product"
+        )
+
+    def _rmatvec(self, y: Tensor) -> Tensor:
+        if self._symmetric:
+            return self._matvec(y)
+        return self._rmatmat(y.unsqueeze(-1)).squeeze(-1)
+
+    def _solve(self, B: Tensor) -> Tensor:
+        return self._dense_for("solve")._solve(B)
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
+
+    def _to_dense(self) -> Tensor:
+        # A copy per call: torch.eye is the only thing that can be multiplied to read off the matrix.
+        return self._matmat(torch.eye(self._shape[-1], dtype=self._dtype, device=self._device))
+
+    def _diagonal(self) -> Tensor:
+        return self._to_dense().diagonal(dim1=-2, dim2=-1)
+
+    def _trace(self) -> Tensor:
+        return self._diagonal().sum(-1)
+
+    def _adjoint(self) -> "LinearOperator":
+        from ._adjoint import Adjoint
+
+        return Adjoint(self)
+
+    def _transpose(self) -> "LinearOperator":
+        from ._transpose import Transpose
+
+        return Transpose(self)
+
+    def _inverse(self) -> "LinearOperator":
+        from ._inverse import Inverse
+
+        return Inverse(self)
+
+    def _scale(self, factor: Tensor) -> "LinearOperator":
+        from ._scaled import Scaled
+
+        return Scaled(self, factor)
+
+    def _plus(self, other: "LinearOperator") -> "LinearOperator | None":
+        """The sum in a structured form, or None where there is no better form than `Sum`."""
+        return None
+
+    # -- helpers of the kinds -----------------------------------------------------------------------------------------
+
+    @final
+    def _dense_for(self, ability: str) -> "LinearOperator":
+        """The operator with its matrix formed, for a default that has no better way."""
+        from ._dense import Dense
+
+        if self._matrix_free:
+            raise MissingAbilityError(
+                f"{self} cannot {ability}: it is matrix-free; use cg, minres or lsqr, or form the matrix yourself with "
+                f"Dense(A.to_dense()).{ability}(...)"
+            )
+        return Dense(self._to_dense(), symmetric=self._symmetric, positive_semidefinite=self._positive_semidefinite)
+
+    @final
+    def _need_square(self, ability: str) -> None:
+        if self._shape[-1] != self._shape[-2]:
+            raise MissingAbilityError(
+                f"{self} cannot {ability}: it is not square; for least squares use lsqr, or AtA(A).solve(A.rmatvec(b))"
+            )

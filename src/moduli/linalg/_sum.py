@@ -1,0 +1,134 @@
+"""The sum of operators."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ._checks import broadcast
+from ._diagonal import Diagonal
+from ._identity import ScaledIdentity
+from ._operator import LinearOperator
+
+__all__ = ["Sum", "add"]
+
+
+@final
+class Sum(LinearOperator):
+    """A + B + ..., made by `A + B` where the kinds have no closer form.
+
+    A structured operator plus a diagonal one keeps its fast solution: the system is `A.solve_plus_diag`. Any other sum
+    of stored operators is solved through its matrix, and one with a matrix-free term refuses.
+
+    Args:
+        terms: One or more operators of equal rows, columns, dtype and device; batches broadcast.
+
+    Raises:
+        TypeError: If the terms differ in dtype, or are no operators.
+        ValueError: If there are none, or they differ in shape or device.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import AtA, Diagonal, Sum
+        >>> G = Sum(AtA(torch.tensor([[1.0, 1.0]])), Diagonal(torch.tensor([1.0, 2.0])))
+        >>> G.to_dense()
+        tensor([[2., 1.],
+                [1., 3.]])
+    """
+
+    def __init__(self, *terms: LinearOperator) -> None:
+        shape = check_alike("Sum", terms)
+        self._terms = terms
+        if any(term.shape[-2:] != shape[-2:] for term in terms):
+            raise ValueError(f"a sum needs operators of equal rows and columns, not {', '.join(map(str, terms))}")
+        super().__init__(
+            shape,
+            terms[0].dtype,
+            terms[0].device,
+            symmetric=all(term.is_symmetric for term in terms),
+            positive_semidefinite=all(term.is_positive_semidefinite for term in terms),
+            matrix_free=any(term.is_matrix_free for term in terms),
+        )
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return _total([term._matmat(X) for term in self._terms])
+
+    def _matvec(self, x: Tensor) -> Tensor:
+        return _total([term._matvec(x) for term in self._terms])
+
+    def _rmatmat(self, Y: Tensor) -> Tensor:
+        return _total([term._rmatmat(Y) for term in self._terms])
+
+    def _split(self) -> tuple[list[LinearOperator], Tensor | None]:
+        """The terms that are not diagonal, and the diagonal of those that are: (..., 1) if a multiple of I, else (..., n)."""
+        rest = [term for term in self._terms if not isinstance(term, Diagonal | ScaledIdentity)]
+        multiples = [term._value.unsqueeze(-1) for term in self._terms if isinstance(term, ScaledIdentity)]
+        flat = multiples + [term._diagonal() for term in self._terms if isinstance(term, Diagonal)]
+        return rest, _total(flat) if flat else None
+
+    def _solve(self, B: Tensor) -> Tensor:
+        return self._solve_plus_diag(B, torch.zeros((1,), dtype=self.dtype, device=self.device))
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        rest, flat = self._split()
+        shift = d if flat is None else flat + d
+        if not rest:
+            n = self.shape[-1]
+            return Diagonal(shift.expand(*shift.shape[:-1], n))._solve(B)
+        if len(rest) == 1:
+            # Without a shift the term may know a better way than that for a shifted one.
+            return rest[0]._solve(B) if not bool((shift != 0).any()) else rest[0]._solve_plus_diag(B, shift)
+        return self._dense_for("solve")._solve_plus_diag(B, d)
+
+    def _diagonal(self) -> Tensor:
+        return _total([term._diagonal() for term in self._terms])
+
+    def _to_dense(self) -> Tensor:
+        return _total([term._to_dense() for term in self._terms])
+
+    def _adjoint(self) -> LinearOperator:
+        return Sum(*(term.adjoint() for term in self._terms))
+
+    def _transpose(self) -> LinearOperator:
+        return Sum(*(term.transpose() for term in self._terms))
+
+    def _scale(self, factor: Tensor) -> LinearOperator:
+        return Sum(*(term._scale(factor) for term in self._terms))
+
+
+def add(first: LinearOperator, second: LinearOperator) -> LinearOperator:
+    """The sum of two operators in the closest form that their kinds know."""
+    Sum(first, second)  # refuses what cannot be added
+    better = first._plus(second)
+    if better is None:
+        better = second._plus(first)
+    if better is not None:
+        return better
+    terms = [t for part in (first, second) for t in (part._terms if isinstance(part, Sum) else (part,))]
+    return Sum(*terms)
+
+
+def check_alike(kind: str, parts: tuple[LinearOperator, ...]) -> tuple[int, ...]:
+    """Refuse parts that do not fit together; returns the first one's shape with the batch axes of all."""
+    if not parts:
+        raise ValueError(f"{kind} needs at least one operator")
+    for part in parts:
+        if not isinstance(part, LinearOperator):
+            raise TypeError(f"{kind} is made of operators, not of {type(part).__name__}; write Dense(matrix)")
+        if part.dtype != parts[0].dtype:
+            raise TypeError(f"{parts[0]} has dtype {parts[0].dtype}, but {part} has {part.dtype}; convert one of them")
+        if part.device != parts[0].device:
+            raise ValueError(f"{parts[0]} lives on {parts[0].device}, but {part} on {part.device}; move one of them")
+    try:
+        batch = broadcast(*(part.batch_shape for part in parts))
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(part.batch_shape)) for part in parts)
+        raise ValueError(f"{kind} needs batch shapes that broadcast, not {shapes}") from error
+    return (*batch, *parts[0].shape[-2:])
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,126 @@
+"""The trust-region problem, solved exactly."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ._arguments import finite, inner, norm, symmetric_operator
+from ._eigen import Eigendecomposition
+from ._operator import LinearOperator
+from ._outcome import Outcome
+from ._steihaug import check_radius
+from ._trust_step import TrustRegionStep
+
+__all__ = ["trust_exact"]
+
+_ROUNDS = 200
+
+
+def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRegionStep:
+    """Minimise gᴴ p + ½ pᴴ H p subject to ‖p‖ ≤ radius, to working precision.
+
+    p is the solution if and only if there is a λ ≥ 0 with (H + λ I) p = -g, H + λ I positive semidefinite, and
+    λ (radius - ‖p‖) = 0 (Nocedal and Wright, theorem 4.1, (4.8)). From the eigenvalues of H, λ is found by Newton's method on
+    1 / ‖p(λ)‖ = 1 / radius, which is nearly linear in λ. In the hard case g has no part along the lowest eigenvectors,
+    and one of them is added to reach the boundary.
+
+    Args:
+        H: A symmetric (Hermitian) operator, or a matrix that is taken to be. It is decomposed at every call, in O(n³),
+            unless it is an `Eigendecomposition` of all n vectors: pass that to try several radii.
+        g: The gradient, (n,).
+        radius: The radius of the trust region; positive and finite.
+
+    Returns:
+        A `TrustRegionStep` that ended in `INTERIOR`, `BOUNDARY` or `HARD_CASE`, with its multiplier λ.
+
+    Raises:
+        TypeError: If H is not declared symmetric, or dtypes differ.
+        MissingAbilityError: If H is matrix-free; `steihaug` takes those.
+        ValueError: If the radius is not positive and finite, shapes differ, or H or g is not finite.
+
+    Example:
+        >>> import torch
+        >>> from moduli.linalg import trust_exact
+        >>> found = trust_exact(torch.diag(torch.tensor([1.0, -2.0])), torch.tensor([3.0, 0.0]), radius=2.0)
+        >>> found.step.abs(), found.multiplier, found.outcome.name
+        (tensor([1.0000, 1.7321]), 2.0, 'HARD_CASE')
+
+    References:
+        Moré and Sorensen, Computing a trust region step, SIAM J. Sci. Stat. Comput. 4 (1983) 553-572; Nocedal and Wright,
+        Numerical Optimization, 2nd ed., section 4.3.
+    """
+    operator = symmetric_operator(H, "trust_exact")
+    n = operator.shape[-1]
+    finite(operator, g, n, "g")
+    radius = check_radius(radius, "trust_exact")
+    if math.isinf(radius):
+        raise ValueError("trust_exact: the radius is infinite; without a region use solve, or steihaug")
+    if n == 0:
+        return TrustRegionStep(torch.zeros_like(g), Outcome.INTERIOR, 0.0, 0, 0.0, 0.0)
+    if operator.is_matrix_free:
+        operator._dense_for("solve the trust-region problem exactly")
+    if not (isinstance(operator, Eigendecomposition) and operator.values.shape[-1] == n):
+        dense = operator.to_dense()
+        if not bool(torch.isfinite(dense).all()):
+            raise ValueError(f"trust_exact: {operator} has non-finite entries")
+        operator = Eigendecomposition.of(dense)
+    values, vectors = operator.values, operator.vectors
+    parts = vectors.mH @ g
+    eps = torch.finfo(values.dtype).eps
+    spread = n * eps * max(float(values.abs().max()), torch.finfo(values.dtype).tiny)
+    low = float(values.min())
+    # A part of g that rounding alone could have made is none: the hard case is a statement about exact zeros.
+    parts = torch.where(parts.abs() <= n * eps * norm(g), torch.zeros_like(parts), parts)
+    # Lengths are searched for in units of ‖g‖, so that squares stay numbers.
+    unit = norm(g) or 1.0
+    weights, target = parts.abs().to(torch.float64) / unit, radius / unit
+    lifted = (values - low).to(torch.float64)  # eigenvalues of H - low I: λ + low = mu is what is searched for
+    lowest = lifted <= spread
+    lifted = torch.where(lowest, torch.zeros_like(lifted), lifted)
+    share = norm(weights[lowest])
+
+    def length(mu: float) -> float:
+        """‖p‖ / ‖g‖ for (H + (mu - low) I) p = -g; directions without a part of g have no part of p either."""
+        below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
+        return norm(weights / below)
+
+    def step(mu: float, along: float = 0.0) -> Tensor:
+        below = torch.where(parts == 0, torch.ones_like(values), (lifted + mu).to(values.dtype))
+        coefficients = -parts / below
+        if along:
+            coefficients = coefficients.clone()
+            coefficients[int(values.argmin())] += along
+        return vectors @ coefficients
+
+    def ended(p: Tensor, outcome: Outcome, rounds: int, multiplier: float) -> TrustRegionStep:
+        if (size := norm(p)) > radius:
+            p = p * (radius / size)
+        image = vectors @ (values * (vectors.mH @ p))
+        decrease = -inner(g, p) - 0.5 * inner(p, image)
+        return TrustRegionStep(p, outcome, decrease, rounds, norm(image + multiplier * p + g), multiplier)
+
+    # Inside: H positive semidefinite (its null space free of g) and the shortest minimiser short enough
+    free = low > spread or (low >= -spread and share == 0)
+    if free and length(max(low, 0.0)) <= target:
+        return ended(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
+    floor = max(low, 0.0)  # λ ≥ 0
+    if share == 0 and low <= spread and (short := length(0.0)) <= target:
+        # Hard case (Nocedal and Wright, section 4.3): an eigenvector z, times tau, fills what is left of the radius
+        along = unit * math.sqrt((target - short) * (target + short))
+        return ended(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
+    mu = max(floor, share / target)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
+    rounds = 0
+    while rounds < _ROUNDS:
+        rounds += 1
+        size = length(mu)
+        if abs(size - target) <= 4 * eps * target:
+            break
+        below = torch.where(weights == 0, torch.ones_like(lifted), lifted + mu)
+        slope = float((weights**2 / below**3).sum())  # -½ d‖p‖²/dmu
+        # Newton on 1/‖p‖ - 1/radius (Nocedal and Wright, algorithm 4.3)
+        following = mu + (size / target - 1) * size * size / slope
+        if not following > mu:
+            break
+        mu = following
+    return ended(step(mu), Outcome.BOUNDARY, rounds, max(mu - low, 0.0))
