@@ -393,3 +393,17 @@ def test_only_values_without_a_name_are_written_over():
         act()
         for held in (t, cell[0], holder["x"]):
             assert torch.equal(vector(held + 0), values)
+
+
+def test_new_children_of_either_operand_are_seen_by_the_short_way():
+    for side in (0, 1):
+        nets = [Net(), Net()]
+        nets[0] + nets[1], nets[1] + nets[0]
+        nets[side].l1.add_module("inner", nn.Linear(2, 2))
+        with pytest.raises(StructureError, match=r"'l1\.inner\.weight' is missing"):
+            nets[0] + nets[1]
+        nets = [adopt(nn.ParameterList([torch.ones(3)])), adopt(nn.ParameterList([torch.ones(3)]))]
+        nets[0] + nets[1], nets[1] + nets[0]
+        nets[side].add_module("inner", nn.Linear(2, 2))
+        with pytest.raises(StructureError, match=r"'inner\.weight' is missing"):
+            nets[0] + nets[1]

@@ -24,6 +24,7 @@ from ._template import LAZY, RECORD, Memory, Template, Walk
 __all__ = ["Quick", "multiple", "quicken", "total"]
 
 _STATE = attrgetter("__dict__")
+_OWNED = attrgetter("_parameters", "_modules")
 _POINTER = Tensor.data_ptr
 _IDLE = ("_buffers", "_non_persistent_buffers_set")
 _interpreter = torch._C._functorch.peek_interpreter_stack
@@ -36,6 +37,7 @@ class Quick:
     """Copies of what a model consists of, to compare it with. They refer to what is below the root, never to the root."""
 
     __slots__ = (
+        "childless",
         "children",
         "children_before",
         "fixed",
@@ -44,6 +46,7 @@ class Quick:
         "get",
         "idle",
         "modules",
+        "owned",
         "parameters",
         "parameters_before",
         "pointers",
@@ -51,6 +54,7 @@ class Quick:
         "slab",
         "states",
         "tensors",
+        "top",
         "values",
         "watch",
     )  # fmt: skip
@@ -61,7 +65,10 @@ class Quick:
     parameters_before: list[dict[str, Any]]
     modules: list[nn.Module]
     states: list[dict[str, Any]]
+    owned: list[tuple[Any, Any]]
     idle: tuple[Any, ...]
+    childless: tuple[Any, ...]
+    top: Any
     get: Any
     values: Any
     size: int
@@ -86,6 +93,7 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick = Quick()
     quick.modules = distinct[1:]
     quick.states = [dict(each.__dict__) for each in quick.modules]
+    quick.owned = list(map(_OWNED, quick.modules))
     quick.children = [each._modules for each in distinct if each._modules]
     quick.children_before = [dict(held) for held in quick.children]
     quick.parameters = [each._parameters for each in distinct]
@@ -96,8 +104,9 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick.size = len(module.__dict__)
     hooks = [key for key in nn.Module().__dict__ if key.endswith(("_hooks", "_hooks_with_kwargs", "_always_called"))]
     idle = [each.__dict__[key] for each in distinct for key in (*_IDLE, *hooks)]
-    idle += [each._modules for each in distinct if not each._modules]
     quick.idle = tuple(idle)
+    quick.childless = tuple(each._modules for each in distinct if not each._modules)
+    quick.top = module._modules
     quick.tensors = tensors
     quick.watch = watch(tensors)
     # Views and vectors hold while the addresses do; large parameters are read where they are.
@@ -120,7 +129,13 @@ def _holds(quick: Quick, module: nn.Module, attributes: bool = True) -> bool:
             quick.children == quick.children_before
             and quick.parameters == quick.parameters_before
             and own["_parameters"] is quick.parameters[0]
-            and list(map(_STATE, quick.modules)) == quick.states
+            and own["_modules"] is quick.top
+            and not any(quick.childless)
+            and (
+                list(map(_STATE, quick.modules)) == quick.states
+                if attributes
+                else list(map(_OWNED, quick.modules)) == quick.owned
+            )
             and quick.watch.same(quick.tensors)
             and list(map(_POINTER, quick.fixed)) == quick.pointers
         )
