@@ -407,3 +407,49 @@ def test_new_children_of_either_operand_are_seen_by_the_short_way():
         nets[side].add_module("inner", nn.Linear(2, 2))
         with pytest.raises(StructureError, match=r"'inner\.weight' is missing"):
             nets[0] + nets[1]
+
+
+def test_the_short_way_equals_the_long_way_through_random_changes():
+    """Random changes between operations; the long way, on a deep copy that nothing is known about, is the reference."""
+    generator = np.random.default_rng(0)
+    nets = [adopt(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))) for _ in range(3)]
+
+    def mutate(net):
+        kind = generator.integers(9)
+        layer = net[1][0] if generator.integers(2) else net[0]
+        with torch.no_grad():
+            if kind == 0:
+                layer.weight.mul_(2)
+            elif kind == 1:
+                layer.weight.data = torch.randn(3, 3)
+            elif kind == 2:
+                layer.bias = nn.Parameter(torch.randn(3))
+            elif kind == 3:
+                net[1][1] = nn.ReLU() if generator.integers(2) else nn.Tanh()
+            elif kind == 4:
+                layer.weight.requires_grad_(not layer.weight.requires_grad)
+            elif kind == 5:
+                layer.weight.data = layer.weight.data.t()
+            elif kind == 6:
+                layer.note = int(generator.integers(3))
+            elif kind == 7:
+                net.train(bool(generator.integers(2)))
+
+    for _ in range(150):
+        i, j = generator.integers(len(nets), size=2)
+        mutate(nets[generator.integers(len(nets))])
+        fresh = [copy.deepcopy(nets[i]), copy.deepcopy(nets[j])]
+        for made, expected in (
+            (nets[i] + nets[j], fresh[0] + fresh[1]),
+            (nets[i] - 0.5 * nets[j], fresh[0] - 0.5 * fresh[1]),
+        ):
+            assert repr(made) == repr(expected)
+            for x, y in zip(made.parameters(), expected.parameters(), strict=True):
+                assert torch.equal(x, y)
+                assert x.requires_grad == y.requires_grad
+            assert [m.training for m in made.modules()] == [m.training for m in expected.modules()]
+            assert [getattr(m, "note", None) for m in made.modules()] == [
+                getattr(m, "note", None) for m in expected.modules()
+            ]
+        if generator.integers(10) == 0:
+            nets[i] = nets[i] + nets[j] * 0.1
