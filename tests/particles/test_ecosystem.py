@@ -453,3 +453,14 @@ def test_the_short_way_equals_the_long_way_through_random_changes():
             ]
         if generator.integers(10) == 0:
             nets[i] = nets[i] + nets[j] * 0.1
+
+
+def test_many_small_parameters_that_move_are_seen():
+    a, b = (adopt(nn.ParameterList([torch.randn(4) for _ in range(40)])) for _ in range(2))
+    a + b
+    for _ in range(3):
+        assert torch.equal(vector(a + b), vector(a) + vector(b))
+        a[7].data = torch.randn(4)
+        b[31].data = torch.randn(4)
+        assert torch.equal(vector(a + b), vector(a) + vector(b))
+        assert torch.equal(vector(a - 0.5 * (b - a)), vector(a) - 0.5 * (vector(b) - vector(a)))

@@ -8,12 +8,15 @@ of every module's attributes with a copy of those. Whatever does not fit goes th
 from __future__ import annotations
 
 import operator
+from array import array
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moduli.kernels._backend import native
+from moduli.kernels._runtime import Runtime
 from moduli.kernels._watch import Watch, watch
 
 from . import _pass, _pool
@@ -31,6 +34,7 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatchers = torch._C._len_torch_dispatch_stack
 _set_grad = torch._C._set_grad_enabled
 _SMALL = 1 << 19
+_MANY = 24
 
 
 class Quick:
@@ -45,11 +49,13 @@ class Quick:
         "flats",
         "get",
         "idle",
+        "located",
         "modules",
         "owned",
         "parameters",
         "parameters_before",
         "pointers",
+        "runtime",
         "size",
         "slab",
         "states",
@@ -76,6 +82,8 @@ class Quick:
     watch: Watch
     fixed: list[Tensor]
     pointers: list[int]
+    runtime: Any
+    located: Any
     flats: list[Tensor]
     slab: Slab | None
     flags: tuple[bool, ...]
@@ -113,6 +121,8 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     fixed = record.slab is not None or bool(record.flats)
     quick.fixed = tensors if fixed else []
     quick.pointers = record.pointers if fixed else []
+    quick.runtime = native() if len(quick.fixed) >= _MANY else None
+    quick.located = array("Q", quick.pointers) if isinstance(quick.runtime, Runtime) else None
     quick.flats = record.flats
     quick.slab = record.slab
     quick.flags = tuple(tensor.requires_grad for tensor in tensors)
@@ -137,11 +147,20 @@ def _holds(quick: Quick, module: nn.Module, attributes: bool = True) -> bool:
                 else list(map(_OWNED, quick.modules)) == quick.owned
             )
             and quick.watch.same(quick.tensors)
-            and list(map(_POINTER, quick.fixed)) == quick.pointers
+            and _in_place(quick)
         )
     except (KeyError, RuntimeError, ValueError, TypeError):
         # Something became a tensor or an array, whose comparison is no truth value.
         return False
+
+
+def _in_place(quick: Quick) -> bool:
+    """Whether the values are at the addresses where they were."""
+    if quick.located is None:
+        return list(map(_POINTER, quick.fixed)) == quick.pointers
+    # In one call for all; it relies on the tensors having been looked at before.
+    moved, _ = quick.runtime.pointers([quick.fixed], len(quick.fixed), quick.located)
+    return not moved
 
 
 def _ready(template: Template, version: Any) -> bool:
