@@ -26,15 +26,16 @@ from labels.strategies import (
     reordered,
     seeds,
 )
-from moduli.labels._elementwise import _COMPARISONS, _OPERATORS, BINARY, TERNARY, UNARY, UNARY_F
+from moduli.labels._elementwise import COMPARISONS, OPERATORS
+from moduli.labels._pointwise import BINARY, TERNARY, UNARY, UNARY_F
 
 # Half precision times complex is torch's experiment, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 few = settings(max_examples=7)
 OPERATORS = {
-    **{name: getattr(operator, f"__{name}__") for name in _OPERATORS},
-    **{name: getattr(operator, name) for name in _COMPARISONS},
+    **{name: getattr(operator, f"__{name}__") for name in OPERATORS},
+    **{name: getattr(operator, name) for name in COMPARISONS},
 }
 NUMBERS = (2, -1, 2.5, True, 1 + 2j, Fraction(1, 2), np.float32(1.5), np.float64(0.1), np.int64(3), np.bool_(True))
 

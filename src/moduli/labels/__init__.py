@@ -24,7 +24,6 @@ from ._einsum import dot, einsum
 from ._elementwise import elementwise
 from ._errors import UnknownLabelError
 from ._factories import empty, full, ones, rand, randn, tensor, zeros
-from ._index import isel, sel
 from ._join import join
 from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
 from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
@@ -92,9 +91,11 @@ from ._maths import (
     where,
 )
 from ._matmul import matmul, outer
+from ._order import flip, roll
 from ._rank import Ranked, argmax, argmin, argsort, cumprod, cumsum, log_softmax, max, min, softmax, sort, topk
 from ._reduce import all, amax, amin, any, count_nonzero, logsumexp, mean, nanmean, nansum, norm, prod, std, sum, var
-from ._shape import align_to, flip, h, movedim, permute, relabel, rename, roll, squeeze, transpose, unsqueeze
+from ._select import isel, sel
+from ._shape import align_to, h, movedim, permute, relabel, rename, squeeze, transpose, unsqueeze
 from ._solve import Slogdet, add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._space import BROADCAST, Space
 from ._tensor import AmbiguousTruthError, Tensor

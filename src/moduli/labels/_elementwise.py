@@ -13,7 +13,7 @@ import torch
 from ._axes import SCALAR, Axes, unnamed
 from ._join import join as scope
 from ._pairing import align, apply_step, check_sizes, current_plan
-from ._tensor import RULES, Tensor, finish
+from ._tensor import Tensor, finish
 
 __all__ = ["elementwise"]
 
@@ -111,7 +111,7 @@ def as_number(value: Any) -> complex:
         return value.item()  # type: ignore[no-any-return]
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, (str, bytes)) or hasattr(value, "__len__"):
+    if isinstance(value, (str, bytes)) or hasattr(value, "__len__") or hasattr(value, "__torch_function__"):
         raise TypeError(f"a labelled tensor can't be combined with a {type(value).__name__}")
     for convert in (float, complex):
         if hasattr(value, f"__{convert.__name__}__"):
@@ -127,7 +127,7 @@ def as_number(value: Any) -> complex:
 
 def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
     def apply(self: Tensor, other: Any) -> Tensor:
-        if type(other) is Tensor:
+        if isinstance(other, Tensor):
             axes = self._axes
             x, y = self._data, other._data
             if other._axes is not axes or not (axes.firm or x.shape == y.shape):
@@ -175,7 +175,7 @@ def _not_implemented(error: TypeError) -> Any:
     return NotImplemented
 
 
-_OPERATORS: Final[dict[str, Function]] = {
+OPERATORS: Final[dict[str, Function]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -189,7 +189,7 @@ _OPERATORS: Final[dict[str, Function]] = {
     "lshift": operator.lshift,
     "rshift": operator.rshift,
 }
-_COMPARISONS: Final[dict[str, Function]] = {
+COMPARISONS: Final[dict[str, Function]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -198,10 +198,10 @@ _COMPARISONS: Final[dict[str, Function]] = {
     "ge": operator.ge,
 }
 
-for _name, _function in _OPERATORS.items():
+for _name, _function in OPERATORS.items():
     setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
     setattr(Tensor, f"__r{_name}__", _reflected(_function, f"__r{_name}__"))
-for _name, _function in _COMPARISONS.items():
+for _name, _function in COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
 
 
@@ -221,229 +221,6 @@ _SIGNS: Final[dict[str, Function]] = {
 }
 for _name, _function in _SIGNS.items():
     setattr(Tensor, _name, _unary_operator(_function, _name))
-
-
-# -- rules for torch's own functions -----------------------------------------------------------------------------------
-
-
-def unary_rule(function: Function) -> Callable[..., Tensor]:
-    """Every axis stays."""
-
-    def rule(input: Any, *args: Any, **options: Any) -> Tensor:
-        if type(input) is not Tensor:
-            raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
-        if args or options:
-            refuse_out(function, options)
-            return finish(function(input._data, *args, **options), input._axes)
-        axes = input._axes
-        if axes is SCALAR:
-            return finish(function(input._data), axes)
-        made = _new(Tensor)
-        made._data = function(input._data)
-        made._axes = axes
-        return made
-
-    return rule
-
-
-def paired_rule(function: Function, operands: int) -> Callable[..., Tensor]:
-    """The first so many arguments are operands to be paired; what follows, and keywords, are options."""
-
-    def rule(*args: Any, **options: Any) -> Tensor:
-        for name in ("input", "other", "end", "weight", "tensor1", "tensor2", "exponent"):
-            if name in options and len(args) < operands:
-                args = (*args, options.pop(name))
-        if len(args) > operands:
-            tail = args[operands:]
-            return elementwise(lambda *values, **rest: function(*values, *tail, **rest), *args[:operands], **options)
-        return elementwise(function, *args, **options)
-
-    return rule
-
-
-def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
-    """Give a torch function, and the method of the same name, a rule."""
-    RULES[function] = rule
-    name = getattr(function, "__name__", "")
-    # Calls from torch's own operators arrive as methods of torch.Tensor.
-    twin = getattr(torch.Tensor, name, None) if getattr(torch, name, None) is function else None
-    if twin is not None and twin not in RULES:
-        RULES[twin] = rule
-
-
-UNARY: Final = [
-    "abs",
-    "absolute",
-    "acos",
-    "arccos",
-    "acosh",
-    "arccosh",
-    "angle",
-    "asin",
-    "arcsin",
-    "asinh",
-    "arcsinh",
-    "atan",
-    "arctan",
-    "atanh",
-    "arctanh",
-    "bitwise_not",
-    "ceil",
-    "cos",
-    "cosh",
-    "deg2rad",
-    "digamma",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "fix",
-    "floor",
-    "frac",
-    "i0",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "isneginf",
-    "isposinf",
-    "isreal",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logical_not",
-    "logit",
-    "nan_to_num",
-    "neg",
-    "negative",
-    "positive",
-    "rad2deg",
-    "reciprocal",
-    "relu",
-    "round",
-    "rsqrt",
-    "sgn",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "sin",
-    "sinc",
-    "sinh",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "trunc",
-    "conj",
-    "conj_physical",
-    "resolve_conj",
-    "resolve_neg",
-    "real",
-    "imag",
-    "clone",
-    "detach",
-    "bernoulli",
-]
-UNARY_F: Final = [
-    "relu",
-    "relu6",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "elu",
-    "selu",
-    "celu",
-    "leaky_relu",
-    "hardtanh",
-    "hardsigmoid",
-    "hardswish",
-    "logsigmoid",
-    "softsign",
-    "tanhshrink",
-    "softshrink",
-    "hardshrink",
-    "threshold",
-    "dropout",
-    "alpha_dropout",
-    "tanh",
-    "sigmoid",
-]
-BINARY: Final = [
-    "add",
-    "sub",
-    "subtract",
-    "mul",
-    "multiply",
-    "div",
-    "divide",
-    "true_divide",
-    "floor_divide",
-    "remainder",
-    "fmod",
-    "pow",
-    "float_power",
-    "atan2",
-    "arctan2",
-    "hypot",
-    "maximum",
-    "minimum",
-    "fmax",
-    "fmin",
-    "copysign",
-    "nextafter",
-    "logaddexp",
-    "logaddexp2",
-    "xlogy",
-    "ldexp",
-    "heaviside",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "not_equal",
-    "less",
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "isclose",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-    "gcd",
-    "lcm",
-    "rsub",
-]
-TERNARY: Final = ["where", "lerp", "addcmul", "addcdiv", "clamp", "clip"]
-
-for _name in UNARY:
-    register(getattr(torch, _name), unary_rule(getattr(torch, _name)))
-for _name in UNARY_F:
-    RULES[getattr(torch.nn.functional, _name)] = unary_rule(getattr(torch.nn.functional, _name))
-for _name in BINARY:
-    register(getattr(torch, _name), paired_rule(getattr(torch, _name), 2))
-for _name in TERNARY:
-    if _name not in ("where", "clamp", "clip"):
-        register(getattr(torch, _name), paired_rule(getattr(torch, _name), 3))
-for _name, _function in _OPERATORS.items():
-    for _form, _order in ((f"__{_name}__", False), (f"__r{_name}__", True)):
-        _twin = getattr(torch.Tensor, _form, None)
-        if _twin is not None and _twin not in RULES:
-            RULES[_twin] = (
-                (lambda f: lambda x, y: elementwise(f, y, x))(_function) if _order else paired_rule(_function, 2)
-            )
-for _name, _function in _COMPARISONS.items():
-    RULES.setdefault(getattr(torch.Tensor, f"__{_name}__"), paired_rule(_function, 2))
 
 
 def with_policy(function: Function, *operands: Any, join: str | None, fill: complex, **options: Any) -> Tensor:

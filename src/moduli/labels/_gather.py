@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -14,16 +15,18 @@ __all__ = ["Gather", "gather"]
 
 
 @final
-@constant("highest", "missing", "places", "positions", "present", "size")
+@constant("highest", "missing", "places", "positions", "present", "size", "reader")
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("__weakref__", "_indices", "_masks", "highest", "missing", "positions")
+    __slots__ = ("__weakref__", "_cpu", "_indices", "_masks", "_readers", "highest", "missing", "positions")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: Final = tuple(positions)
         self.missing: Final = -1 in self.positions
         self.highest: Final = max(self.positions, default=-1)
+        self._cpu: torch.Tensor | None = None
+        self._readers: dict[str, Callable[[torch.device], torch.Tensor]] = {}
         self._indices: dict[torch.device, torch.Tensor] = {}
         self._masks: dict[torch.device, torch.Tensor] = {}
 
@@ -51,6 +54,25 @@ class Gather:
         """Whether the source has the label."""
         return tuple(at >= 0 for at in self.positions)
 
+    def reader(self, what: str) -> Callable[[torch.device], torch.Tensor]:
+        """The function that compiled code calls, while it is traced, for the index or the mask.
+
+        What a function marked like this returns is a constant of the graph, and goes by the name of the function: so
+        every Gather has functions, and names, of its own. `torch.compiler.assume_constant_result` sets the same mark,
+        but importing the compiler takes a second.
+        """
+        found = self._readers.get(what)
+        if found is None:
+            make: Callable[[torch.device], torch.Tensor] = self.index if what == "index" else self.mask
+
+            def found(device: torch.device) -> torch.Tensor:
+                return make(device)
+
+            found.__code__ = found.__code__.replace(co_name=f"moduli_{what}_{next(_numbers)}")
+            found._dynamo_marked_constant = True  # type: ignore[attr-defined]
+            self._readers[what] = found
+        return found
+
     def index(self, device: torch.device) -> torch.Tensor:
         """The places as an index on a device."""
         found = self._indices.get(device)
@@ -66,6 +88,9 @@ class Gather:
         return found
 
 
+_numbers: Final = itertools.count()
+
+
 def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Tensor:
     # It outlives the call, so it must not belong to a function transform, a tracer or inference mode that is active now.
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -73,31 +98,37 @@ def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Ten
 
     dtype = torch.bool if values and isinstance(values[0], bool) else torch.int64
     with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
+        made = torch.tensor(values, dtype=dtype, device=device)
+    made._moduli_constant = True  # type: ignore[attr-defined]  # what was computed with it depends on nothing more
+    return made
 
 
-def index_of(gather: Gather, device: torch.device) -> torch.Tensor:
-    """The index of a Gather on a device."""
-    if is_dynamo_compiling():  # a graph has constants of its own; ours would all go by the same name in it
-        return torch.tensor(gather.places, dtype=torch.int64, device=device)
-    found = gather._indices.get(device)
-    return found if found is not None else gather.index(device)
-
-
-def mask_of(gather: Gather, device: torch.device) -> torch.Tensor:
-    """The mask of a Gather on a device."""
+def index_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
+    """The index of a Gather, where the data is."""
     if is_dynamo_compiling():
-        return torch.tensor(gather.present, dtype=torch.bool, device=device)
-    return gather.mask(device)
+        return gather.reader("index")(data.device)
+    if data.is_cpu:
+        found = gather._cpu
+        if found is None:
+            found = gather._cpu = gather.index(data.device)
+        return found
+    return gather.index(data.device)
+
+
+def mask_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
+    """The mask of a Gather, where the data is."""
+    if is_dynamo_compiling():
+        return gather.reader("mask")(data.device)
+    return gather.mask(data.device)
 
 
 def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:
     """The data with one axis rearranged; what is missing becomes `fill`."""
     if not plan.missing:
-        return data.index_select(axis, index_of(plan, data.device))
+        return data.index_select(axis, index_of(plan, data))
     shape = [1] * data.ndim
     shape[axis] = -1
-    mask = mask_of(plan, data.device).reshape(shape)
+    mask = mask_of(plan, data).reshape(shape)
     # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
     if not (data.is_floating_point() or data.is_complex() or isinstance(fill, complex)) and fill % 1 == 0:
         fill = bool(fill) if data.dtype is torch.bool and fill in (0, 1) else int(fill)
@@ -105,4 +136,4 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tens
         wanted = list(data.shape)
         wanted[axis] = plan.size
         return torch.where(mask, data.new_zeros(wanted), fill)
-    return torch.where(mask, data.index_select(axis, index_of(plan, data.device)), fill)
+    return torch.where(mask, data.index_select(axis, index_of(plan, data)), fill)

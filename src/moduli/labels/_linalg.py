@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._elementwise import refuse_out, register
+from ._elementwise import refuse_out
 from ._lowdin import lowdin
 from ._matrix import as_floating, columns_to_rows, factors, rounded
+from ._pointwise import register
 from ._solve import add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 

@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from ._elementwise import as_number, elementwise, refuse_out, register, with_policy
+from ._elementwise import as_number, elementwise, refuse_out, with_policy
 from ._join import join as scope
+from ._pointwise import register
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 __all__ = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from ._axes import Axes, intern_pairs
+from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
 from ._gather import Gather, gather
 from ._join import policy
@@ -105,7 +105,8 @@ def _exact_product(self: Axes, other: Axes) -> _Product:
     return plan
 
 
-_MOST = 128
+_new: Final = object.__new__
+_MOST: Final = 128
 Axes.exact_product = _exact_product  # type: ignore[method-assign]
 
 
@@ -159,6 +160,18 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 def _matmul(self: Tensor, other: Any) -> Any:
     if type(other) is Tensor:
+        if policy.how == "exact":
+            plan = self._axes.exact_product(other._axes)
+            x, y = self._data, other._data
+            if plan[1] and x.dtype is y.dtype and plan[0] is not SCALAR:
+                try:
+                    data = torch.matmul(x, y)
+                except RuntimeError:
+                    return matmul(self, other)  # which says what is wrong
+                made = _new(Tensor)
+                made._data = data
+                made._axes = plan[0]
+                return made
         return matmul(self, other)
     if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
         return NotImplemented

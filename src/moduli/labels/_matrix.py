@@ -131,7 +131,7 @@ def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Te
     check_square(data, axes, what)
     if plan.order is None:
         return data, plan
-    return data.index_select(-1, index_of(plan.order, data.device)), plan
+    return data.index_select(-1, index_of(plan.order, data)), plan
 
 
 def as_floating(data: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
         axis, order = reorder
         if plan.checks and x.shape != y.shape:
             check_sizes(plan, (x, y))
-        return plan.axes, x, y.index_select(axis, index_of(order, y.device))
+        return plan.axes, x, y.index_select(axis, index_of(order, y))
     x, y = align_pair(plan, x, y)
     return plan.axes, x, y
 

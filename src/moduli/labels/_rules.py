@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from . import _rank as rank
 from . import _reduce as reduce
 from ._axes import DimLike, DimsLike
-from ._elementwise import elementwise, refuse_out, register
+from ._elementwise import elementwise, refuse_out
 from ._matmul import matmul
+from ._pointwise import register
 from ._tensor import RULES, Tensor, finish
 
 __all__: list[str] = []

@@ -79,7 +79,7 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
         )
     check_sizes(plan.batch, (x, y))
     if plan.order is not None:
-        y = y.index_select(row_at, index_of(plan.order, y.device))
+        y = y.index_select(row_at, index_of(plan.order, y))
     if vector:
         y = y.unsqueeze(-1)
     x = apply_batch_step(as_floating(x.to(dtype)), plan.batch.steps[0], plan.batch.fill)
@@ -288,6 +288,6 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
     check_square(data, t._axes, "add_identity")
     diagonal = torch.eye(data.shape[-1], dtype=torch.bool, device=data.device)
     if plan.order is not None:
-        diagonal = diagonal.index_select(0, index_of(plan.order, data.device))
+        diagonal = diagonal.index_select(0, index_of(plan.order, data))
     # Not data + c * eye: an infinite c must leave the other entries alone.
     return wrap(torch.where(diagonal, data + amount, data), t._axes)

@@ -51,7 +51,7 @@ class AmbiguousTruthError(ValueError, RuntimeError):
 
 
 @final
-class Tensor(Methods, DeviceBounded):
+class Tensor(Methods):
     """A `torch.Tensor` together with one `Space` per axis.
 
     It behaves as torch's tensor does, except that axes know their names and positions know their labels: operands are
@@ -310,6 +310,8 @@ class Tensor(Methods, DeviceBounded):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if len(types) > 1 and not all(kind is cls or issubclass(kind, torch.Tensor) for kind in types):
+            return NotImplemented  # another kind of tensor may know what to do with ours
         rule = SCALAR.rule(func)
         if rule is None:
             return refuse(func)
@@ -328,6 +330,37 @@ class Tensor(Methods, DeviceBounded):
         """
         return wrap(self._data.to(Device.new(device).torch_device(), copy=True), self._axes)
 
+    def cpu(self) -> Tensor:
+        """A copy on the CPU.
+
+        Example:
+            >>> import moduli as mo
+            >>> mo.zeros(2).cpu().device
+            Device('cpu')
+        """
+        return self.to_device(Device("cpu"))
+
+    def gpu(self, index: int | None = None) -> Tensor:
+        """A copy on a gpu.
+
+        Args:
+            index: Which gpu; None is the one torch currently uses.
+
+        Raises:
+            RuntimeError: If this machine has no such gpu.
+
+        Example:
+            >>> import moduli as mo
+            >>> if torch.cuda.is_available():
+            ...     print(mo.zeros(2).gpu().device.name)
+        """
+        if index is None and torch.cuda.is_available():
+            index = torch.cuda.current_device()
+        return self.to_device(Device("gpu", index))
+
+
+# A virtual subclass: a metaclass would make every isinstance check of an operand slower.
+DeviceBounded.register(Tensor)
 
 RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """What each torch function does to a labelled tensor; filled by the files that know."""

@@ -1,0 +1,72 @@
+"""Recipes that make one model of several.
+
+A **recipe** merges the tensors that several models have under one name, name by name. Every one here takes live modules and
+gives a new module, or takes state dicts and gives a new state dict:
+
+* of models alone: `linear` (any weighted average or sum), `lerp` and `slerp` (between two, straight or along an arc),
+  `soup`, `greedy_soup` and `greedy_ingredients` (the average of all, or of those that help), `fisher` (weighted by
+  `fisher_information`);
+* of models fine-tuned from one base, by their task vectors: `task_vector`, `task_arithmetic` (add and subtract them), `ties`
+  (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `stock` (how far to go, by their angles).
+
+What holds for all of them:
+
+* **The first model decides**: the result has its form, names, order, dtypes, devices, trainability and ties, and what is
+  not merged is a copy of its own. Inputs are never changed, and nothing is shared with them.
+* **A coefficient** (`Coefficient`) is a number, or a mapping from glob patterns of names to numbers. A name without a number
+  is refused, and so is a pattern without a name.
+* **Precision**: tensors are combined in float32 (or complex64), float64 and complex128 in themselves, and rounded once at
+  the end. NaN and infinity are refused, and so is a result that its dtype cannot hold.
+* **What all models agree on is kept bit for bit** by every recipe whose coefficients make it an average.
+* **Integers** and truth values are never averaged. They are the first's and must be equal in all models, but for batch
+  normalisation's counters (`Integers`).
+* **Floating buffers** are the first's unless `buffers="merge"` (`Buffers`). Batch normalisation needs
+  `reestimate_batch_norm` either way. In a state dict only its statistics can be told from parameters; patterns declare others.
+* **Memory**: one name at a time, with a few tensors of its size beside the result. Mappings that read from a file work.
+
+Example:
+    >>> import torch
+    >>> from moduli.particles import merge
+    >>> a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    >>> c = merge.lerp(a, b, {"bias": 0.0, "*": 0.5})
+    >>> torch.equal(c.bias, a.bias), torch.allclose(c.weight, (a.weight + b.weight) / 2)
+    (True, True)
+"""
+
+from ._batch_norm import reestimate_batch_norm
+from ._coefficients import Coefficient
+from ._dare import dare
+from ._driver import Buffers, Integers, Policy
+from ._errors import MergeError
+from ._fisher import fisher, fisher_information
+from ._linear import lerp, linear
+from ._slerp import slerp
+from ._soup import greedy_ingredients, greedy_soup, soup
+from ._stock import stock
+from ._task import task_arithmetic, task_vector
+from ._ties import Elect, ties
+from ._views import Model
+
+__all__ = [
+    "linear",
+    "lerp",
+    "slerp",
+    "task_vector",
+    "task_arithmetic",
+    "ties",
+    "dare",
+    "soup",
+    "greedy_soup",
+    "greedy_ingredients",
+    "fisher",
+    "fisher_information",
+    "stock",
+    "reestimate_batch_norm",
+    "Model",
+    "Coefficient",
+    "Buffers",
+    "Policy",
+    "Integers",
+    "Elect",
+    "MergeError",
+]

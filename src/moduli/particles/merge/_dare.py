@@ -1,0 +1,163 @@
+"""DARE: drop entries of task vectors at random, and rescale the others.
+
+The equations of section 3 of the paper, with δ_t = θ_t − θ_base and drop rate p = 1 − density:
+
+    (1) m_t ~ Bernoulli(p), entry by entry;
+    (2) δ̃_t = (1 − m_t) ⊙ δ_t;
+    (3) δ̂_t = δ̃_t / (1 − p),
+
+so that the expectation of δ̂_t is δ_t. The vectors are then merged by another method.
+
+Reference:
+    Yu et al., "Language models are Super Mario: absorbing abilities from homologous models as a free lunch", ICML 2024,
+    arXiv:2311.03099.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from operator import index
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._recipe import Recipe, Row
+from ._task import based, labels
+from ._ties import Elect, elected
+from ._views import ModelT, sequence
+
+__all__ = ["dare", "drops", "kept"]
+
+
+def dare(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient | Sequence[Coefficient],
+    *,
+    generator: torch.Generator | int | None = None,
+    rescale: bool = True,
+    then: Literal["linear", "ties"] = "linear",
+    scale: Coefficient = 1.0,
+    weights: Sequence[Coefficient] | None = None,
+    normalize: bool = True,
+    elect: Elect = "sum",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors of which random entries were dropped and the others rescaled (DARE).
+
+    Each entry of δ_t = θ_t − θ_base is kept with probability `density`, and divided by it: δ̂_t has the expectation δ_t. Then
+
+    * `then="linear"`: θ = θ_base + λ Σ_t w_t δ̂_t / Σ_t w_t;
+    * `then="ties"`: signs are elected among the δ̂_t and those that agree are averaged, as in `ties` after its trimming.
+
+    What is dropped depends on the seed, the name and the model's place in the list only: not on the order of names, on other
+    tensors, or on the device.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The probability to keep an entry, from 0 to 1, for all models or a sequence with one for each: a number, or
+            numbers by glob pattern. Where it is 0 everything is dropped, and the model has no say.
+        generator: A seed, or a generator of which one number is drawn; torch's own generator by default.
+        rescale: Whether to divide by the density.
+        then: How the sparse vectors are merged.
+        scale: λ: a number, or numbers by glob pattern.
+        weights: One coefficient per model. Equal by default.
+        normalize: Whether to divide by the sum of the weights (of those that agree, for TIES).
+        elect: For TIES, whether signs are elected by sum or by count.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> base, model = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
+        >>> merge.dare(base, [model], 0.5, generator=0)["w"].unique()
+        tensor([0., 2.])
+
+    Reference:
+        Yu et al., "Language models are Super Mario", ICML 2024, arXiv:2311.03099.
+    """
+    models = sequence(models)
+    if generator is None or isinstance(generator, torch.Generator):
+        device = "cpu" if generator is None else generator.device
+        generator = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    seed = index(generator)  # refuses what is no integer
+    recipe = drops(
+        per_model(density, len(models), "density", low=0.0, high=1.0),
+        seed,
+        rescale,
+        then,
+        Coefficients(scale, "scale"),
+        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
+        normalize,
+        elect,
+    )
+    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+
+
+def drops(
+    densities: Sequence[Coefficients],
+    seed: int,
+    rescale: bool,
+    then: Literal["linear", "ties"],
+    scale: Coefficients,
+    weights: Sequence[Coefficients],
+    normalize: bool,
+    elect: Elect,
+) -> Recipe:
+    """The recipe of `dare`; the base is the first model."""
+    if then not in ("linear", "ties"):
+        raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
+    if elect not in ("sum", "count"):
+        raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
+
+    def kernel(name: str, row: Row) -> Tensor:
+        numbers = [weight(name) for weight in weights]
+
+        shape = row[0].shape
+
+        def sparse(place: int, delta: Tensor) -> Tensor:
+            density = densities[place](name)
+            if density in (0.0, 1.0):
+                return delta.mul_(density)
+            keep = kept(seed, name, place, shape, density).to(delta.device)
+            # A complex entry, given as a pair of real ones, is dropped as a whole.
+            keep = keep.unsqueeze(-1) if keep.ndim < delta.ndim else keep
+            delta.mul_(keep)  # (2)
+            return delta.div_(density) if rescale else delta  # (3)
+
+        if then == "ties":
+            return elected(row, sparse, scale(name), numbers, normalize, elect)
+        total = sum(numbers) if normalize else 1.0
+        if total == 0:
+            raise MergeError(
+                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
+                "normalize=False for a plain sum"
+            )
+        factors = [scale(name) * number / total for number in numbers]
+        if all(density(name) == 1.0 for density in densities):
+            return based(row, factors)  # nothing is dropped, and this rounds less
+        base = row[0]
+        result = base.clone()
+        for place, factor in enumerate(factors):
+            if factor != 0:
+                result.add_(sparse(place, row[place + 1] - base), alpha=factor)
+        return result
+
+    return Recipe(kernel, (*densities, scale, *weights))
+
+
+def kept(seed: int, name: str, place: int, shape: Sequence[int], density: float) -> Tensor:
+    """Which entries of a model's tensor are kept: 1 − m_t of (1)."""
+    key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
+    # Always on the CPU, so that the same entries are dropped wherever the model is.
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+    return torch.rand(tuple(shape), generator=generator) < density

@@ -1,0 +1,16 @@
+"""What goes wrong in a merge."""
+
+__all__ = ["MergeError"]
+
+
+class MergeError(ValueError):
+    """Models that cannot be merged, or a coefficient that does not fit them. No model was changed.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> merge.linear([torch.nn.Linear(3, 2), torch.nn.Linear(4, 2)])
+        Traceback (most recent call last):
+        ...
+        moduli.particles.merge._errors.MergeError: 'weight' is torch.float32 of shape (2, 3) in models[0] and ...
+    """

@@ -1,0 +1,191 @@
+"""Averages weighted by Fisher information: each parameter goes by the models that depend on it.
+
+The equations of sections 2 and 3 of the paper, entry by entry, with weights λ_i:
+
+    (1) F_i = E_x E_{y ~ p(y | x, θ_i)} (∂ log p(y | x, θ_i) / ∂θ_i)², the diagonal of the Fisher information;
+    (2) θ = Σ_i λ_i F_i θ_i / Σ_i λ_i F_i.
+
+Reference:
+    Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._linear import weighted_sum
+from ._recipe import Recipe, Row
+from ._views import ModelT, described, sequence
+
+__all__ = ["fisher", "fisher_information", "precisions"]
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def fisher(
+    models: Sequence[ModelT],
+    fishers: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[Coefficient] | None = None,
+    *,
+    floor: float = 1e-20,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Average models entry by entry, weighted by their Fisher information (Matena and Raffel).
+
+    For each entry, θ = Σᵢ λᵢ Fᵢ θᵢ / Σᵢ λᵢ Fᵢ: the mode of the product of Gaussian posteriors with precisions Fᵢ. A name that
+    none of the Fishers holds, such as that of a frozen parameter, is averaged with the weights λᵢ.
+
+    Args:
+        models: Modules, or state dicts. The first decides form, structure and dtypes of the result.
+        fishers: For each model the diagonal of its Fisher information by parameter name, as `fisher_information` gives it.
+        weights: λᵢ, one coefficient per model: a number of at least 0, or numbers by glob pattern. Equal by default.
+        floor: The least Fisher information that an entry counts with. Where all are below it, the models are averaged.
+        buffers: Whether floating buffers are the first model's or merged too.
+        integers: Whether tensors of integers must be equal; they are the first model's in any case.
+
+    Raises:
+        MergeError: If structures, Fishers or weights do not fit, a Fisher is negative, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> a, b = {"w": torch.tensor([0.0, 0.0])}, {"w": torch.tensor([4.0, 4.0])}
+        >>> merge.fisher([a, b], [{"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, 1.0])}])
+        {'w': tensor([2., 1.])}
+
+    Reference:
+        Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832.
+    """
+    models = sequence(models)
+    fishers = list(fishers)
+    if len(fishers) != len(models):
+        raise MergeError(f"there are {len(fishers)} fishers for {len(models)} models; give one per model")
+    first: Any = models[0]
+    names = dict(first.named_parameters(remove_duplicate=False)) if isinstance(first, nn.Module) else first
+    for index, each in enumerate(fishers):
+        for name in each:
+            if name not in names:
+                raise MergeError(
+                    f"fishers[{index}] holds {name!r}, which is no parameter of the models; rename or remove it"
+                )
+            if any(name not in other for other in fishers):
+                raise MergeError(f"fishers[{index}] holds {name!r}, but not every one does; give it for all models")
+    numbers = per_model([1.0] * len(models) if weights is None else weights, len(models), "weights", low=0.0)
+    recipe = precisions(fishers, numbers, floor)
+    return run(recipe, models, buffers=buffers, integers=integers)
+
+
+def precisions(fishers: Sequence[Mapping[str, Tensor]], weights: Sequence[Coefficients], floor: float) -> Recipe:
+    """The recipe of `fisher`."""
+    if not floor > 0:
+        raise MergeError(f"floor is {floor}; it must be greater than 0, because an average divides by it")
+
+    def kernel(name: str, row: Row) -> Tensor:
+        numbers = [weight(name) for weight in weights]
+        total = sum(numbers)
+        if total == 0:
+            raise MergeError(f"all weights for {name!r} are 0; at least one must be greater")
+        if name not in fishers[0]:
+            return weighted_sum(row, [number / total for number in numbers])
+        result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
+        for index, number in enumerate(numbers):
+            if number != 0:
+                share = _information(fishers[index][name], row[index], f"fishers[{index}][{name!r}]", floor).mul_(
+                    number
+                )
+                result.addcmul_(row[index], share.to(result.dtype))
+                information.add_(share)
+        return result.div_(information)  # (2)
+
+    return Recipe(kernel, tuple(weights))
+
+
+def _information(value: Tensor, parameter: Tensor, what: str, floor: float) -> Tensor:
+    if value.shape != parameter.shape:
+        raise MergeError(f"{what} is {described(value)}, but the parameter has shape {tuple(parameter.shape)}")
+    value = value.detach().to(device=parameter.device, dtype=parameter.real.dtype)
+    if bool((value < 0).any()) or not bool(torch.isfinite(value).all()):
+        raise MergeError(f"{what} has negative, infinite or NaN entries; Fisher information is an average of squares")
+    return value.clamp(min=floor)
+
+
+def fisher_information(
+    model: ModuleT, data: Iterable[Any], loss: Callable[[ModuleT, Any], Tensor]
+) -> dict[str, Tensor]:
+    """Estimate the diagonal of a model's Fisher information: the mean of squared gradients, example by example.
+
+    For each entry, F = (1/n) Σ_k (∂ℓ_k/∂θ)² over n examples with negative log-likelihoods ℓ_k. With the labels of the data in
+    ℓ_k it is the empirical Fisher; with labels drawn from the model's own predictions it estimates the Fisher proper.
+    Squares are taken example by example, since the gradient of a batch's mean would have them cancel: each example costs one
+    backward pass.
+
+    Args:
+        model: A module, which is not changed. A copy in evaluation mode is used.
+        data: Batches, whatever `loss` takes.
+        loss: `loss(model, batch)`: the negative log-likelihood of each example in a vector, or of a single one as a scalar.
+
+    Returns:
+        F by parameter name, for every name of every parameter that requires gradients; float32, or float64 where they are.
+
+    Raises:
+        MergeError: If there is no example, no parameter requires gradients, or the loss is not as described.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> net = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.zeros_(net.weight)
+        >>> data = [torch.tensor([[1.0], [-1.0]]), torch.tensor([[2.0]])]
+        >>> merge.fisher_information(net, data, lambda net, x: 0.5 * (net(x) - 1).square().sum(1))
+        {'weight': tensor([[2.]])}
+
+    Reference:
+        Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832 (section 3).
+    """
+    model = copy.deepcopy(model).eval()
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters:
+        raise MergeError("no parameter of the model requires gradients, so there is nothing to estimate")
+    totals = [torch.zeros_like(each, dtype=_precision(each)) for each in parameters]
+    examples = 0
+    for batch in data:
+        with torch.enable_grad():
+            losses = loss(model, batch)
+            if not isinstance(losses, Tensor) or losses.ndim > 1 or losses.is_complex() or not losses.requires_grad:
+                what = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
+                raise MergeError(
+                    f"loss gave {what}; it must give one real number per example, computed from the model: a vector "
+                    "(reduction='none'), or a scalar for a batch of one example"
+                )
+            each = losses.reshape(-1)
+            for index in range(len(each)):
+                gradients = torch.autograd.grad(
+                    each[index], parameters, retain_graph=index + 1 < len(each), allow_unused=True
+                )
+                if all(gradient is None for gradient in gradients):
+                    raise MergeError(
+                        "loss(model, batch) does not depend on the model it was given, which is a copy in evaluation "
+                        "mode; use its first argument, not the original"
+                    )
+                for total, gradient in zip(totals, gradients, strict=True):
+                    if gradient is not None:
+                        total.add_(gradient.detach().abs().to(total.dtype).square())  # (1), one term
+            examples += len(each)
+    if examples == 0:
+        raise MergeError(
+            "data holds no example, so there is nothing to estimate; if it is an iterator, it may be used up"
+        )
+    found = {id(parameter): total.div_(examples) for parameter, total in zip(parameters, totals, strict=True)}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
+
+
+def _precision(parameter: Tensor) -> torch.dtype:
+    return torch.float64 if parameter.dtype in (torch.float64, torch.complex128) else torch.float32

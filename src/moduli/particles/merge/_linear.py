@@ -1,0 +1,134 @@
+"""Averages and interpolations along straight lines.
+
+References:
+    Wortsman et al., "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
+    inference time", ICML 2022, arXiv:2203.05482 (the uniform soup, section 2).
+    Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, arXiv:2109.01903 (interpolation of two).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._recipe import Recipe, Row
+from ._views import ModelT, sequence
+
+__all__ = ["combination", "lerp", "linear", "line", "weighted_sum"]
+
+
+def linear(
+    models: Sequence[ModelT],
+    weights: Sequence[Coefficient] | None = None,
+    *,
+    normalize: bool = True,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Combine models linearly: a weighted average, or any weighted sum.
+
+    For each parameter, θ = Σᵢ wᵢ θᵢ / Σᵢ wᵢ, or θ = Σᵢ wᵢ θᵢ with `normalize=False`. A model of weight 0 is not looked at.
+
+    Args:
+        models: Modules, or state dicts. The first decides form, structure and dtypes of the result.
+        weights: One coefficient per model: a number, or numbers by glob pattern of parameter names. Equal by default.
+        normalize: Whether to divide by the sum of the weights, name by name.
+        buffers: Whether floating buffers are the first model's or merged too.
+        integers: Whether tensors of integers must be equal; they are the first model's in any case.
+
+    Raises:
+        MergeError: If structures or weights do not fit, weights to be normalised add up to 0, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> a, b = {"w": torch.tensor([0.0, 4.0])}, {"w": torch.tensor([4.0, 0.0])}
+        >>> merge.linear([a, b], [3, 1])
+        {'w': tensor([1., 3.])}
+        >>> merge.linear([a, b], [1, -1], normalize=False)
+        {'w': tensor([-4.,  4.])}
+
+    Reference:
+        Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
+    """
+    models = sequence(models)
+    recipe = combination(
+        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"), normalize
+    )
+    return run(recipe, models, buffers=buffers, integers=integers)
+
+
+def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
+    """Interpolate between two models along a straight line.
+
+    For each parameter, θ = (1 − t) a + t b. It is exactly `a` at 0 and exactly `b` at 1; beyond, it extrapolates.
+
+    Args:
+        a: A module or state dict. It decides form, structure and dtypes of the result.
+        b: Another of the same structure.
+        t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
+        buffers: Whether floating buffers are those of `a` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `a` in any case.
+
+    Raises:
+        MergeError: If the structures differ, `t` lacks a name, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> a = {"body.w": torch.zeros(2), "head.w": torch.zeros(2)}
+        >>> b = {"body.w": torch.ones(2), "head.w": torch.ones(2)}
+        >>> merge.lerp(a, b, {"head.*": 1.0, "*": 0.25})
+        {'body.w': tensor([0.2500, 0.2500]), 'head.w': tensor([1., 1.])}
+
+    Reference:
+        Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, arXiv:2109.01903.
+    """
+    return run(line(Coefficients(t, "t")), [a, b], ["a", "b"], buffers=buffers, integers=integers)
+
+
+def combination(weights: Sequence[Coefficients], normalize: bool) -> Recipe:
+    """The recipe of `linear`."""
+
+    def chosen(name: str) -> list[float]:
+        numbers = [weight(name) for weight in weights]
+        total = sum(numbers)
+        if not normalize:
+            return numbers
+        if total == 0:
+            raise MergeError(
+                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
+                "normalize=False for a plain sum"
+            )
+        return [number / total for number in numbers]
+
+    return _sums(tuple(weights), chosen)
+
+
+def line(t: Coefficients) -> Recipe:
+    """The recipe of `lerp`."""
+    return _sums((t,), lambda name: [1.0 - t(name), t(name)])
+
+
+def _sums(coefficients: tuple[Coefficients, ...], chosen: Callable[[str], list[float]]) -> Recipe:
+    def kernel(name: str, row: Row) -> Tensor:
+        return weighted_sum(row, chosen(name))
+
+    # Models that agree give what they agree on when the weights add up to one, but for rounding.
+    return Recipe(kernel, coefficients, keeps=lambda name: abs(sum(chosen(name)) - 1.0) < 1e-12)
+
+
+def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
+    """Σᵢ wᵢ θᵢ over a row; tensors of weight 0 are not read."""
+    result: Tensor | None = None
+    for index, weight in enumerate(weights):
+        if weight == 0:
+            continue
+        if result is None:
+            result = row[index] * weight
+        else:
+            result.add_(row[index], alpha=weight)
+    return torch.zeros_like(row[0]) if result is None else result

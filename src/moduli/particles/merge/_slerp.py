@@ -1,0 +1,100 @@
+"""Interpolation along great circles.
+
+Reference:
+    Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985 (the formula of section 3.3, for any dimension).
+"""
+
+from collections.abc import Sequence
+from math import acos, sin
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._linear import weighted_sum
+from ._recipe import Kernel, Recipe, Row
+from ._views import ModelT
+
+__all__ = ["arc", "slerp"]
+
+# Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
+_FLAT = 1e-6
+
+
+def slerp(
+    a: ModelT,
+    b: ModelT,
+    t: Coefficient,
+    *,
+    angle: Literal["tensor", "model"] = "tensor",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Interpolate between two models along an arc, which keeps norms where a straight line would shrink them.
+
+    With Ω the angle between `a` and `b`,
+
+        θ = sin((1 − t) Ω) / sin Ω · a + sin(t Ω) / sin Ω · b.
+
+    If both have norm r, so has every θ. Where there is no arc (parallel, opposite, or a norm of 0; so always for tensors of
+    one element), it is `lerp`.
+
+    Args:
+        a: A module or state dict. It decides form, structure and dtypes of the result.
+        b: Another of the same structure.
+        t: How far to go from `a` to `b`: a number, or numbers by glob pattern of parameter names.
+        angle: Whether each tensor has its own angle, or Ω is that of the whole models, all tensors that are merged and
+            differ seen as one vector. The latter reads the models twice.
+        buffers: Whether floating buffers are those of `a` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `a` in any case.
+
+    Raises:
+        MergeError: If the structures differ, `t` lacks a name, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> a, b = {"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}
+        >>> merge.slerp(a, b, 0.5)
+        {'w': tensor([1.4142, 1.4142])}
+
+    Reference:
+        Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
+    """
+    if angle not in ("tensor", "model"):
+        raise MergeError(f"angle is {angle!r}; it must be 'tensor' or 'model'")
+    recipe = arc(Coefficients(t, "t"), whole=angle == "model")
+    return run(recipe, [a, b], ["a", "b"], buffers=buffers, integers=integers)
+
+
+def arc(t: Coefficients, whole: bool) -> Recipe:
+    """The recipe of `slerp`."""
+
+    def kernel(name: str, row: Row) -> Tensor:
+        return weighted_sum(row, _weights(t(name), *_products(row[0], row[1])))
+
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
+        totals = [0.0, 0.0, 0.0]
+        for _, row in rows:
+            totals = [total + part for total, part in zip(totals, _products(row[0], row[1]), strict=True)]
+        return lambda name, row: weighted_sum(row, _weights(t(name), *totals))
+
+    return Recipe(kernel, (t,), survey=survey if whole else None)
+
+
+def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    """⟨a, a⟩, ⟨a, b⟩ and ⟨b, b⟩; of complex tensors the real parts, as if they were real pairs."""
+    pairs = ((a, a), (a, b), (b, b))
+    aa, ab, bb = (torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
+    return aa, ab, bb
+
+
+def _weights(t: float, aa: float, ab: float, bb: float) -> tuple[float, float]:
+    norm = (aa * bb) ** 0.5
+    omega = acos(max(-1.0, min(1.0, ab / norm))) if norm > 0 else 0.0
+    if sin(omega) < _FLAT:
+        return 1.0 - t, t
+    return sin((1.0 - t) * omega) / sin(omega), sin(t * omega) / sin(omega)

@@ -1,0 +1,166 @@
+"""TIES: trim, elect signs, merge what agrees.
+
+The equations, in the order of section 4.2 and Algorithm 1 of the paper, with τ_t = θ_t − θ_base:
+
+    (1) trim:   τ̂_t holds the k entries of τ_t of largest magnitude, and 0 elsewhere;
+    (2) elect:  γ = sgn(Σ_t τ̂_t), entry by entry;
+    (3) merge:  τ = the mean of those τ̂_t with sgn(τ̂_t) = γ, entry by entry;
+    (4) θ = θ_base + λ τ.
+
+Reference:
+    Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._recipe import Kernel, Recipe, Row
+from ._task import labels
+from ._trim import cut_whole, real, trimmed, trimmed_whole
+from ._views import ModelT, sequence
+
+__all__ = ["Elect", "elected", "elections", "ties"]
+
+Elect: TypeAlias = Literal["sum", "count"]
+"""How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
+
+
+def ties(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient | Sequence[Coefficient] = 0.2,
+    *,
+    scale: Coefficient = 1.0,
+    weights: Sequence[Coefficient] | None = None,
+    normalize: bool = True,
+    elect: Elect = "sum",
+    trim: Literal["tensor", "model"] = "tensor",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors after trimming small changes and settling conflicts of sign (TIES-Merging).
+
+    Of each task vector τ_t = θ_t − θ_base only the entries of largest magnitude are kept. For each entry a sign is elected,
+    and the kept values of that sign are averaged: θ = θ_base + λ · mean of w_t τ̂_t over the models that agree.
+
+    With weights, w_t τ̂_t takes the place of τ̂_t both in the
+    election and in the mean, which divides by Σ |w_t| over the models that agree: a model of weight 0 has no say.
+    Where the votes cancel, the base stays. Complex entries count as two real ones.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The fraction of entries to keep, from 0 to 1, for all models or a sequence with one for each: a number, or
+            numbers by glob pattern. Of n entries round(density · n) are kept, and at least one unless it is 0; among equal
+            magnitudes the first ones.
+        scale: λ: a number, or numbers by glob pattern.
+        weights: One coefficient per model. Equal by default.
+        normalize: Whether to divide by the weights that agree; otherwise they are summed.
+        elect: Whether signs are elected by sum or by count.
+        trim: Whether each tensor keeps its share of entries, or the whole task vector does, all tensors that are merged and
+            differ as one, as in the paper. The latter takes one density per model, and reads the models four times.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli.particles import merge
+        >>> base = {"w": torch.zeros(4)}
+        >>> a, b = {"w": torch.tensor([4.0, 3.0, 0.1, 0.0])}, {"w": torch.tensor([2.0, -1.0, 0.0, 0.2])}
+        >>> merge.ties(base, [a, b], density=0.5)
+        {'w': tensor([3., 3., 0., 0.])}
+
+    Reference:
+        Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
+    """
+    models = sequence(models)
+    if trim not in ("tensor", "model"):
+        raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
+    recipe = elections(
+        per_model(density, len(models), "density", low=0.0, high=1.0),
+        Coefficients(scale, "scale"),
+        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
+        normalize,
+        elect,
+        whole=trim == "model",
+    )
+    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+
+
+def elections(
+    densities: Sequence[Coefficients],
+    scale: Coefficients,
+    weights: Sequence[Coefficients],
+    normalize: bool,
+    elect: Elect,
+    whole: bool = False,
+) -> Recipe:
+    """The recipe of `ties`; the base is the first model."""
+    if elect not in ("sum", "count"):
+        raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
+
+    def merged(name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
+        return elected(row, sparse, scale(name), [weight(name) for weight in weights], normalize, elect)
+
+    def kernel(name: str, row: Row) -> Tensor:
+        return merged(name, row, lambda index, delta: trimmed(delta, densities[index](name)))  # (1)
+
+    def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
+        cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
+        return lambda name, row: merged(name, row, lambda index, delta: trimmed_whole(delta, cuts[index], name))  # (1)
+
+    return Recipe(kernel, (*densities, scale, *weights), survey=survey if whole else None)
+
+
+def elected(
+    row: Row,
+    sparse: Callable[[int, Tensor], Tensor],
+    scale: float,
+    weights: Sequence[float],
+    normalize: bool,
+    elect: Elect,
+) -> Tensor:
+    """Elect signs among sparse task vectors and merge what agrees, in one pass over the models.
+
+    What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at once.
+
+    Args:
+        row: The base and the models.
+        sparse: Makes a task vector, given as a real tensor of its own, sparse, for a model by its index.
+        scale: λ.
+        weights: One per model.
+        normalize: Whether to divide by the weights that agree.
+        elect: How signs are elected.
+    """
+    first = row[0]
+    base = real(first)
+    positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
+    votes = torch.zeros_like(base) if elect == "count" else None
+    for index, weight in enumerate(weights):
+        if weight == 0:
+            continue
+        vector = sparse(index, real(row[index + 1]) - base).mul_(weight)
+        if votes is not None:
+            votes.add_(vector.sign())
+        for_positive.add_(vector > 0, alpha=abs(weight))
+        for_negative.add_(vector < 0, alpha=abs(weight))
+        positive.add_(vector.clamp(min=0))
+        negative.add_(vector.clamp_(max=0))
+        del vector  # before the next one is made
+    sign = positive + negative if votes is None else votes  # (2); only its sign counts
+    # In place from here on, so that electing needs no more memory than counting did.
+    merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
+    if normalize:
+        agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
+        merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
+    result = merged.mul_(scale).add_(base)  # (4)
+    return torch.view_as_complex(result) if first.is_complex() else result

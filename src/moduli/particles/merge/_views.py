@@ -1,0 +1,230 @@
+"""Models and state dicts seen alike: tensors by name, and what is known about each name without reading it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from moduli.layout import diff, layout_of
+
+from ._errors import MergeError
+
+__all__ = ["COUNTER", "STATISTICS", "Model", "ModelT", "View", "check", "described", "sequence", "ties", "view"]
+
+Model: TypeAlias = nn.Module | Mapping[str, Tensor]
+"""What can be merged: a module, or a mapping from names to tensors such as `state_dict()` gives.
+
+A mapping may read its tensors when they are asked for: names are merged one after the other, and nothing is kept. If it
+has a method `meta(name)` that gives a tensor on device "meta", structures are compared before anything is read.
+"""
+
+ModelT = TypeVar("ModelT", bound=nn.Module | Mapping[str, Any])
+
+COUNTER = "num_batches_tracked"
+STATISTICS = ("running_mean", "running_var")
+
+_EXTRA = "_extra_state"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One model.
+
+    Attributes:
+        model: The model itself.
+        label: What errors call it.
+        tensors: Every tensor by every one of its names, in order.
+        keys: The names. Asking a mapping on a file whether it has one may read the tensor.
+        buffers: The names that are known to be buffers.
+    """
+
+    model: Model
+    label: str
+    tensors: Mapping[str, Any]
+    keys: frozenset[str]
+    buffers: frozenset[str]
+
+    @property
+    def held(self) -> bool:
+        """Whether all tensors are in memory."""
+        return isinstance(self.model, nn.Module | dict)
+
+    @property
+    def known(self) -> bool:
+        """Whether looking at the shape of a tensor costs nothing."""
+        return self.held or hasattr(self.model, "meta")
+
+    def look(self, name: str) -> Tensor:
+        """A tensor of the shape and dtype of a name's; what is in it does not matter."""
+        meta: Any = None if self.held else getattr(self.model, "meta", None)
+        return self.read(name) if meta is None else cast(Tensor, meta(name))
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of a name.
+
+        Raises:
+            MergeError: If there is none, or it has no data that could be merged.
+        """
+        try:
+            tensor = self.tensors[name]
+        except KeyError:
+            raise MergeError(f"{name!r} is missing in {self.label}; merge models of one structure") from None
+        if not isinstance(tensor, Tensor):
+            raise MergeError(f"{name!r} of {self.label} is {type(tensor).__name__}, not a tensor; leave it out")
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            what = "has no data (device 'meta')" if tensor.is_meta else f"has layout {tensor.layout}"
+            raise MergeError(f"{name!r} of {self.label} {what}; only dense tensors with data are merged")
+        return tensor.detach()
+
+    def names(self) -> Iterator[str]:
+        """Every name that stands for a tensor: all but the extra state that modules may keep."""
+        return (name for name in self.tensors if not is_extra(name))
+
+
+def is_extra(name: str) -> bool:
+    """Whether a key of a state dict is a module's extra state, which torch passes through whatever it is."""
+    return name.rpartition(".")[2] == _EXTRA
+
+
+def view(model: Model, label: str) -> View:
+    """See a model as tensors by name.
+
+    Raises:
+        TypeError: If it is neither a module nor a mapping.
+        LayoutError: If a parameter is lazy, or a module contains itself.
+    """
+    if isinstance(model, nn.Module):
+        layout_of(model)  # refuses what has no layout, in words
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
+        return View(model, label, tensors, frozenset(tensors), frozenset(buffers))
+    if not isinstance(model, Mapping):
+        raise TypeError(f"{label} is {type(model).__name__}; a model is a torch.nn.Module or a state dict")
+    # A state dict does not say what is a buffer. Batch normalisation can be told: its statistics stand by its counter.
+    keys = frozenset(model)
+    prefixes = [name[: -len(COUNTER)] for name in keys if name.rpartition(".")[2] == COUNTER]
+    names = frozenset(prefix + statistic for prefix in prefixes for statistic in STATISTICS)
+    return View(model, label, model, keys, names & keys)
+
+
+def sequence(models: Sequence[ModelT], what: str = "models", least: int = 1) -> list[ModelT]:
+    """The models as a list.
+
+    Raises:
+        TypeError: If a single model was given.
+        MergeError: If there are too few.
+    """
+    if isinstance(models, nn.Module | Mapping):
+        raise TypeError(f"{what} is one model; give a list of models, such as [{what}]")
+    models = list(models)
+    if len(models) < least:
+        raise MergeError(f"{what} holds {len(models)} of the {least} models that this needs")
+    return models
+
+
+def described(tensor: Tensor) -> str:
+    """The dtype and shape of a tensor, for an error."""
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def check(first: View, other: View, needed: Sequence[str]) -> None:
+    """Refuse models whose structures differ, at the first name where they do.
+
+    Args:
+        first: The model that decides the structure.
+        other: Another one.
+        needed: The names that will be read.
+
+    Raises:
+        MergeError: If they differ.
+    """
+    for name in needed:
+        if name not in other.keys:
+            shape = f" ({described(first.look(name))} in {first.label})" if first.known else ""
+            raise MergeError(f"{name!r}{shape} is missing in {other.label}; merge models of one structure")
+        if first.known and other.known:
+            compare(name, first, first.look(name), other, other.look(name))
+    for name in other.names():
+        # A module may have buffers that nobody reads, such as caches that grow; parameters are never left out.
+        if name not in first.keys and name not in other.buffers:
+            shape = f" ({described(other.look(name))} in {other.label})" if other.known else ""
+            raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")
+    if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
+        _check_ties(first, other, first.model, other.model)
+    theirs, ours = labels(other.model), labels(first.model)
+    for path in sorted(ours.keys() & theirs.keys()):
+        for name in sorted(ours[path].keys() & theirs[path].keys()):
+            if ours[path][name] != theirs[path][name]:
+                raise MergeError(
+                    f"the labels of {'.'.join(filter(None, (path, name)))!r} are {ours[path][name]} in {first.label} "
+                    f"and {theirs[path][name]} in {other.label}; align one to the other first"
+                )
+
+
+def _check_ties(first: View, other: View, left: nn.Module, right: nn.Module) -> None:
+    # The same names and shapes by now: what `diff` may find are ties, and floating dtypes and orders, which do not matter.
+    if diff(left, right) is None:
+        return
+    theirs = layout_of(right)
+    for entry in layout_of(left):
+        names = set(theirs[entry.name].names)
+        if names != set(entry.names):
+            apart = sorted(names ^ set(entry.names))[0]
+            ours, there = ("tied to" if apart in group else "apart from" for group in (entry.names, names))
+            raise MergeError(
+                f"{apart!r} is {ours} {entry.name!r} in {first.label} and {there} it in {other.label}; "
+                "tie them in both models, or in neither"
+            )
+
+
+def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) -> None:
+    """Refuse tensors of different shapes, or of dtypes that do not mix: real, complex, and everything else.
+
+    Raises:
+        MergeError: If they differ.
+    """
+    if left.shape != right.shape or _kind(left) != _kind(right):
+        raise MergeError(
+            f"{name!r} is {described(left)} in {first.label} and {described(right)} in {other.label}; "
+            "merge models of one structure"
+        )
+
+
+def _kind(tensor: Tensor) -> object:
+    return "real" if tensor.is_floating_point() else "complex" if tensor.is_complex() else tensor.dtype
+
+
+def labels(model: Model) -> dict[str, dict[str, Any]]:
+    """The labels of the axes of owned tensors, by path of their module and name, as a state dict tells them."""
+    metadata: Any = getattr(model, "_metadata", None)
+    if isinstance(model, nn.Module):
+        if not any(vars(each).get("_labelled") for each in model.modules()):
+            return {}
+        metadata = getattr(model.state_dict(), "_metadata", None)
+    return {path: entry["labels"] for path, entry in (metadata or {}).items() if "labels" in entry}
+
+
+def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
+    """The names of the first model in order, those that are one tensor in every model together.
+
+    Tensors are one if they are the same memory seen the same way. In a mapping that reads its tensors when asked,
+    nothing can be known to be tied.
+    """
+    first = views[0]
+    if not all(each.held for each in views):
+        return [(name,) for name in first.names()]
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in first.names():
+        key = tuple(_identity(each.tensors.get(name), name) for each in views)
+        groups.setdefault(key, []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def _identity(tensor: object, name: str) -> object:
+    if not isinstance(tensor, Tensor):
+        return name
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return id(tensor)  # no memory to compare
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,142 @@
+"""Models to merge, and every recipe in a form that takes a list of them."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from moduli.particles import merge
+from strategies import Node
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
+
+
+def siblings(net, count, seed=0):
+    """Copies of a module with random values in everything that has averages; integers stay equal."""
+    generator = torch.Generator().manual_seed(seed)
+    models = [copy.deepcopy(net) for _ in range(count)]
+    with torch.no_grad():
+        for model in models:
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    shape = (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
+                    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+                    tensor.copy_(torch.view_as_complex(noise) if tensor.is_complex() else noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("running_var"):
+                    buffer.abs_().add_(0.1)
+                if name == "mask":
+                    buffer.copy_(net.mask)
+    return models
+
+
+def everything(model):
+    """Every tensor of a module or state dict by every name."""
+    if isinstance(model, Mapping):
+        return dict(model)
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def averaged(tensor):
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def assert_same(left, right, exactly=True, **tolerance):
+    left, right = everything(left), everything(right)
+    assert list(left) == list(right)
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype, name
+        if exactly:
+            assert torch.equal(tensor, right[name]), name
+        else:
+            torch.testing.assert_close(tensor, right[name], msg=lambda text: f"{name}: {text}", **tolerance)
+
+
+def equal_fishers(models):
+    return [{name: torch.ones(t.shape) for name, t in everything(m).items() if averaged(t)} for m in models]
+
+
+# Each takes at least three models, the first of which is the base where there is one.
+RECIPES = {
+    "linear": lambda models, **how: merge.linear(models, range(1, len(models) + 1), **how),
+    "lerp": lambda models, **how: merge.lerp(models[0], models[1], 0.3, **how),
+    "slerp": lambda models, **how: merge.slerp(models[0], models[1], 0.3, **how),
+    "slerp of whole models": lambda models, **how: merge.slerp(models[0], models[1], 0.3, angle="model", **how),
+    "task arithmetic": lambda models, **how: merge.task_arithmetic(models[0], models[1:], 0.4, **how),
+    "ties": lambda models, **how: merge.ties(models[0], models[1:], 0.5, **how),
+    "ties by count": lambda models, **how: merge.ties(
+        models[0], models[1:], 0.5, elect="count", normalize=False, scale=0.5, **how
+    ),
+    "ties of whole vectors": lambda models, **how: merge.ties(models[0], models[1:], 0.5, trim="model", **how),
+    "dare": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, **how),
+    "dare and ties": lambda models, **how: merge.dare(models[0], models[1:], 0.5, generator=3, then="ties", **how),
+    "soup": lambda models, **how: merge.soup(models, **how),
+    "greedy soup": lambda models, **how: merge.greedy_soup(models, lambda model: 0.0, **how),
+    "fisher": lambda models, **how: merge.fisher(models, [{} for _ in models], **how),
+    "stock": lambda models, **how: merge.stock(models[0], models[1:], **how),
+}
+
+
+class Lazy(Mapping):
+    """A mapping that makes each tensor when it is asked for, as one on a file does."""
+
+    def __init__(self, state):
+        self.state, self.reads = state, []
+
+    def __getitem__(self, name):
+        self.reads.append(name)
+        return self.state[name].clone()
+
+    def __iter__(self):
+        return iter(self.state)
+
+    def __len__(self):
+        return len(self.state)
+
+
+class Described(Lazy):
+    """One that knows shapes and dtypes without reading."""
+
+    def meta(self, name):
+        return self.state[name].to("meta")
+
+
+class BatchNormNet(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+class Tied(nn.Module):
+    """A language model in miniature: the output layer is the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("position_ids", torch.arange(5))
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.body(self.embedding(tokens))))
+
+
+__all__ = [
+    "FLOATING",
+    "RECIPES",
+    "BatchNormNet",
+    "Described",
+    "Lazy",
+    "Node",
+    "Tied",
+    "assert_same",
+    "averaged",
+    "equal_fishers",
+    "everything",
+    "siblings",
+]

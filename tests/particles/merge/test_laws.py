@@ -1,0 +1,186 @@
+"""What holds for every recipe, over random module trees.
+
+Drawing a tree costs more than merging it, so each example goes through all recipes.
+"""
+
+import copy
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moduli.layout import diff, layout_of
+from moduli.particles import merge
+from moduli.particles.merge._coefficients import per_model
+from moduli.particles.merge._driver import stream
+from moduli.particles.merge._linear import combination
+from particles.merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
+from strategies import ALL_DTYPES, modules
+
+few = settings(max_examples=20)
+seeds = st.integers(0, 100)
+policies = st.sampled_from(["first", "merge"])
+
+
+@few
+@given(net=modules(ALL_DTYPES), seed=seeds, policy=policies)
+def test_the_result_is_a_new_model_like_the_first_and_inputs_stay_as_they_were(net, seed, policy):
+    models = siblings(net, 3, seed)
+    before = copy.deepcopy(models)
+    versions = [[t._version for t in everything(model).values()] for model in models]
+    theirs = {t.data_ptr() for model in models for t in everything(model).values() if t.numel()}
+    for recipe in RECIPES.values():
+        result = recipe(models, buffers=policy)
+        assert type(result) is type(net)
+        assert diff(result, net) is None
+        assert layout_of(result).buffers == layout_of(net).buffers
+        assert not theirs & {t.data_ptr() for t in everything(result).values() if t.numel()}
+        for name, parameter in result.named_parameters():
+            assert parameter.is_leaf
+            assert parameter.grad is None
+            assert parameter.requires_grad == net.get_parameter(name).requires_grad
+        for name, tensor in everything(result).items():
+            if not averaged(tensor):
+                assert torch.equal(tensor, everything(models[0])[name])
+    for model, was, version in zip(models, before, versions, strict=True):
+        assert_same(model, was)
+        assert [t._version for t in everything(model).values()] == version
+
+
+@few
+@given(net=modules(ALL_DTYPES), seed=seeds)
+def test_state_dicts_merge_as_modules_do(net, seed):
+    for module in net.modules():
+        module._non_persistent_buffers_set.clear()  # a state dict lacks them, and whole models have one angle
+    models = siblings(net, 3, seed)
+    declared = {name: "first" for name, _ in net.named_buffers()}
+    for recipe in RECIPES.values():
+        expected = recipe(models, buffers="merge").state_dict()
+        found = recipe([model.state_dict() for model in models], buffers="merge")
+        assert_same(found, expected)
+        assert found._metadata == expected._metadata
+        # What is not merged needs no declaration in a module, and patterns in a state dict.
+        assert_same(recipe([model.state_dict() for model in models], buffers=declared), recipe(models).state_dict())
+
+
+@few
+@given(net=modules(FLOATING, ties=False), seed=seeds)
+def test_neither_the_order_of_names_nor_how_they_are_read_matters(net, seed):
+    states = [dict(model.state_dict()) for model in siblings(net, 3, seed)]
+    for recipe in RECIPES.values():
+        result = recipe(states)
+        assert_same(recipe([states[0], *(dict(reversed(state.items())) for state in states[1:])]), result)
+        backwards = recipe([dict(reversed(state.items())) for state in states])
+        assert list(backwards) == list(reversed(result))
+        for name, tensor in result.items():
+            torch.testing.assert_close(backwards[name], tensor)
+        assert_same(recipe([Lazy(state) for state in states]), result)
+        assert_same(recipe([Described(state) for state in states]), result)
+
+
+@few
+@given(net=modules(FLOATING), seed=seeds, policy=policies)
+def test_what_all_models_agree_on_is_kept_bit_for_bit(net, seed, policy):
+    model = siblings(net, 1, seed)[0]
+    for recipe in RECIPES.values():
+        assert_same(recipe([model, copy.deepcopy(model), copy.deepcopy(model)], buffers=policy), model)
+
+
+@few
+@given(net=modules(FLOATING), seed=seeds, order=st.permutations([1, 2, 3]))
+def test_the_order_of_the_models_does_not_matter(net, seed, order):
+    models = siblings(net, 4, seed)
+    for name, recipe in RECIPES.items():
+        if not name.startswith(("dare", "lerp", "slerp", "linear")):
+            other = recipe([models[0], *(models[index] for index in order)])
+            assert_same(recipe(models), other, exactly=False)
+
+
+@few
+@given(net=modules((torch.float16, torch.bfloat16)), seed=seeds)
+def test_halves_are_combined_in_float32_and_rounded_once(net, seed):
+    models = siblings(net, 3, seed)
+    wide = [copy.deepcopy(model).float() for model in models]
+    for name, recipe in RECIPES.items():
+        rounded = everything(recipe(wide))
+        for path, tensor in everything(recipe(models)).items():
+            assert torch.equal(tensor, rounded[path].to(tensor.dtype)), (name, path)
+
+
+@few
+@given(net=modules(FLOATING, gaps=False), seed=seeds)
+def test_streaming_gives_the_same_tensors_one_at_a_time(net, seed):
+    states = [dict(model.state_dict()) for model in siblings(net, 2, seed)]
+    recipe = combination(per_model([3.0, 1.0], 2, "weights"), normalize=True)
+    found = {name: value for names, value in stream(recipe, states) for name in names}
+    expected = merge.linear(states, [3, 1])
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_stream_reads_as_it_goes_and_leaves_the_gradient_mode_alone():
+    files = [Described({f"{i}": torch.randn(2) for i in range(3)}) for _ in range(2)]
+    values = stream(combination(per_model([1.0, 1.0], 2, "weights"), normalize=True), files)
+    assert files[0].reads == []
+    next(values)
+    assert torch.is_grad_enabled()
+    assert set(files[0].reads) == set(files[1].reads) == {"0"}
+    assert [names for names, _ in values] == [("1",), ("2",)]
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of large tensors that are alive at once, but for those known beforehand."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.alive, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.numel() >= 1000 and not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self.alive and key not in self.known:
+                    self.alive[key] = storage.nbytes()
+                    weakref.finalize(storage, self.alive.pop, key, None)
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_memory_beside_the_result_does_not_grow_with_the_models(name):
+    def tensors_beside(names, count):
+        states = [{f"{i}": torch.randn(1000) for i in range(names)} for _ in range(count)]
+        with Meter([tensor for state in states for tensor in state.values()]) as meter:
+            result = RECIPES[name](states)
+        assert len(result) == names
+        return meter.peak / 4000 - names
+
+    some = tensors_beside(3, 3)
+    if name != "ties of whole vectors":  # whose counters are as large as a hundred of these tensors
+        assert some <= (7 if "ties" in name else 3 if name in ("dare", "stock") else 1)
+    assert tensors_beside(30, 3) <= some + 1
+    assert tensors_beside(3, 12) <= some + 1
+
+
+@few
+@given(net=modules(FLOATING), seed=seeds)
+def test_the_gradient_mode_does_not_matter(net, seed):
+    models = siblings(net, 2, seed)
+    with torch.no_grad():
+        quiet = merge.linear(models)
+    assert_same(quiet, merge.linear(models))
+
+
+def test_modules_and_state_dicts_mix_and_the_first_decides():
+    a, b = nn.Linear(3, 2), nn.Linear(3, 2)
+    module = merge.linear([a, b.state_dict()])
+    state = merge.linear([a.state_dict(), b])
+    assert isinstance(module, nn.Linear)
+    assert_same(state, module.state_dict())

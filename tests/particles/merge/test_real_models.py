@@ -1,0 +1,124 @@
+"""Models as people have them: a merge runs, and computes what its weights say."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations
+
+import moduli as mo
+from moduli.particles import merge
+from particles.merge.helpers import RECIPES, BatchNormNet, Tied, siblings
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return torch.relu(x + self.two(torch.relu(self.norm(self.one(x)))))
+
+
+def recurrent():
+    return nn.LSTM(3, 4, num_layers=2, batch_first=True)
+
+
+def transformer():
+    return nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+
+def residual():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), Block(4), Block(4), nn.Flatten(), nn.LazyLinear(3))
+
+
+def weight_normed():
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
+
+
+MODELS = {
+    "batch norm": (BatchNormNet, lambda: (torch.randn(5, 3),)),
+    "tied": (Tied, lambda: (torch.randint(7, (2, 5)),)),
+    "transformer": (transformer, lambda: (torch.randn(2, 5, 8), torch.randn(2, 4, 8))),
+    "lstm": (recurrent, lambda: (torch.randn(2, 5, 3),)),
+    "residual": (residual, lambda: (torch.randn(2, 1, 6, 6),)),
+    "weight norm": (weight_normed, lambda: (torch.randn(5, 3),)),
+}
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_recipe_merges_real_models(name):
+    torch.manual_seed(0)
+    build, inputs = MODELS[name]
+    x = inputs()
+    net = build().eval()
+    net(*x)
+    models = siblings(net, 3)
+    for recipe in RECIPES.values():
+        found = recipe(models)
+        assert list(found.state_dict()) == list(net.state_dict())
+        assert all(a is b for a, b in zip(map(type, found.modules()), map(type, net.modules()), strict=True))
+        output = first(found(*x))
+        assert torch.isfinite(output).all()
+        output.sum().backward()
+        assert all(parameter.grad is not None for parameter in found.parameters())
+        state = recipe([model.state_dict() for model in models])
+        torch.testing.assert_close(first(functional_call(models[1], dict(state), x)), output)
+        build_again = build().eval()
+        build_again(*x)
+        build_again.load_state_dict(state)
+        torch.testing.assert_close(first(build_again(*x)), output)
+
+
+def test_an_optimizer_trains_the_result():
+    a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+    net = merge.linear([a, b])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y = torch.randn(16, 2), torch.randn(16, 1)
+    before = (net(x) - y).square().mean()
+    for _ in range(20):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    assert (net(x) - y).square().mean() < before
+
+
+def test_a_soup_of_fine_tuned_models_is_no_worse_than_their_mean():
+    """The point of it all, on a convex problem: the loss of an average is at most the average of the losses."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 3)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+    models = [nn.Linear(3, 1) for _ in range(4)]
+
+    def loss(net):
+        return (net(x) - y).square().mean().item()
+
+    assert loss(merge.soup(models)) <= sum(map(loss, models)) / 4
+    assert loss(merge.greedy_soup(models, loss, mode="min")) <= min(map(loss, models))
+
+
+def test_modules_that_own_labelled_tensors_merge():
+    rooms = pytest.importorskip("moduli.nn", reason="needs the room of labelled modules")
+
+    class Net(rooms.Module):
+        def __init__(self, labels, *values):
+            super().__init__()
+            self.gain = mo.tensor(values, "channel", channel=labels, requires_grad=True)
+
+        @rooms.virtual
+        def twice(self):
+            return 2 * self.gain
+
+    a, b, c = Net(["x", "y"], 1.0, 2.0), Net(["x", "y"], 3.0, 4.0), Net(["y", "x"], 1.0, 2.0)
+    found = merge.linear([a, b])
+    assert type(found) is Net
+    assert mo.equal(found.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
+    assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
+    for form in (lambda model: model, lambda model: model.state_dict()):
+        with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* align"):
+            merge.linear([form(a), form(c)])
