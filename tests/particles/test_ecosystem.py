@@ -393,3 +393,74 @@ def test_only_values_without_a_name_are_written_over():
         act()
         for held in (t, cell[0], holder["x"]):
             assert torch.equal(vector(held + 0), values)
+
+
+def test_new_children_of_either_operand_are_seen_by_the_short_way():
+    for side in (0, 1):
+        nets = [Net(), Net()]
+        nets[0] + nets[1], nets[1] + nets[0]
+        nets[side].l1.add_module("inner", nn.Linear(2, 2))
+        with pytest.raises(StructureError, match=r"'l1\.inner\.weight' is missing"):
+            nets[0] + nets[1]
+        nets = [adopt(nn.ParameterList([torch.ones(3)])), adopt(nn.ParameterList([torch.ones(3)]))]
+        nets[0] + nets[1], nets[1] + nets[0]
+        nets[side].add_module("inner", nn.Linear(2, 2))
+        with pytest.raises(StructureError, match=r"'inner\.weight' is missing"):
+            nets[0] + nets[1]
+
+
+def test_the_short_way_equals_the_long_way_through_random_changes():
+    """Random changes between operations; the long way, on a deep copy that nothing is known about, is the reference."""
+    generator = np.random.default_rng(0)
+    nets = [adopt(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))) for _ in range(3)]
+
+    def mutate(net):
+        kind = generator.integers(9)
+        layer = net[1][0] if generator.integers(2) else net[0]
+        with torch.no_grad():
+            if kind == 0:
+                layer.weight.mul_(2)
+            elif kind == 1:
+                layer.weight.data = torch.randn(3, 3)
+            elif kind == 2:
+                layer.bias = nn.Parameter(torch.randn(3))
+            elif kind == 3:
+                net[1][1] = nn.ReLU() if generator.integers(2) else nn.Tanh()
+            elif kind == 4:
+                layer.weight.requires_grad_(not layer.weight.requires_grad)
+            elif kind == 5:
+                layer.weight.data = layer.weight.data.t()
+            elif kind == 6:
+                layer.note = int(generator.integers(3))
+            elif kind == 7:
+                net.train(bool(generator.integers(2)))
+
+    for _ in range(150):
+        i, j = generator.integers(len(nets), size=2)
+        mutate(nets[generator.integers(len(nets))])
+        fresh = [copy.deepcopy(nets[i]), copy.deepcopy(nets[j])]
+        for made, expected in (
+            (nets[i] + nets[j], fresh[0] + fresh[1]),
+            (nets[i] - 0.5 * nets[j], fresh[0] - 0.5 * fresh[1]),
+        ):
+            assert repr(made) == repr(expected)
+            for x, y in zip(made.parameters(), expected.parameters(), strict=True):
+                assert torch.equal(x, y)
+                assert x.requires_grad == y.requires_grad
+            assert [m.training for m in made.modules()] == [m.training for m in expected.modules()]
+            assert [getattr(m, "note", None) for m in made.modules()] == [
+                getattr(m, "note", None) for m in expected.modules()
+            ]
+        if generator.integers(10) == 0:
+            nets[i] = nets[i] + nets[j] * 0.1
+
+
+def test_many_small_parameters_that_move_are_seen():
+    a, b = (adopt(nn.ParameterList([torch.randn(4) for _ in range(40)])) for _ in range(2))
+    a + b
+    for _ in range(3):
+        assert torch.equal(vector(a + b), vector(a) + vector(b))
+        a[7].data = torch.randn(4)
+        b[31].data = torch.randn(4)
+        assert torch.equal(vector(a + b), vector(a) + vector(b))
+        assert torch.equal(vector(a - 0.5 * (b - a)), vector(a) - 0.5 * (vector(b) - vector(a)))

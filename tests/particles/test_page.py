@@ -435,3 +435,152 @@ def test_configurations_travel_in_checkpoints(tmp_path):
     assert (2 * other).my_module.weight is other.my_module.weight
     assert other._version_kernel.data.config[2].rate == 0.5
     assert "param_config" not in Both().state_dict()._metadata[""]
+
+
+def test_particles_and_products_of_ones_own():
+    from moduli.particles.kernel import Particle, Product
+
+    class Number(Product):
+        def __init__(self, value):
+            self.value = value
+
+        def particle(self):
+            return Point(self.value)
+
+        def clone(self):
+            return Number(self.value)
+
+        def rand(self):
+            return Number(0.5)
+
+        def randn(self):
+            return Number(-0.5)
+
+        def _binary(self, fn, other, reflected=False):
+            value = other.value if isinstance(other, Number) else other
+            return Number(fn(value, self.value) if reflected else fn(self.value, value))
+
+        def _unary(self, fn):
+            return Number(fn(self.value))
+
+    class Point(Particle):
+        def __init__(self, value):
+            self.value = value
+
+        def product(self):
+            return Number(self.value)
+
+        def product_(self, product):
+            self.value = product.value
+            return self
+
+    x = Point(3.0)
+    y = 2 * x + x
+    assert y.value == 9.0
+    assert (-x).value == -3.0
+    assert (x.clone().value, x.rand().value, x.randn().value) == (3.0, 0.5, -0.5)
+    for act, expected in (
+        ("__iadd__", 5.0),
+        ("__isub__", 3.0),
+        ("__imul__", 6.0),
+        ("__itruediv__", 3.0),
+        ("__ipow__", 9.0),
+    ):
+        assert getattr(x, act)(Point(2.0)) is x
+        assert x.value == expected
+    x %= 5
+    x //= 3
+    assert x.value == 1.0
+    with pytest.raises(TypeError):
+        particles.kernel._Operators() + 1
+    with pytest.raises(TypeError):
+        -particles.kernel._Operators()
+
+
+def test_copies_of_modules_share_tensors_but_not_registries():
+    net = Both() + 1
+    twin = particles.copy_module(net)
+    assert twin.my_param is net.my_param
+    twin.register_forward_hook(lambda *_: None)
+    twin.more = nn.Parameter(torch.zeros(1))
+    assert not net._forward_hooks
+    assert not hasattr(net, "more")
+    both = particles.copy_modules(OrderedDict([(0, net.my_module)]))
+    assert both[0].weight is net.my_module.weight
+
+
+def test_a_pickle_of_a_forgotten_species_starts_one_again():
+    import gc
+    import pickle
+
+    net = Both()
+    net.set_param_config(operational=False, name="my_param")
+    data = pickle.dumps(net)
+    del net
+    gc.collect()
+    one, two = pickle.loads(data), pickle.loads(data)
+    assert torch.equal((2 * one).my_param, one.my_param)
+    assert one._version_kernel is two._version_kernel
+    one.extra = nn.Parameter(torch.ones(1))
+    assert two.touch().extra.item() == 1
+    assert torch.equal((3 * two).my_param, two.my_param)
+
+
+def test_parameters_that_take_no_part_in_every_kind_of_model():
+    class Rich(Both):
+        def __init__(self):
+            super().__init__()
+            self.layers = [self.my_module]
+            self.register_buffer("count", torch.ones(1))
+
+    for make in (Both, Rich):
+        net = make()
+        net.set_param_config(operational=False, clone=False, name="my_module")
+        for one in (net, net + 1):
+            made = 3 * one
+            assert made.my_module.weight is one.my_module.weight
+            assert torch.equal(made.my_param, 3 * one.my_param)
+        with particles.differentiable():
+            made = torch.tensor(2.0, requires_grad=True) * net
+        assert made.my_module.weight is net.my_module.weight
+        assert made.my_param.requires_grad
+        assert not made.my_param.is_leaf
+        product = (2 * net.product() + 1).module()
+        assert product.my_module.weight is net.my_module.weight
+
+
+def test_every_operation_on_every_kind_of_operand():
+    import operator
+
+    def make():
+        net = NytoModule()
+        net.w = nn.Parameter(torch.rand(400, 400) + 1)
+        net.c = nn.Parameter(torch.rand(3) + 1)
+        return net
+
+    a, b = make(), make()
+    for x, y in ((a, b), (a + 0, b), (a, b + 0), (a + 0, 2.0 * b), (0.5 * a, 3.0 * b), (2 * (a + 0), 4 * (b + 0))):
+        for fn in (
+            operator.add,
+            operator.sub,
+            operator.mul,
+            operator.truediv,
+            operator.pow,
+            operator.floordiv,
+            operator.mod,
+        ):
+            made = fn(x, y)
+            x1, y1 = (+x), (+y)
+            torch.testing.assert_close(made.w, fn(x1.w, y1.w), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(made.c, fn(x1.c, y1.c), rtol=1e-4, atol=1e-4)
+        for fn in (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow):
+            torch.testing.assert_close(fn(x, 2).w, fn((+x).w, 2), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(fn(2, x).w, fn(2, (+x).w), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(fn(x, torch.tensor(2.0)).w, fn((+x).w, 2), rtol=1e-4, atol=1e-4)
+    c = a.clone()
+    c %= 1.5
+    c //= 0.25
+    c **= torch.tensor(2.0)
+    torch.testing.assert_close(c.c, ((a.c % 1.5) // 0.25) ** 2)
+    c += torch.ones(1)
+    torch.testing.assert_close(c.c, ((a.c % 1.5) // 0.25) ** 2 + 1)

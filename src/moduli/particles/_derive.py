@@ -149,8 +149,11 @@ def _exempt(left: Operand, made: Lazy, config: dict[int, ParamConfig]) -> None:
         return
     shared: dict[int, nn.Parameter] = {}
     if made.graph:
-        made.slab.vectors = [vector.clone() for vector in made.slab.vectors]
-        vectors = made.slab.vectors
+        fresh = Slab([vector.clone() for vector in made.slab.vectors])
+        fresh.users = 1
+        made.slab.release()
+        made.slab = fresh
+        vectors = fresh.vectors
     else:
         vectors = made.own()
     layout = left.template.layout

@@ -111,7 +111,9 @@ def copied(group: Group, x: Part) -> Tensor:
 def unary(group: Group, fn: Callable[[Tensor], Tensor], x: Part, plain: bool = False) -> tuple[Tensor, float]:
     """A function of the values of one operand: a vector, and a number to multiply it with."""
     if plain:
-        return fn(x.plainly()), 1.0
+        values = x.plainly()
+        made = fn(values)
+        return (made.clone() if made is values else made), 1.0
     if fn is operator.pos:
         return x.gathered(group), 1.0
     if fn is operator.neg and x.vector is not None and group.dtype.is_floating_point:

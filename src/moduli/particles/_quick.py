@@ -8,12 +8,15 @@ of every module's attributes with a copy of those. Whatever does not fit goes th
 from __future__ import annotations
 
 import operator
+from array import array
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moduli.kernels._backend import native
+from moduli.kernels._runtime import Runtime
 from moduli.kernels._watch import Watch, watch
 
 from . import _pass, _pool
@@ -24,18 +27,21 @@ from ._template import LAZY, RECORD, Memory, Template, Walk
 __all__ = ["Quick", "multiple", "quicken", "total"]
 
 _STATE = attrgetter("__dict__")
+_OWNED = attrgetter("_parameters", "_modules")
 _POINTER = Tensor.data_ptr
 _IDLE = ("_buffers", "_non_persistent_buffers_set")
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _dispatchers = torch._C._len_torch_dispatch_stack
 _set_grad = torch._C._set_grad_enabled
 _SMALL = 1 << 19
+_MANY = 24
 
 
 class Quick:
     """Copies of what a model consists of, to compare it with. They refer to what is below the root, never to the root."""
 
     __slots__ = (
+        "childless",
         "children",
         "children_before",
         "fixed",
@@ -43,14 +49,18 @@ class Quick:
         "flats",
         "get",
         "idle",
+        "located",
         "modules",
+        "owned",
         "parameters",
         "parameters_before",
         "pointers",
+        "runtime",
         "size",
         "slab",
         "states",
         "tensors",
+        "top",
         "values",
         "watch",
     )  # fmt: skip
@@ -61,7 +71,10 @@ class Quick:
     parameters_before: list[dict[str, Any]]
     modules: list[nn.Module]
     states: list[dict[str, Any]]
+    owned: list[tuple[Any, Any]]
     idle: tuple[Any, ...]
+    childless: tuple[Any, ...]
+    top: Any
     get: Any
     values: Any
     size: int
@@ -69,6 +82,8 @@ class Quick:
     watch: Watch
     fixed: list[Tensor]
     pointers: list[int]
+    runtime: Any
+    located: Any
     flats: list[Tensor]
     slab: Slab | None
     flags: tuple[bool, ...]
@@ -86,6 +101,7 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick = Quick()
     quick.modules = distinct[1:]
     quick.states = [dict(each.__dict__) for each in quick.modules]
+    quick.owned = list(map(_OWNED, quick.modules))
     quick.children = [each._modules for each in distinct if each._modules]
     quick.children_before = [dict(held) for held in quick.children]
     quick.parameters = [each._parameters for each in distinct]
@@ -96,14 +112,17 @@ def quicken(module: nn.Module, record: Record, memory: Memory, live: Walk, tenso
     quick.size = len(module.__dict__)
     hooks = [key for key in nn.Module().__dict__ if key.endswith(("_hooks", "_hooks_with_kwargs", "_always_called"))]
     idle = [each.__dict__[key] for each in distinct for key in (*_IDLE, *hooks)]
-    idle += [each._modules for each in distinct if not each._modules]
     quick.idle = tuple(idle)
+    quick.childless = tuple(each._modules for each in distinct if not each._modules)
+    quick.top = module._modules
     quick.tensors = tensors
     quick.watch = watch(tensors)
     # Views and vectors hold while the addresses do; large parameters are read where they are.
     fixed = record.slab is not None or bool(record.flats)
     quick.fixed = tensors if fixed else []
     quick.pointers = record.pointers if fixed else []
+    quick.runtime = native() if len(quick.fixed) >= _MANY else None
+    quick.located = array("Q", quick.pointers) if isinstance(quick.runtime, Runtime) else None
     quick.flats = record.flats
     quick.slab = record.slab
     quick.flags = tuple(tensor.requires_grad for tensor in tensors)
@@ -120,13 +139,28 @@ def _holds(quick: Quick, module: nn.Module, attributes: bool = True) -> bool:
             quick.children == quick.children_before
             and quick.parameters == quick.parameters_before
             and own["_parameters"] is quick.parameters[0]
-            and list(map(_STATE, quick.modules)) == quick.states
+            and own["_modules"] is quick.top
+            and not any(quick.childless)
+            and (
+                list(map(_STATE, quick.modules)) == quick.states
+                if attributes
+                else list(map(_OWNED, quick.modules)) == quick.owned
+            )
             and quick.watch.same(quick.tensors)
-            and list(map(_POINTER, quick.fixed)) == quick.pointers
+            and _in_place(quick)
         )
     except (KeyError, RuntimeError, ValueError, TypeError):
         # Something became a tensor or an array, whose comparison is no truth value.
         return False
+
+
+def _in_place(quick: Quick) -> bool:
+    """Whether the values are at the addresses where they were."""
+    if quick.located is None:
+        return list(map(_POINTER, quick.fixed)) == quick.pointers
+    # In one call for all; it relies on the tensors having been looked at before.
+    moved, _ = quick.runtime.pointers([quick.fixed], len(quick.fixed), quick.located)
+    return not moved
 
 
 def _ready(template: Template, version: Any) -> bool:
