@@ -4,7 +4,6 @@ Both sides do the same work: where labels have to be reordered, raw torch does t
 `torch.compile` (inductor) of a chain of ten operations, one of them a reordering, on labelled and on raw tensors.
 """
 
-import os
 import statistics
 import subprocess
 import sys

@@ -3,10 +3,11 @@
 A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what
 can be done with them. A `Module` owns such tensors, derives virtual ones (`moduli.nn`), and is a value that can be added,
 scaled and merged, with versions of its structure (`moduli.particles`). `Device` says where things live, `moduli.layout`
-turns the structure of any module into numbers, and `moduli.kernels` runs one function over many tensors in one pass.
+turns the structure of any module into numbers, `moduli.kernels` runs one function over many tensors in one pass, and
+`moduli.linalg` has linear operators and the solvers for them.
 """
 
-from . import device, kernels, labels, layout, nn, particles
+from . import device, kernels, labels, layout, linalg, nn, particles
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -266,6 +267,7 @@ __all__ = [
     "labels",
     "layout",
     "lerp",
+    "linalg",
     "log",
     "log10",
     "log1p",
