@@ -464,3 +464,44 @@ def test_many_small_parameters_that_move_are_seen():
         b[31].data = torch.randn(4)
         assert torch.equal(vector(a + b), vector(a) + vector(b))
         assert torch.equal(vector(a - 0.5 * (b - a)), vector(a) - 0.5 * (vector(b) - vector(a)))
+
+
+def test_threads_may_combine_one_model():
+    import threading
+
+    net = adopt(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    failed = []
+
+    def work():
+        for _ in range(50):
+            made = net + 0.5 * (net - net)
+            if not torch.equal(made[0].weight, net[0].weight):
+                failed.append(made)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed
+
+
+def test_labelled_tensors_follow_edits():
+    from moduli.labels import Space
+    from moduli.labels import Tensor as Labelled
+
+    net = NytoModule()
+    twin = 2 * net
+    net.gain = Labelled(torch.ones(2, requires_grad=True), (Space(["r", "g"], name="c"),))
+    assert twin.touch().gain.names == ("c",)
+    assert (twin + net).gain.sel(c="g").data.item() == 2
+    del net.gain
+    assert not hasattr(twin.touch(), "gain")
+
+
+def test_an_empty_model_is_a_value_too():
+    net = NytoModule()
+    made = net + 2 * net
+    assert norm(made).item() == 0
+    assert vector(made).shape == (0,)
+    assert made._version_kernel is net._version_kernel

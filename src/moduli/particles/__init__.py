@@ -10,6 +10,7 @@ The nouns, and what is built from them:
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
+* `merge` holds recipes that make one model of several.
 * A `ParticleModule` wraps a particle as a plain `torch.nn.Module`.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
@@ -123,6 +124,7 @@ __all__ = [
     "copy_module",
     "copy_modules",
     "make_modules_ref",
+    "merge",
     "base",
     "kernel",
     "module",
