@@ -124,7 +124,6 @@ __all__ = [
     "copy_module",
     "copy_modules",
     "make_modules_ref",
-    "merge",
     "base",
     "kernel",
     "module",
