@@ -128,13 +128,89 @@ class ParamProduct(Product[Any]):
         """A product with copies of the values."""
         return self.unary_operator(unary_lambda_wrapper(torch.clone))
 
-    def rand(self) -> ParamProduct:
-        """A product with values drawn uniformly from [0, 1)."""
-        return self.unary_operator(unary_lambda_wrapper(torch.rand_like))
+    def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
+        """A product with values drawn uniformly from [0, scale)."""
+        return self._drawn(torch.rand, scale, generator)
 
-    def randn(self) -> ParamProduct:
-        """A product with values drawn from the standard normal distribution."""
-        return self.unary_operator(unary_lambda_wrapper(torch.randn_like))
+    def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
+        """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
+        return self._drawn(torch.randn, scale, generator)
+
+    def _drawn(self, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> ParamProduct:
+        def drawn(param: Tensor) -> Tensor:
+            return scale * draw(param.shape, dtype=param.dtype, device=param.device, generator=generator)
+
+        return self.unary_operator(unary_lambda_wrapper(drawn))
+
+    def from_vector(self, values: Tensor) -> ParamProduct:
+        """A product with the values of a vector, in the order of `vector()`, which it undoes.
+
+        Args:
+            values: As many values as `vector()` has.
+
+        Raises:
+            StructureError: If there are too few or too many.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> adopt(nn.Linear(2, 1)).product().from_vector(torch.arange(3.0)).module().bias.item()
+            2.0
+        """
+        sizes = [param.numel() for param in self.params.values()]
+        if values.shape != (sum(sizes),):
+            raise StructureError(
+                f"the product has {sum(sizes)} values in all; the vector given has shape {tuple(values.shape)}"
+            )
+        parts = dict(zip(self.params, torch.split(values, sizes), strict=True))
+        with _derive.recording():
+            return self._with(
+                OrderedDict(
+                    (key, self._fitting(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
+                    for key, param in self.params.items()
+                )
+            )
+
+    def lerp_(self, other: Any, weight: float) -> ParamProduct:
+        """Move every value towards that of another product, in place: x + weight * (other - x).
+
+        Args:
+            other: A product of the same version.
+            weight: How far; 0 is here, 1 is there.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> _ = net.product().lerp_(net.product() * 0 + 1, 1.0)
+            >>> net.bias.item()
+            1.0
+        """
+        return self._in_place(other, lambda mine, theirs: mine.lerp_(theirs, weight))
+
+    def axpy_(self, alpha: float, other: Any) -> ParamProduct:
+        """Add alpha times another product, in place.
+
+        Args:
+            alpha: A number.
+            other: A product of the same version.
+
+        Example:
+            >>> from moduli.particles import adopt
+            >>> net = adopt(nn.Linear(2, 1))
+            >>> before = net.bias.item()
+            >>> _ = net.product().axpy_(2.0, net.product() * 0 + 1)
+            >>> round(net.bias.item() - before, 4)
+            2.0
+        """
+        return self._in_place(other, lambda mine, theirs: mine.add_(theirs, alpha=alpha))
+
+    def _in_place(self, other: Any, change: Callable[[Tensor, Tensor], Any]) -> ParamProduct:
+        theirs = self._same_version(other)
+        config = self.vdata.config
+        with torch.no_grad():
+            for key, param in self.params.items():
+                if config[key].operational:
+                    change(param, theirs.params[key])
+        return self
 
     def __getattr__(self, name: str) -> Any:
         from . import functions
@@ -273,6 +349,11 @@ def _parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
         return value  # type: ignore[return-value]
     flag = like.requires_grad and (value.is_floating_point() or value.is_complex())
     return nn.Parameter(value, requires_grad=flag)
+
+
+def _as_kind(values: Tensor, like: Tensor) -> Tensor:
+    """Values in the dtype of a parameter; a complex vector may hold real ones."""
+    return (values.real if values.is_complex() and not like.is_complex() else values).to(like.dtype)
 
 
 def module_to_product(module: NytoModuleBase) -> ParamProduct:
