@@ -148,7 +148,8 @@ class Siblings(RuleBasedStateMachine):
             if len(net.seq) < 5:
                 net.seq.append(nn.Linear(2, 2))
         elif kind == "insert":
-            if len(net.seq) < 5:
+            # torch's own insert goes wrong half way if the keys have gaps, as they may after edits of two particles met.
+            if len(net.seq) < 5 and list(net.seq._modules) == [str(place) for place in range(len(net.seq))]:
                 net.seq.insert(0, nn.Linear(2, 2))
         elif kind == "pop":
             if len(net.seq):
@@ -174,7 +175,14 @@ class Siblings(RuleBasedStateMachine):
             # torch refuses to put a module where a parameter is. The particle had followed the others first.
             before = picture(net)
             assert alike(picture(net.touch()), before)
-        net.touch()
+        try:
+            net.touch()
+        except StructureError as error:
+            # Two particles changed the same plain child at once, and one removed what the other's edit refers to.
+            if "which this particle has removed itself" not in str(error):
+                raise
+            assert kind in ("append", "insert", "pop", "swap", "plain tie")
+            self.nets[i % len(self.nets)] = next(other for other in self.nets if other is not net).touch().clone()
 
     @rule(i=st.integers(0, 5), j=st.integers(0, 5))
     def follows(self, i, j):
