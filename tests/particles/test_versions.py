@@ -369,3 +369,13 @@ def test_a_lazy_result_lags_too():
     net.append(nn.Linear(2, 1))
     assert len(lazy * 2) == 2
     assert len(lazy.touch()) == 2
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step if isinstance(step, str) else step[1])
+@pytest.mark.parametrize("kind", ["pop", "append", "module", "parameter", "share", "buffer"])
+def test_a_particle_that_fails_to_follow_can_still_follow(step, kind):
+    siblings = Siblings()
+    siblings.edits(i=0, kind=kind, name="a", size=1)
+    siblings.fails_to_follow(i=1, step=step, countdown=0)
+    first, second = (net.touch() for net in siblings.nets)
+    assert structure(first) == structure(second)

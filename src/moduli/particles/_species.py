@@ -113,8 +113,14 @@ def follow(module: nn.Module) -> None:
         version = version.version
     while version is not None and version.next_version is not None:
         data = located(module, version.data, partly=True)
-        version.particle_update(data)
-        adopt_children(module)
+        undo = Undo(tuple(data.modules.values()), data)
+        try:
+            version.particle_update(data)
+            adopt_children(module)
+        except BaseException:
+            # An edit that is half in would be taken for one that was made on this particle.
+            undo.restore()
+            raise
         version = version.next_version
         record.version = version
         kernel = record.kernel() if record.kernel is not None else None
