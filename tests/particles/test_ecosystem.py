@@ -88,8 +88,8 @@ def test_a_dropped_particle_is_freed_at_once(uncollected):
 
 
 def test_large_storage_is_used_again_only_when_nobody_holds_it():
-    # In a process of its own: whether a vector is free is read off reference counts, which the tools that watch a test
-    # run (tracers, debuggers) may raise. Then it is not used again, which is right, but not what is tested here.
+    # In a process of its own: whether a vector is free is read off reference counts, and in a long test run one was once
+    # held elsewhere, so that it was not used again. That is safe, and why it happened is not known.
     program = (
         "import importlib.util as util; "
         f"spec = util.spec_from_file_location('ecosystem', {__file__!r}); "
