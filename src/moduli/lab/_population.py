@@ -1,0 +1,1 @@
+"""Populations around a starting point."""
