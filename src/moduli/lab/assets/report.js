@@ -147,7 +147,7 @@ function chart(holder, { series, x: xName, y: yName, linear = false, steps = fal
     holder.replaceChildren(svg);
   };
   redraw.push(draw);
-  draw();
+  if (document.documentElement.dataset.ready) draw();
   return draw;
 }
 
@@ -217,7 +217,6 @@ function mapOf(problem, holder) {
     }
   };
   redraw.push(draw);
-  draw();
   if (length < 2) return;
   const slider = node("input", { type: "range", min: 0, max: length - 1, value: 0, "aria-label": `Generation of the population on ${problem.name}` });
   const output = node("output");
@@ -225,7 +224,7 @@ function mapOf(problem, holder) {
   const show = () => {
     frame = Number(slider.value);
     output.textContent = `generation ${longest.generations[frame]}`;
-    draw();
+    if (document.documentElement.dataset.ready) draw();
   };
   slider.addEventListener("input", show);
   let timer = 0;
@@ -287,7 +286,7 @@ function overview() {
     choice.append(button);
     return button;
   });
-  const text = "How many problems and seeds each optimizer solves within a multiple of the evaluations that the best one needed. Higher is better; the left edge says how often it was the best.";
+  const text = "How many problems and seeds each optimizer solves within a multiple of the evaluations that the best one needed. Higher is better; the left edge says how often it was the best. Curves below are medians over seeds, their bands quartiles.";
   card.append(node("div", { class: "head" }, node("h2", {}, "Over all problems"), node("p", {}, text), choice), holder);
   show(data.profiles[1], buttons[1]);
 }
@@ -311,12 +310,12 @@ function problems() {
     place.append(card);
     for (const key of ["evaluations", "seconds"]) {
       const holder = node("div", { class: `curves ${key}` });
-      charts.append(node("div", {}, node("h3", {}, `${yName} against ${key}: median and quartiles over seeds`), holder));
+      charts.append(node("div", {}, node("h3", {}, `${yName} against ${key}`), holder));
       chart(holder, { series: series(key), x: key, y: yName });
     }
     if (problem.window) {
       const holder = node("div", { class: "landscape" });
-      charts.append(node("div", {}, node("h3", {}, `paths from seed ${data.seeds[0]}; + marks the optimum`), holder));
+      charts.append(node("div", {}, node("h3", {}, `paths from seed ${data.seeds[0]}, + optimum`), holder));
       mapOf(problem, holder);
     }
   }
@@ -345,7 +344,7 @@ function results() {
       const line = node("tr", { class: `row${row.failed ? " failed" : ""}`, tabindex: 0, "aria-expanded": "false" });
       for (const [name, , style] of columns) {
         const cell = node("td", { class: style });
-        if (name === "contender") cell.append(node("span", { class: "dot", style: `background:${colour(row.series)}` }), row.contender);
+        if (name === "contender") cell.append(node("span", { class: "name" }, node("span", { class: "dot", style: `background:${colour(row.series)}` }), row.contender));
         else if (name === "seconds") cell.append(seconds(row.seconds));
         else if (name === "reached") cell.append(`${row.reached} of ${row.runs}`);
         else cell.append(typeof row[name] === "number" || row[name] === null ? number(row[name]) : row[name]);
@@ -421,4 +420,6 @@ overview();
 problems();
 results();
 about();
+// Only now, when all cards are there, has every chart its width.
+redraw.forEach((draw) => draw());
 document.documentElement.dataset.ready = "true";
