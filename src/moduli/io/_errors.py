@@ -18,7 +18,7 @@ class CheckpointError(RuntimeError):
         ...     io.read(path)
         ... except io.CheckpointError as error:
         ...     print(str(error).rpartition(": ")[2])
-        its header would be 7521962890038996846 bytes long, and the file has 8 more
+        its header would be 7521891404167278446 bytes long, and the file has 8 more
     """
 
 

@@ -20,7 +20,7 @@ from ._module import Plan, Saved, collect, plan
 from ._optimizer import Known, class_name, fitted, parameter_names
 from ._read import Reader
 from ._save import PARTS
-from ._tree import Tensors, decode, encode, is_stateful, tensor_names
+from ._tree import Tensors, decode, is_stateful, tensor_names
 from ._write import PathLike
 
 __all__ = ["Contents", "Loaded", "load", "read"]
@@ -142,12 +142,10 @@ def load(
     if plans is not None:
         fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
     for part, value in wanted.items():
-        for one, saved in _pairs(part, value, source.content[part], strict):
+        for one, saved in source.told(_pairs, part, value, source.content[part], strict):
             state = source.decode(saved.get("state"))
             if part == "optimizer" and hasattr(one, "param_groups"):
-                state, new, old = source.told(
-                    lambda one=one, saved=saved, state=state: fitted(one, saved, state, known)
-                )
+                state, new, old = source.told(fitted, one, saved, state, known)
                 fresh += [name for name in new if name not in fresh]
                 dropped += [name for name in old if name not in dropped]
             steps.load(one, state)
@@ -157,7 +155,7 @@ def load(
     states = None
     if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in source.content):
         source.require("rng")
-        states = source.told(lambda: _random.validate(source.decode(source.content["rng"])))
+        states = source.told(_random.validate, source.decode(source.content["rng"]))
     steps.run(plans)
     if states is not None:
         _random.restore(states)
@@ -209,12 +207,12 @@ class _Source:
     def __init__(self, path: PathLike) -> None:
         self.reader = Reader(path)
         self.content: dict[str, Any] = self.reader.content or {}
-        self.saved = self.told(lambda: Saved(self.reader))
+        self.saved = self.told(Saved, self.reader)
 
-    def told(self, call: Callable[[], Any]) -> Any:
+    def told(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run something, and name the file if it is found to be damaged."""
         try:
-            return call()
+            return call(*args)
         except DamagedFileError as error:
             raise error if self.reader.path in str(error) else self.reader.damaged(str(error)) from None
 
@@ -231,7 +229,7 @@ class _Source:
         return list(dict.fromkeys(names))
 
     def decode(self, node: Any) -> Any:
-        return self.told(lambda: decode(node, self._tensor))
+        return self.told(decode, node, self._tensor)
 
     def _tensor(self, name: str) -> Tensor:
         if not isinstance(name, str) or name not in self.reader.slots:
@@ -267,7 +265,7 @@ def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any,
         there, here = kinds if many is not None else kinds[::-1]
         raise CheckpointError(f"the checkpoint has {there}, as {part}, and {here} is to be loaded; give what was saved")
     if many is None:
-        pairs = [(value, content)]
+        pairs: list[tuple[Any, Mapping[str, Any]]] = [(value, content)]
     else:
         if not isinstance(many, dict) or not all(isinstance(each, dict) for each in many.values()):
             raise DamagedFileError(f"what it says about {part} is not a mapping of mappings")
@@ -362,7 +360,7 @@ def _take(value: Any, state: Any) -> None:
         value.load_state_dict(state)
     except CheckpointError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever an object says about a state that is not its own
+    except Exception as error:  # whatever an object says about a state that is not its own
         raise CheckpointError(
             f"the {type(value).__name__} refuses its state: {type(error).__name__}: {error}"
         ) from error
@@ -371,7 +369,11 @@ def _take(value: Any, state: Any) -> None:
 def _undo(value: Any) -> Callable[[], None]:
     if isinstance(value, torch.Generator):
         before = value.get_state()
-        return lambda: value.set_state(before)  # type: ignore[func-returns-value]
+
+        def rewind() -> None:
+            value.set_state(before)
+
+        return rewind
     if (
         isinstance(value, torch.optim.Optimizer)
         and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict

@@ -46,7 +46,7 @@ def renaming(mapping: NameMap | None, names: Iterable[str]) -> Rename:
         table = dict(mapping)
         used: set[str] = set()
 
-        def rename(name: str) -> str | None:
+        def renamed(name: str) -> str | None:
             path = name
             while True:
                 if path in table:
@@ -57,9 +57,9 @@ def renaming(mapping: NameMap | None, names: Iterable[str]) -> Rename:
                     return name
                 path = path.rpartition(".")[0]
 
+        rename: Rename = renamed
     elif callable(mapping):
-        table, used = {}, set()
-        rename = mapping
+        table, used, rename = {}, set(), mapping
     else:
         raise TypeError(f"mapping is a {type(mapping).__name__}; it must be a dict from names to names, or a function")
     seen: dict[str, str] = {}

@@ -166,24 +166,25 @@ def _by_name(
                 new = known.rename(each)
                 if new is not None:
                     sources[new] = name, place, at, shape
-    fresh, used = [], set()
+    fresh: list[str] = []
+    used: set[str] = set()
     states: dict[int, Any] = {}
     groups: list[dict[str, Any]] = []
     for group, live, aliases in zip(here["param_groups"], optimizer.param_groups, called, strict=True):
         origins: list[int] = []
-        for place, parameter, each in zip(group["params"], live["params"], aliases, strict=True):
-            found = next((sources[alias] for alias in each if alias in sources), None)
+        for place, parameter, called_here in zip(group["params"], live["params"], aliases, strict=True):
+            found = next((sources[alias] for alias in called_here if alias in sources), None)
             if found is not None and found[3] == list(parameter.shape):
                 used.add(found[0])
                 origins.append(found[2])
                 if found[1] in state["state"]:
                     states[place] = state["state"][found[1]]
             else:
-                fresh.append(each[0])
+                fresh.append(called_here[0])
         groups.append({**_options(group, origins, state["param_groups"]), "params": group["params"]})
         if "param_names" in group:
             groups[-1]["param_names"] = group["param_names"]
-    dropped = [name for group in names for name in group if name not in used]
+    dropped = [name for every in names for name in every if name not in used]
     if known.strict:
         _refuse(optimizer, [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped])
     return {**state, "state": states, "param_groups": groups}, fresh, dropped

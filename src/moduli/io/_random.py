@@ -19,7 +19,7 @@ def collect() -> dict[str, Any]:
         "python": {"version": version, "state": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = torch.cuda.get_rng_state_all()
     return found
 

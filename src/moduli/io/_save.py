@@ -17,7 +17,7 @@ from ._optimizer import class_name, describe, parameter_names
 from ._tree import Tensors, encode
 from ._write import PathLike, write_tensors
 
-__all__ = ["PARTS", "save", "write"]
+__all__ = ["PARTS", "made", "save", "strings", "write"]
 
 PARTS = ("optimizer", "population", "scheduler")
 """The parts of a checkpoint that are objects with a state dict, besides the module."""
@@ -74,7 +74,7 @@ def save(
         True
     """
     tensors = Tensors()
-    content: dict[str, Any] = {"format": FORMAT, "made": _made()}
+    content: dict[str, Any] = {"format": FORMAT, "made": made()}
     found: dict[str, Tensor] = {}
     if module is not None:
         found, content["module"] = _module.collect(module, tensors)
@@ -121,7 +121,8 @@ def _width(tensor: Tensor) -> int:
     return COMPLEX.get(dtype, dtype).itemsize
 
 
-def _made() -> dict[str, Any]:
+def made() -> dict[str, Any]:
+    """What wrote a file."""
     return {
         "moduli": str(getattr(sys.modules.get("moduli"), "__version__", "")),
         "torch": str(torch.__version__),

@@ -94,7 +94,7 @@ def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
         return encoder(value, path, tensors)
     if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
         return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
-    if isinstance(value, Tensor) and not isinstance(value, LabelledTensor):
+    if isinstance(value, Tensor):
         return {"$tensor": tensors.add(value, path)}
     if is_stateful(value):
         return {"$object": [f"{kind.__module__}.{kind.__qualname__}", _encode(value.state_dict(), path, tensors)]}

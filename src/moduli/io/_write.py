@@ -19,10 +19,11 @@ from ._dtypes import array
 from ._errors import CheckpointError
 from ._header import Slot, arrange, compose, seal
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # only Unix has it; elsewhere what a killed writer left behind is not swept up
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 __all__ = ["PathLike", "beside", "write_tensors"]
 
@@ -84,7 +85,7 @@ class _Data:
                 raise CheckpointError(f"{name!r} was not announced, or comes twice; this is not a complete model")
             left.remove(name)
             slot = self._slots[name]
-            values = array(tensor)
+            values: Any = array(tensor)
             if values.nbytes != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {values.nbytes} bytes where {slot.end - slot.begin} are expected")
             if values.nbytes >= _CHUNK:
@@ -225,8 +226,8 @@ def _sweep(target: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    if os.name != "posix":
-        return
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # not a system on which directories are files
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
