@@ -1,0 +1,5 @@
+"""Populations."""
+
+from ._population import Population
+
+__all__ = ["Population"]

@@ -1,0 +1,3 @@
+from ._core import Core
+class Statistics(Core):
+    __slots__ = ()

@@ -1,0 +1,3 @@
+from ._core import Core
+class Variation(Core):
+    __slots__ = ()
