@@ -13,7 +13,10 @@ The `moduli` command is a thin layer over this room.
 
 from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
+from ._default import DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
+from ._fit import Ended, Fit, fit
 from ._grammar import Chain, ChainError, Link, parse
+from ._picture import picture, write_picture
 from ._race import race
 from ._reasons import Reason
 from ._reference import ProblemFileError, as_problem, load_problem
@@ -35,6 +38,9 @@ __all__ = [
     "Reason",
     "run",
     "race",
+    "DEFAULT_FIELD",
+    "DEFAULT_PROBLEMS",
+    "default_field",
     "Results",
     "ResultsError",
     "summary",
@@ -44,6 +50,11 @@ __all__ = [
     "report",
     "write_report",
     "command_for",
+    "picture",
+    "write_picture",
+    "fit",
+    "Fit",
+    "Ended",
     "ProblemFileError",
     "as_problem",
     "load_problem",

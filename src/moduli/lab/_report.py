@@ -18,7 +18,7 @@ from ._results import Results
 from ._statistics import TOLERANCES, curves, profiles, summary
 from ._tasks import resolve
 
-__all__ = ["command_for", "report", "write_report"]
+__all__ = ["command_for", "landscape", "report", "write_report"]
 
 MAP = 112
 
@@ -134,8 +134,8 @@ def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> d
     return out
 
 
-def _map(problem: dict[str, Any]) -> dict[str, Any] | None:
-    """The landscape as MAP x MAP bytes, row by row from the top, on a scale on which all of it can be seen."""
+def landscape(problem: dict[str, Any]) -> tuple[int, bytes] | None:
+    """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen."""
     try:
         course = resolve(problem["reference"])
     except (LookupError, ValueError, OSError):
@@ -148,4 +148,9 @@ def _map(problem: dict[str, Any]) -> dict[str, Any] | None:
     gap = values - min(float(values.min()), math.inf if problem["optimum"] is None else problem["optimum"])
     height = torch.log(gap + 0.01 * gap.median() + 1e-12)
     height = (height - height.min()) / (height.max() - height.min())
-    return {"size": MAP, "bytes": base64.b64encode((255 * height).byte().numpy().tobytes()).decode()}
+    return MAP, (255 * height).byte().numpy().tobytes()
+
+
+def _map(problem: dict[str, Any]) -> dict[str, Any] | None:
+    found = landscape(problem)
+    return None if found is None else {"size": found[0], "bytes": base64.b64encode(found[1]).decode()}

@@ -17,7 +17,7 @@ from ._meter import Meter, Stop
 from ._reasons import Reason
 from .problems import Problem
 
-__all__ = ["run"]
+__all__ = ["closure_for", "run"]
 
 PATH_POINTS = 240
 CLOUD_FRAMES = 48
@@ -62,7 +62,7 @@ def run(
     target = problem.optimum + problem.tolerance if exact and problem.optimum is not None else None
     meter = Meter(budget, seconds, target, progress)
     tracks = _Tracks(problem)
-    reason, detail, trace, steps = Reason.CRASHED, "", "", 0
+    reason, detail, trace = Reason.CRASHED, "", ""
     try:
         with meter.aside():
             model = problem.model(seed)
@@ -70,10 +70,9 @@ def run(
         entrant = contender.enter(model)
         try:
             meter.value(first)
-            steps = _steps(problem, entrant, meter, tracks, torch.Generator().manual_seed(seed))
+            _steps(problem, entrant, meter, tracks, torch.Generator().manual_seed(seed))
         except Stop as stop:
             reason, detail = stop.reason, stop.detail
-        steps = tracks.steps
     except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
         detail = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))[-8000:]
@@ -86,7 +85,7 @@ def run(
         "value": _finite(meter.best),
         "evaluations": meter.evaluations,
         "gradients": meter.gradients,
-        "steps": steps,
+        "steps": tracks.steps,
         "seconds": round(meter.seconds(), 6),
         "digest": meter.digest.hexdigest(),
         "history": [[e, s, _finite(v)] for e, s, v in meter.history],
@@ -94,11 +93,8 @@ def run(
     }
 
 
-def _steps(
-    problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator
-) -> int:
-    closure = _population_closure(problem, entrant, meter) if entrant.population is not None else None
-    closure = closure or _closure(problem, entrant.model, meter)
+def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
+    closure = closure_for(problem, entrant, meter)
     with meter.aside():
         tracks.look(entrant)
     idle = 0
@@ -118,6 +114,17 @@ def _steps(
         if idle >= IDLE:
             raise Stop(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
         meter.before()
+
+
+def closure_for(problem: Problem, entrant: Entrant, meter: Meter) -> Callable[..., torch.Tensor]:
+    """The closure that a contender is given: `closure(backward=True)` is the loss, or the losses of all members."""
+    if entrant.population is not None:
+        made = _population_closure(problem, entrant, meter)
+    else:
+        made = _closure(problem, entrant.model, meter)
+    # The same function at every step: a line search may hand on the point that it accepted.
+    made.fixed = not problem.noisy  # type: ignore[attr-defined]
+    return made
 
 
 def _closure(problem: Problem, model: nn.Module, meter: Meter) -> Callable[..., torch.Tensor]:

@@ -97,7 +97,7 @@ class NoisyQuadratic(Problem):
     summary = "a bowl whose centre trembles from step to step"
 
     def __init__(self, size: int = 20, condition: float = 100.0, noise: float = 0.1) -> None:
-        self.name = "noisy" if size == 20 else f"noisy-{size}"
+        self.name = f"noisy-{size}"
         self.curvature = torch.logspace(0, -math.log10(condition), size, dtype=torch.float64)
         self.centre = torch.zeros(size, dtype=torch.float64)
         self.noise = noise

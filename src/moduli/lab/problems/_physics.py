@@ -83,7 +83,7 @@ class Bands(Problem):
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean squared error of the energies."""
         error: Tensor = model() - self.energies
-        return (error**2).mean().data
+        return _plain((error**2).mean())
 
 
 @nograd_tensors("hamiltonian")
@@ -136,5 +136,9 @@ class GroundState(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean energy."""
-        energy: Tensor = model()
-        return energy.data
+        return _plain(model())
+
+
+def _plain(value: Tensor | torch.Tensor) -> torch.Tensor:
+    """Without labels. Under vmap, what has no axes is plain already."""
+    return value if isinstance(value, torch.Tensor) else value.data
