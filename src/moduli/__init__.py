@@ -4,10 +4,11 @@ A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space p
 can be done with them. A `Module` owns such tensors, derives virtual ones (`moduli.nn`), and is a value that can be added,
 scaled and merged, with versions of its structure (`moduli.particles`). `Device` says where things live, `moduli.layout`
 turns the structure of any module into numbers, `moduli.kernels` runs one function over many tensors in one pass, and
-`moduli.linalg` has linear operators and the solvers for them.
+`moduli.linalg` has linear operators and the solvers for them. An `Optimizer` is a chain of links (`moduli.optim`), which
+are in `moduli.m`.
 """
 
-from . import device, kernels, labels, layout, linalg, nn, particles
+from . import device, kernels, labels, layout, linalg, m, nn, optim, particles
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -171,6 +172,7 @@ from .labels import (
     zeros_like,
 )
 from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
+from .optim import Optimizer, closure
 from .particles import NytoModule as Module
 from .particles import adopt, differentiable, merge
 
@@ -184,6 +186,7 @@ __all__ = [
     "DeviceBounded",
     "Eigen",
     "Module",
+    "Optimizer",
     "QR",
     "Ranked",
     "SVD",
@@ -220,6 +223,7 @@ __all__ = [
     "cholesky",
     "chunk",
     "clamp",
+    "closure",
     "conj",
     "cos",
     "cosh",
@@ -268,6 +272,7 @@ __all__ = [
     "layout",
     "lerp",
     "linalg",
+    "m",
     "log",
     "log10",
     "log1p",
@@ -300,6 +305,7 @@ __all__ = [
     "ones",
     "ones_like",
     "outer",
+    "optim",
     "particles",
     "permute",
     "pinv",

@@ -1,0 +1,90 @@
+"""Adam: first and second moments with bias correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..optim import TensorTransform
+
+__all__ = ["Adam"]
+
+
+class Adam(TensorTransform):
+    r"""Divides a running mean of the update by the root of a running mean of its square.
+
+    $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad v_t = \beta_2 v_{t-1} + (1-\beta_2) u_t^2,\quad
+    u \leftarrow \alpha\,\frac{m_t / (1-\beta_1^t)}{\sqrt{v_t / (1-\beta_2^t)} + \epsilon}$
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator after bias correction, as torch does.
+        alpha: A factor; a step size is better given by a link of its own, `LR`.
+        amsgrad: Use the largest second moment so far.
+        debias: Correct for the moments starting at zero.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+        >>> _ = mo.Optimizer([w], m.Adam(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 0.7500, -0.7500])
+
+    References:
+        D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, Algorithm 1.
+        S. J. Reddi, S. Kale, S. Kumar, "On the convergence of Adam and beyond", ICLR 2018 (AMSGrad).
+    """
+
+    elementwise = True
+    counts = True
+    static = ("amsgrad", "debias")
+    aliases = {"betas": ("beta1", "beta2")}
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        eps: Any = 1e-8,
+        alpha: Any = 1.0,
+        amsgrad: bool = False,
+        debias: bool = True,
+    ) -> None:
+        super().__init__(
+            {"beta1": beta1, "beta2": beta2, "eps": eps, "alpha": alpha, "amsgrad": amsgrad, "debias": debias}
+        )
+        self.add_projected_keys("grad", "exp_avg")
+        self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = torch.zeros_like(tensor)
+        if setting["amsgrad"]:
+            state["max_exp_avg_sq"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        beta1, beta2 = setting["beta1"], setting["beta2"]
+        state["exp_avg"].lerp_(tensor, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
+        if setting["amsgrad"]:
+            state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"]))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        second = state["max_exp_avg_sq"] if setting["amsgrad"] else state["exp_avg_sq"]
+        size, shrink = setting["alpha"], 1.0
+        if setting["debias"]:
+            t = state["step"]
+            size = size / (1 - setting["beta1"] ** t)
+            shrink = (1 - setting["beta2"] ** t) ** -0.5
+        out: Tensor = state["exp_avg"] * size / (second.sqrt() * shrink + setting["eps"])
+        return out

@@ -1,0 +1,41 @@
+"""The step size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..optim import TensorTransform
+
+__all__ = ["LR"]
+
+
+class LR(TensorTransform):
+    r"""Multiplies the update by a step size, $u \leftarrow \eta u$.
+
+    Torch's learning rate schedulers act on it: they write `lr` into the optimizer's groups.
+
+    Args:
+        lr: The step size: a number, a 0-d tensor, or a function of the step number; for a population also a tensor with
+            one number per member.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> _ = mo.Optimizer([w], m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.5000])
+    """
+
+    elementwise = True
+
+    def __init__(self, lr: Any = 1.0) -> None:
+        super().__init__({"lr": lr})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = tensor * setting["lr"]
+        return out

@@ -1,0 +1,158 @@
+"""Closures: the objective as a function that evaluates the model, in the three forms that users write it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._needs import ClosureError
+
+__all__ = ["Closure", "Evaluator", "closure"]
+
+
+class Closure:
+    """A loss function as a closure: `closure(backward=True)` returns the loss and fills `.grad` when asked. See `closure`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> loss = mo.closure(lambda: (w**2).sum())
+        >>> loss(backward=False).item(), w.grad
+        (9.0, None)
+    """
+
+    def __init__(self, fn: Callable[[], Any], *, fixed: bool = False) -> None:
+        if not callable(fn):
+            raise TypeError(
+                f"closure takes a function that returns the loss, got a {type(fn).__name__}; "
+                "write mo.closure(lambda: loss(net(x), y))"
+            )
+        self.fn = fn
+        self.fixed = fixed
+
+    def __repr__(self) -> str:
+        return f"closure({getattr(self.fn, '__name__', self.fn)!s}{', fixed=True' if self.fixed else ''})"
+
+    def __call__(self, backward: bool = True) -> Any:
+        with torch.enable_grad():
+            loss = self.fn()
+            if backward:
+                torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
+        return loss.detach()
+
+
+def closure(fn: Callable[[], Any], *, fixed: bool = False) -> Closure:
+    """Make a closure from a plain loss function, so that a step may evaluate it with or without a gradient.
+
+    The optimizer clears old gradients itself: there is no `zero_grad` to write.
+
+    Args:
+        fn: A function without arguments that returns the loss: a 0-d tensor; a vector of residuals for least-squares
+            links; the losses of all members for a population.
+        fixed: Whether the function is the same at every step (the same batch, no dropout). Line searches then hand the
+            loss and gradient of the accepted point to the next step instead of evaluating it twice.
+
+    Returns:
+        The closure, for `optimizer.step`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> opt = mo.Optimizer([w], m.LR(0.25))
+        >>> opt.step(mo.closure(lambda: (w**2).sum())), w.data
+        (tensor(9.), tensor([1.5000]))
+    """
+    return Closure(fn, fixed=fixed)
+
+
+_kinds: dict[Any, str] = {}
+
+
+def _kind(fn: Callable[..., Any]) -> str:
+    """How to ask for the value only: "keyword" or "position", or "no" where it can't be asked for."""
+    code = getattr(fn, "__code__", None)
+    key = code if code is not None and type(fn).__name__ == "function" and not hasattr(fn, "__wrapped__") else None
+    if key is not None and key in _kinds:
+        return _kinds[key]
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kind = "no"
+    for parameter in parameters:
+        if parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD:
+            kind = "keyword"
+            break
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL):
+            kind = "position"
+    if key is not None:
+        _kinds[key] = kind
+    return kind
+
+
+class Evaluator:
+    """A user's closure, whatever its form, with one way to ask it; counts what it is asked."""
+
+    def __init__(self, source: Callable[..., Any]) -> None:
+        if not callable(source):
+            raise TypeError(
+                f"step takes a closure, got a {type(source).__name__}; pass a function: "
+                "opt.step(mo.closure(lambda: loss(net(x), y)))"
+            )
+        self.source = source
+        self.fn = source.fn if isinstance(source, Closure) else None
+        self.fixed = bool(getattr(source, "fixed", False))
+        self.kind = "function" if self.fn is not None else _kind(source)
+        self.count = 0
+
+    def value(self) -> Any:
+        """The loss, gradients not asked for."""
+        self.count += 1
+        # Grad mode stays on: a loss may itself differentiate (a physics-informed net), and its value must not change.
+        with torch.enable_grad():
+            if self.fn is not None:
+                return self.fn()
+            if self.kind == "keyword":
+                return self.source(backward=False)
+            if self.kind == "position":
+                return self.source(False)
+            return self.source()
+
+    def graph(self) -> Any:
+        """The loss with its graph."""
+        if self.kind == "no":
+            raise ClosureError(
+                "this chain differentiates the loss itself, but the closure calls backward() and takes no argument to "
+                "say otherwise. Pass the loss alone: opt.step(mo.closure(lambda: loss(net(x), y)))"
+            )
+        loss = self.value()
+        if isinstance(loss, Tensor) and not loss.requires_grad:
+            raise ClosureError(
+                "the closure returned a loss without a graph, but this chain differentiates it. Return the loss itself "
+                "(not .detach() or .item()), computed from the optimizer's parameters with grad mode on"
+            )
+        return loss
+
+    def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
+        """The loss; gradients are left in `.grad`."""
+        for param in params:
+            param.grad = None
+        with torch.enable_grad():
+            if self.fn is not None:
+                self.count += 1
+                loss = self.fn()
+                reduced = scalar(loss)
+                if not reduced.requires_grad:
+                    raise ClosureError(
+                        "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
+                        "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
+                    )
+                torch.autograd.backward(reduced)
+                return loss
+            self.count += 1
+            return self.source()

@@ -1,0 +1,144 @@
+"""The dense Hessian of an objective and higher derivatives, exactly or by differences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._vectors import from_vector, to_vector
+
+if TYPE_CHECKING:
+    from .objective import Objective
+
+__all__ = ["METHODS", "derivatives", "hessian"]
+
+METHODS = (
+    "batched_autograd",
+    "autograd",
+    "func",
+    "functional_revrev",
+    "functional_fwdrev",
+    "gfd_forward",
+    "gfd_central",
+    "fd",
+    "fd_full",
+)
+
+
+def hessian(
+    objective: Objective, method: str, h: float, at_x0: bool
+) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
+    """(loss, gradient, Hessian)."""
+    if method not in METHODS:
+        raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(METHODS)}")
+    if method in ("gfd_forward", "gfd_central"):
+        return _of_gradients(objective, method, h, at_x0)
+    if method in ("fd", "fd_full"):
+        return _of_values(objective, h, at_x0)
+    loss, grads = objective.get_loss_grads(create_graph=True, at_x0=at_x0)
+    if method in ("autograd", "functional_revrev"):
+        matrix = _rows(grads, objective.params)
+    else:
+        # One batched reverse pass; the forms of torch.func differentiate the same graph in the same way.
+        size = sum(p.numel() for p in objective.params)
+        eye = torch.eye(size, dtype=objective.params[0].dtype, device=objective.params[0].device)
+        matrix = objective.hessian_matrix_product(eye, grads, at_x0, "batched_autograd")[0]
+    return loss, [g.detach() for g in grads], matrix.detach()
+
+
+def _rows(grads: list[Tensor], params: list[Tensor]) -> Tensor:
+    rows = []
+    flat = to_vector(grads)
+    for element in flat:
+        if not element.requires_grad:
+            rows.append(torch.zeros_like(flat))
+            continue
+        found = torch.autograd.grad(element, params, retain_graph=True, allow_unused=True)
+        rows.append(to_vector([torch.zeros_like(p) if f is None else f for f, p in zip(found, params, strict=True)]))
+    return torch.stack(rows).detach() if rows else torch.zeros(0, 0, dtype=flat.dtype, device=flat.device)
+
+
+def _of_gradients(
+    objective: Objective, method: str, h: float, at_x0: bool
+) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
+    loss: Tensor | None = None
+    base: list[Tensor] | None = None
+    if method == "gfd_forward":
+        loss, found = objective.get_loss_grads(at_x0=at_x0)
+        base = [g.detach().clone() for g in found]
+    with objective.moved() as start:
+        origin = to_vector(start)
+
+        def gradient(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for p, v in zip(objective.params, from_vector(x, objective.params), strict=True):
+                    p.copy_(v)
+            return to_vector(objective.get_loss_grads(at_x0=False)[1]).detach().clone()
+
+        columns = []
+        for i in range(origin.numel()):
+            step = torch.zeros_like(origin)
+            step[i] = h
+            if base is not None:
+                columns.append((gradient(origin + step) - to_vector(base)) / h)
+            else:
+                columns.append((gradient(origin + step) - gradient(origin - step)) / (2 * h))
+    matrix = torch.stack(columns, 1)
+    return loss, base, 0.5 * (matrix + matrix.T)
+
+
+def _of_values(objective: Objective, h: float, at_x0: bool) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
+    """Central differences: f at +-h along each axis, and at the four corners of each pair of axes."""
+    loss = objective.get_loss(backward=False, at_x0=at_x0)
+    with objective.moved() as start:
+        origin = to_vector(start)
+        n = origin.numel()
+
+        def value(*moves: tuple[int, float]) -> Tensor:
+            x = origin.clone()
+            for i, step in moves:
+                x[i] += step
+            with torch.no_grad():
+                for p, v in zip(objective.params, from_vector(x, objective.params), strict=True):
+                    p.copy_(v)
+            return objective.get_loss(backward=False, at_x0=False)
+
+        matrix = torch.zeros(n, n, dtype=origin.dtype, device=origin.device)
+        gradient = torch.zeros_like(origin)
+        for i in range(n):
+            ahead, behind = value((i, h)), value((i, -h))
+            gradient[i] = (ahead - behind) / (2 * h)
+            matrix[i, i] = (ahead - 2 * loss + behind) / h**2
+            for j in range(i):
+                corner = (
+                    value((i, h), (j, h)) - value((i, h), (j, -h)) - value((i, -h), (j, h)) + value((i, -h), (j, -h))
+                )
+                matrix[i, j] = matrix[j, i] = corner / (4 * h**2)
+    return loss, from_vector(gradient, objective.params), matrix
+
+
+def derivatives(objective: Objective, order: int, at_x0: bool) -> tuple[Any, ...]:
+    """(loss, gradient, Hessian, ...) up to this order."""
+    if order < 0:
+        raise ValueError(f"order is {order}; it starts at 0, the loss itself")
+    if order == 0:
+        return (objective.get_loss(backward=False, at_x0=at_x0),)
+    loss, grads = objective.get_loss_grads(create_graph=True, at_x0=at_x0)
+    out: list[Tensor] = [to_vector(grads)]
+    with torch.enable_grad():
+        for _ in range(order - 1):
+            flat = out[-1].reshape(-1)
+            rows = []
+            for element in flat:
+                if not element.requires_grad:
+                    rows.append(torch.zeros_like(out[0]).detach())
+                    continue
+                found = torch.autograd.grad(
+                    element, objective.params, create_graph=True, retain_graph=True, allow_unused=True
+                )
+                pieces = [torch.zeros_like(p) if f is None else f for f, p in zip(found, objective.params, strict=True)]
+                rows.append(to_vector(pieces))
+            out.append(torch.stack(rows).view(*out[-1].shape, out[0].numel()))
+    return (loss, *[tensor.detach() for tensor in out])

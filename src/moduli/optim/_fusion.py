@@ -1,0 +1,387 @@
+"""Runs of pointwise links as one pass over all parameters."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ._settings import current, is_per_member
+from ._vectors import as_real
+
+if TYPE_CHECKING:
+    from .module import Module
+    from .objective import Objective
+    from .transform import TensorTransform
+
+__all__ = ["FusedRun", "segments", "why_not"]
+
+_HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
+
+
+def why_not(link: Module) -> str | None:
+    """Why a link can't be part of a fused run; None where it can."""
+    from .transform import TensorTransform
+
+    if not isinstance(link, TensorTransform):
+        return "it works on the objective, not on tensors"
+    if not link.elementwise:
+        return "its hooks are not declared pointwise"
+    if link.concat_params:
+        return "it works on one vector of all parameters"
+    if link.children:
+        return f"it has inner links ({', '.join(link.children)})"
+    if link.update_freq != 1:
+        return f"it learns at every {link.update_freq}th step only"
+    if link.uses_loss:
+        return "it uses the loss"
+    for name in _HOOKS:
+        if getattr(type(link), name) is not getattr(TensorTransform, name):
+            return f"it overrides {name}"
+    return None
+
+
+def _measures(link: TensorTransform) -> bool:
+    from .transform import TensorTransform
+
+    return type(link).measure is not TensorTransform.measure
+
+
+def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
+    """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by whoever owns the chain."""
+    if owner is None:
+        return links
+    key = [id(link) for link in links]
+    known: tuple[list[int], list[Any]] | None = getattr(owner, "_segments", None)
+    if known is not None and known[0] == key:
+        return known[1]
+    if known is not None:
+        for segment in known[1]:
+            if isinstance(segment, FusedRun):
+                segment.flush()
+    out: list[Any] = []
+    run: list[Any] = []
+
+    def close(tail: bool) -> None:
+        if run:
+            out.append(FusedRun(list(run), tail))
+            run.clear()
+
+    for link in links:
+        if why_not(link) is not None:
+            close(tail=False)
+            out.append(link)
+            continue
+        if run and _measures(link):  # type: ignore[arg-type]
+            close(tail=False)
+        run.append(link)
+    close(tail=getattr(owner, "moves_parameters", False))
+    owner._segments = (key, out)
+    return out
+
+
+class _Composite:
+    """The hooks of several links as one function of tensors and numbers, to be traced."""
+
+    def __init__(self, links: Sequence[TensorTransform], plan: _Plan) -> None:
+        self.links = links
+        self.plan = plan
+        self.__name__ = " | ".join(type(link).__name__ for link in links)
+        names = ["param", "tensor"]
+        names += ["grad"] if plan.grads else []
+        names += [] if plan.tail else ["result"]
+        for k, (states, numbers, _) in enumerate(plan.parts):
+            names += [f"state{k}_{i}" for i in range(len(states))] + [f"number{k}_{i}" for i in range(len(numbers))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any) -> None:
+        values = iter(args)
+        param, tensor = next(values), next(values).clone()
+        grad = next(values) if self.plan.grads else None
+        result = None if self.plan.tail else next(values)
+        for link, (states, numbers, constants) in zip(self.links, self.plan.parts, strict=True):
+            given = {key: next(values) for key in states}
+            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
+            state = dict(given)
+            if link.counts:
+                state["step"] = setting.pop("step")
+            # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
+            link.single_tensor_update(tensor, param, grad, None, state, setting)
+            tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
+            extra = set(state) - set(given) - {"step"}
+            if extra:
+                raise kernels.NotPointwiseError(
+                    f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning; make it in "
+                    "single_tensor_initialize, or set elementwise = False"
+                )
+            for key, original in given.items():
+                if state[key] is not original:
+                    original.copy_(state[key])
+        if result is None:
+            param.sub_(tensor)
+        else:
+            result.copy_(tensor)
+
+
+class _Plan:
+    """What decides the kernel: which states, numbers and constants each link has."""
+
+    __slots__ = ("grads", "parts", "tail")
+
+    def __init__(self, grads: bool, tail: bool, parts: tuple[Any, ...]) -> None:
+        self.grads = grads
+        self.tail = tail
+        self.parts = parts
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.grads, self.tail, self.parts)
+
+
+class _Cohort:
+    """Parameters that share settings, counts and dtypes: one call."""
+
+    def __init__(self, indices: list[int], params: list[Tensor], raw: list[dict[str, Any]], counts: list[int]) -> None:
+        self.indices = indices
+        self.params = params
+        self.raw = raw
+        self.counts = counts
+        self.states: list[list[list[Tensor]]] = []
+        self.keys: list[tuple[str, ...]] = []
+        self.scratch: list[Tensor] | None = None
+        self.bound: dict[tuple[Any, ...], kernels.Bound] = {}
+
+
+class FusedRun:
+    """Pointwise links in a row, run in one pass over all parameters with equal settings."""
+
+    def __init__(self, links: list[TensorTransform], tail: bool) -> None:
+        self.links = links
+        self.tail = tail
+        self._cohorts: list[_Cohort] = []
+        self._valid: tuple[Any, ...] | None = None
+        self._params: list[Tensor] | None = None
+        self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
+        self._measures = _measures(links[0])
+        self._grads = any(link.uses_grad for link in links)
+
+    def __repr__(self) -> str:
+        return f"FusedRun({' | '.join(type(link).__name__ for link in self.links)})"
+
+    # ------------------------------------------------------------------ counters
+
+    def flush(self) -> None:
+        """Write the counts of the last steps into the links' states."""
+        for link in self.links:
+            link._pending = None
+        for cohort in self._cohorts:
+            for link, count in zip(self.links, cohort.counts, strict=True):
+                if link.counts:
+                    for param in cohort.params:
+                        link._state[param].quietly("step", count)
+
+    # ------------------------------------------------------------------ cohorts
+
+    def _stamp(self, present: list[bool] | None) -> tuple[Any, ...]:
+        return (present, *[link._state.changes[0] for link in self.links])
+
+    def _known(self, objective: Objective) -> bool:
+        if self._params is not objective.params or self._valid is None:
+            return False
+        if self._valid != self._stamp(objective.present):
+            return False
+        for cohort in self._cohorts:
+            first = cohort.params[0]
+            for link, raw in zip(self.links, cohort.raw, strict=True):
+                if link.settings.raw(first) is not raw:
+                    return False
+        return True
+
+    def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> None:
+        self.flush()
+        params = objective.params
+        kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
+        step = objective.current_step
+        for link in self.links:
+            rows = [link._state[params[i]] for i in kept]
+            if any(not row for row in rows):
+                link.initialize(
+                    [as_real(tensors[i]) for i in kept],
+                    [as_real(params[i].detach()) for i in kept],
+                    None if grads is None else [as_real(grads[i]) for i in kept],
+                    None,
+                    rows,  # type: ignore[arg-type]
+                    [current(link.settings.raw(params[i]), step) for i in kept],
+                )
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for i in kept:
+            p, t = params[i], tensors[i]
+            key = (p.dtype, t.dtype, p.device, *[self._kind(link, p) for link in self.links])
+            groups.setdefault(key, []).append(i)
+        self._cohorts = []
+        for indices in groups.values():
+            first = params[indices[0]]
+            members = [params[i] for i in indices]
+            cohort = _Cohort(
+                indices,
+                members,
+                [link.settings.raw(first) for link in self.links],
+                [link._state[first].get("step", 0) if link.counts else 0 for link in self.links],
+            )
+            for link in self.links:
+                keys = tuple(key for key, value in link._state[first].items() if isinstance(value, Tensor))
+                cohort.keys.append(keys)
+                cohort.states.append([[link._state[p][key] for p in members] for key in keys])
+            self._cohorts.append(cohort)
+        self._params = params
+        self._valid = self._stamp(objective.present)
+
+    def _kind(self, link: TensorTransform, param: Tensor) -> tuple[Any, ...]:
+        row = link._state[param]
+        states = tuple((key, value.dtype) for key, value in row.items() if isinstance(value, Tensor))
+        return (id(link.settings.raw(param)), row.get("step", 0) if link.counts else 0, states)
+
+    # ------------------------------------------------------------------ the step
+
+    def _plain(self, objective: Objective) -> Objective:
+        for link in self.links:
+            objective = link.step(objective)
+        return objective
+
+    def _fusing(self, objective: Objective) -> bool:
+        binding = self.links[0].settings.binding
+        return binding is None or binding.fuse
+
+    def step(self, objective: Objective) -> Objective:
+        """The same as each link's step in turn."""
+        if not self._fusing(objective):
+            return self._plain(objective)
+        tensors = objective.peek_updates()
+        grads = objective.get_grads() if self._grads else None
+        if not self._known(objective):
+            self._build(objective, tensors, grads)
+        now = [
+            [current(raw, objective.current_step) for raw in cohort.raw] if cohort.raw else []
+            for cohort in self._cohorts
+        ]
+        if any(is_per_member(value) for row in now for setting in row for value in setting.values()):
+            return self._unfused(objective)
+        found = self._measured(objective, tensors, grads, now)
+        if found and any(is_per_member(value) for value in found.values()):
+            return self._unfused(objective)
+        tail = self.tail and not objective.skip_update
+        updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
+        for cohort, settings in zip(self._cohorts, now, strict=True):
+            self._run(cohort, objective, settings, found, tensors, grads, updates)
+        if tail:
+            objective.skip_update = True
+        else:
+            if objective.present is not None and objective.updates is None and updates is not None:
+                updates = [
+                    u if here else torch.zeros_like(u) for u, here in zip(updates, objective.present, strict=True)
+                ]
+            objective.updates = updates
+        return objective
+
+    def _unfused(self, objective: Objective) -> Objective:
+        self.flush()
+        self._valid = None
+        return self._plain(objective)
+
+    def _measured(
+        self,
+        objective: Objective,
+        tensors: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        now: list[list[Mapping[str, Any]]],
+    ) -> dict[str, Any] | None:
+        if not self._measures or not self._cohorts:
+            return None
+        if len(self._cohorts) == 1 and len(self._cohorts[0].indices) == len(tensors):
+            cohort = self._cohorts[0]
+            chosen, params, settings = list(tensors), cohort.params, [now[0][0]] * len(tensors)
+            picked = None if grads is None else list(grads)
+        else:
+            order = [(i, settings[0]) for c, settings in zip(self._cohorts, now, strict=True) for i in c.indices]
+            order.sort(key=lambda pair: pair[0])
+            chosen = [tensors[i] for i, _ in order]
+            params = [objective.params[i] for i, _ in order]
+            picked = None if grads is None else [grads[i] for i, _ in order]
+            settings = [setting for _, setting in order]
+        if any(tensor.is_complex() for tensor in chosen):
+            chosen = [as_real(tensor) for tensor in chosen]
+            picked = None if picked is None else [as_real(grad) for grad in picked]
+        return self.links[0].measure(chosen, params, picked, settings, objective.members)
+
+    def _run(
+        self,
+        cohort: _Cohort,
+        objective: Objective,
+        settings: list[Mapping[str, Any]],
+        found: dict[str, Any] | None,
+        tensors: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        updates: list[Tensor] | None,
+    ) -> None:
+        parts, numbers = [], []
+        for k, link in enumerate(self.links):
+            names, values, constants = _split(link, settings[k], found if k == 0 else None)
+            if link.counts:
+                names, values = (*names, "step"), [*values, cohort.counts[k] + 1]
+            parts.append((cohort.keys[k], names, constants))
+            numbers.append(values)
+        plan = _Plan(self._grads, updates is None, tuple(parts))
+        key = plan.key
+        bound = cohort.bound.get(key)
+        if bound is None:
+            fused = self._fused.get(key)
+            if fused is None:
+                fused = self._fused[key] = kernels.fuse(_Composite(self.links, plan))
+            bound = cohort.bound[key] = fused.bind()
+        whole = len(cohort.indices) == len(tensors)
+        params: list[Tensor] = cohort.params
+        chosen = tensors if whole and type(tensors) is list else [tensors[i] for i in cohort.indices]
+        args: list[Any] = []
+        if params[0].is_complex():
+            args += [[as_real(p.detach()) for p in params], [as_real(t) for t in chosen]]
+        else:
+            args += [params, chosen]
+        if self._grads and grads is not None:
+            args.append([as_real(grads[i]) for i in cohort.indices])
+        if updates is not None:
+            owned = objective.updates is not None
+            if not owned and cohort.scratch is None:
+                cohort.scratch = [torch.empty_like(t) for t in chosen]
+            into: Sequence[Tensor] = chosen if owned else cohort.scratch or []
+            args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
+            for i, tensor in zip(cohort.indices, into, strict=True):
+                updates[i] = tensor
+        for k in range(len(self.links)):
+            args += cohort.states[k]
+            args += numbers[k]
+        bound(*args)
+        for k, link in enumerate(self.links):
+            if link.counts:
+                cohort.counts[k] += 1
+                link._pending = weakref.WeakMethod(self.flush)
+
+
+def _split(
+    link: TensorTransform, setting: Mapping[str, Any], found: dict[str, Any] | None
+) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
+    """Settings that are numbers, free to change, and those that decide what is done."""
+    names, values, constants = [], [], []
+    for key, value in setting.items() if found is None else {**setting, **found}.items():
+        kind = type(value)
+        if (kind is float or kind is int) and key not in link.static:
+            names.append(key)
+            values.append(value)
+        else:
+            constants.append((key, value))
+    return tuple(names), values, tuple(constants)

@@ -1,0 +1,115 @@
+"""The optimizer's parameter groups: what may be in them, and which link each setting is for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._settings import check_number
+
+if TYPE_CHECKING:
+    from .module import Module
+
+__all__ = ["check_keys", "exported", "options", "overrides", "same"]
+
+# What torch, its schedulers and its averaging helpers write into a group for themselves.
+_FOREIGN = {
+    "params",
+    "param_names",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_momentum",
+    "max_momentum",
+    "swa_lr",
+    "step_size_up",
+    "step_size_down",
+}
+_SHOWN = ("lr", "momentum", "weight_decay")
+
+
+def options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params" and key != "param_names"}
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether options are unchanged; tensors by identity."""
+    if len(a) != len(b):
+        return False
+    for key, value in a.items():
+        other = b.get(key, _FOREIGN)
+        if value is other:
+            continue
+        if isinstance(value, Tensor) or isinstance(other, Tensor) or value != other:
+            return False
+    return True
+
+
+def _address(key: str, link: Module) -> str | None:
+    """The setting that a key such as "adam.beta1" names in this link."""
+    name, _, rest = key.rpartition(".")
+    return rest if name and name.lower() == type(link).__name__.lower() else None
+
+
+def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group says to one link. An alias counts when it differs from what the optimizer itself put there."""
+    out: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in link.defaults:
+            out[key] = value
+    for key, names in link.aliases.items():
+        if key in group and group[key] is not shown.get(key) and group[key] != shown.get(key):
+            value = group[key]
+            out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
+    for key, value in group.items():
+        if "." in key and (name := _address(key, link)) is not None and name in link.defaults:
+            out[name] = value
+    return out
+
+
+def exported(links: Iterable[Module]) -> dict[str, Any]:
+    """Settings that torch's schedulers look for in every group, where the links agree on them."""
+    found: dict[str, list[Any]] = {}
+    for link in links:
+        for key in _SHOWN:
+            if key in link.defaults:
+                found.setdefault(key, []).append(link.defaults[key])
+        for key, names in link.aliases.items():
+            if len(names) > 1 and all(name in link.defaults for name in names):
+                found.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
+    return {
+        key: values[0]
+        for key, values in found.items()
+        if isinstance(values[0], float | int | tuple | Tensor)
+        and all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
+    }
+
+
+def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
+    """Refuse settings that no link has, and numbers that are none."""
+    known = {key for link in links for key in (*link.defaults, *link.aliases)}
+    for key, value in group.items():
+        if key in _FOREIGN:
+            continue
+        addressed = "." in key and any(
+            (name := _address(key, link)) is not None and name in link.defaults for link in links
+        )
+        if key not in known and not addressed:
+            near = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"a parameter group sets {key!r}, which no link of the chain has{hint} "
+                f"(settings here: {', '.join(sorted(known)) or 'none'}; 'adam.beta1' names the one of a single link)"
+            )
+        check_number("a parameter group", key, value)
+
+
+def tensors_of(params: Any) -> list[Tensor]:
+    """The tensors of a group's "params", named or not."""
+    given = [params] if isinstance(params, torch.Tensor) else list(params)
+    return [item[1] if isinstance(item, tuple) else item for item in given]

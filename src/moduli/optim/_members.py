@@ -1,0 +1,104 @@
+"""Links over the members of a population: each member by itself, where a link can't take all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ._needs import ChainError, Need
+
+if TYPE_CHECKING:
+    from ._binding import Binding
+    from .module import Module
+    from .objective import Objective
+
+__all__ = ["check", "each", "lifts", "views"]
+
+
+def lifts(link: Module) -> bool:
+    """Whether a link works on all members at once: pointwise hooks, or its own way."""
+    from .chain import Chain
+    from .transform import TensorTransform
+
+    if link.members or isinstance(link, Chain):
+        return True
+    return isinstance(link, TensorTransform) and link.elementwise and not link.children
+
+
+def check(link: Module) -> None:
+    """Refuse what neither works on all members at once nor on each by itself."""
+    if lifts(link):
+        return
+    far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
+    if far:
+        wanted = " and ".join(sorted(need.value for need in far))
+        raise ChainError(
+            f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; "
+            "it can't be given to each member by itself. Use it on one model, or a link made for populations"
+        )
+
+
+def each(link: Module, objective: Objective) -> Objective:
+    """Run a link on every member by itself, with state, counters and settings of its own."""
+    from .objective import Objective as Single
+
+    count = objective.members or 0
+    binding = link.settings.binding
+    rows = views(binding, objective.params, count)
+    updates, grads = objective.get_updates(), objective.get_grads()
+    keep: dict[str, list[dict[str, Any]]] = link.global_state.setdefault("members", {})
+    inner = list(link.links())
+    for path, _ in inner:
+        keep.setdefault(path, [{} for _ in range(count)])
+    own = [part.global_state for _, part in inner]
+    losses = objective.loss
+    try:
+        for i in range(count):
+            for (path, part), _ in zip(inner, own, strict=True):
+                part.global_state = keep[path][i]
+            if binding is not None:
+                binding.member = i
+            one = Single(
+                rows[i],
+                loss=None if losses is None else losses[i],
+                current_step=objective.current_step,
+                modular=objective.modular,
+            )
+            one.present = objective.present
+            one.grads = [grad[i] for grad in grads]
+            one.updates = [tensor[i].clone() for tensor in updates]
+            one = link.step(one)
+            for tensor, new in zip(updates, one.get_updates(), strict=True):
+                tensor[i] = new
+            if one.should_terminate is not None:
+                objective.should_terminate = bool(objective.should_terminate) or one.should_terminate
+    finally:
+        for (_, part), state in zip(inner, own, strict=True):
+            part.global_state = state
+        if binding is not None:
+            binding.member = None
+    objective.updates = updates
+    return objective
+
+
+def views(binding: Binding | None, params: Sequence[Tensor], members: int) -> list[list[Tensor]]:
+    """The members' parameters as tensors that stay the same objects, so that state can be kept for them."""
+    known = binding.views if binding is not None else None
+    pointers = [param.data_ptr() for param in params]
+    if known is not None and known[0] == pointers:
+        return known[1]
+    found = [[param.detach()[i] for param in params] for i in range(members)]
+    if binding is not None:
+        if known is not None and [len(row) for row in known[1]] == [len(row) for row in found]:
+            for old, new in zip(known[1], found, strict=True):
+                for a, b in zip(old, new, strict=True):
+                    a.data = b  # the storage moved, the members did not
+            found = known[1]
+        for i, row in enumerate(found):
+            for view, param in zip(row, params, strict=True):
+                binding.sources[view] = param
+                binding.names[view] = f"{binding.names.get(param, '?')}[{i}]"
+        binding.views = (pointers, found)
+    return found

@@ -1,0 +1,65 @@
+"""What a link needs to know of the objective, as types: an impossible chain is refused when it is built."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+__all__ = ["ChainError", "ClosureError", "Need", "join"]
+
+
+class Need(enum.Enum):
+    """One kind of knowledge about the objective.
+
+    Example:
+        >>> from moduli.optim import Need
+        >>> Need.GRADIENT.value
+        'the gradient'
+    """
+
+    GRADIENT = "the gradient"
+    LOSS = "the loss"
+    CLOSURE = "evaluations at other points"
+    PRODUCTS = "products with the Hessian"
+    HESSIAN = "the Hessian"
+    RESIDUALS = "a vector of residuals"
+    MEMBERS = "the losses of a population's members"
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it cannot be had from `.grad` alone: a closure is needed."""
+        return self is not Need.GRADIENT
+
+    @property
+    def graph(self) -> bool:
+        """Whether the loss must be kept with its graph."""
+        return self in (Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS)
+
+
+class ChainError(ValueError):
+    """A chain of links that can't work, refused when it is built.
+
+    Example:
+        >>> import torch
+        >>> from moduli.optim import ChainError, Optimizer
+        >>> try:
+        ...     Optimizer([torch.nn.Parameter(torch.ones(1))])
+        ... except ChainError as error:
+        ...     print(error)
+        an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))
+    """
+
+
+class ClosureError(RuntimeError):
+    """A step that needs a closure it was not given, or was given one that can't do what is needed.
+
+    Example:
+        >>> from moduli.optim import ClosureError
+        >>> issubclass(ClosureError, RuntimeError)
+        True
+    """
+
+
+def join(needs: Iterable[frozenset[Need]]) -> frozenset[Need]:
+    """All needs together."""
+    return frozenset().union(*needs)

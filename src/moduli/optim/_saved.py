@@ -1,0 +1,241 @@
+"""Saving and loading an optimizer: state by link path and parameter name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _groups, _members
+from ._plain import decode, encode
+from ._stand_ins import StandIns
+
+if TYPE_CHECKING:
+    from .modular import Optimizer
+    from .module import Module
+
+__all__ = ["pack", "pack_link", "unpack"]
+
+FORMAT = 1
+ALL = "@all"
+
+
+def pack_link(link: Module, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """One link and what is inside it."""
+    where = type(link).__name__
+    return {
+        "state": {
+            names.get(param, f"?{i}"): encode(dict(row), where) for i, (param, row) in enumerate(link.state.items())
+        },
+        "global": encode(link.global_state, where),
+        "extra": encode(link._extra_pack(), where),
+        "children": {
+            key: pack_link(child, {**names, **{p: str(i) for i, p in enumerate(child.state) if p not in names}})
+            for key, child in link.children.items()
+        },
+    }
+
+
+def _stand_in_names(optimizer: Optimizer) -> dict[Tensor, str]:
+    return {
+        tensor: f"@{path}:{key}:{i}"
+        for path, link in optimizer._links
+        for key, stand_ins in link._stand_ins.items()
+        for i, tensor in enumerate(stand_ins.tensors)
+    }
+
+
+def pack(optimizer: Optimizer) -> dict[str, Any]:
+    """Everything that was learnt, as plain data."""
+    binding = optimizer.binding
+    names = {**binding.names, **_stand_in_names(optimizer)}
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state: dict[str, dict[str, Any]] = {}
+    links: dict[str, Any] = {}
+    for path, link in optimizer._links:
+        for param, row in link.state.items():
+            if not row or param not in names:
+                continue
+            name = ALL if link.vector_state else names[param]
+            into = state.setdefault(name, {})
+            for key, value in row.items():
+                into[f"{path}/{key}"] = encode(value, f"{path}: state {key!r}")
+        links[path] = {
+            "global": encode(link.global_state, f"{path}: global state"),
+            "extra": encode(link._extra_pack(), f"{path}: extra"),
+        }
+    groups = []
+    for group in optimizer.param_groups:
+        kept = {
+            key: encode(value, f"param group: {key}")
+            for key, value in _groups.options(group).items()
+            if not callable(value)
+        }
+        groups.append({**kept, "params": [binding.names[param] for param in group["params"]]})
+    return {
+        "format": FORMAT,
+        "state": state,
+        "param_groups": groups,
+        "links": links,
+        "shapes": {binding.names[param]: tuple(param.shape) for param in params},
+        "order": [binding.names[param] for param in params if param.requires_grad],
+        "current_step": optimizer.current_step,
+        "num_evaluations": optimizer.num_evaluations,
+        "should_terminate": optimizer.should_terminate,
+        "reasons": list(optimizer.reasons),
+        "members": binding.members,
+    }
+
+
+def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
+    """Take over saved state; everything is checked before anything changes."""
+    _check(optimizer, saved, strict)
+    binding = optimizer.binding
+    by_name = {name: param for param, name in binding.names.items()}
+    known = dict(optimizer._links)
+    _make_stand_ins(optimizer, saved)
+    if binding.members is not None and any("[" in name for name in saved["state"]):
+        params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+        _members.views(binding, params, binding.members)
+        by_name = {name: param for param, name in binding.names.items()}
+    by_name.update({name: tensor for tensor, name in _stand_in_names(optimizer).items()})
+    active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    moved = _permutation(saved, active, binding.names)
+    rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
+    gone, fresh = [], []
+    for name, entries in saved["state"].items():
+        param = active[0] if name == ALL and active else by_name.get(name)
+        if param is None:
+            gone.append(name)
+            continue
+        for key, value in entries.items():
+            path, _, field = key.rpartition("/")
+            if path not in known:
+                continue
+            device = param.device if param.numel() else None
+            found = decode(value, device)
+            if name == ALL and moved is not None:
+                if isinstance(moved, str):
+                    fresh.append(path)
+                    continue
+                found = _permute(found, moved)
+            rows[path].setdefault(param, {})[field] = found
+    for path, link in known.items():
+        entry = saved["links"].get(path)
+        if entry is None:
+            continue
+        extra = decode(entry["extra"], None)
+        shared = decode(entry["global"], active[0].device if active else None)
+        if link.vector_state and moved is not None:
+            if isinstance(moved, str):
+                shared = {key: value for key, value in shared.items() if isinstance(value, torch.Generator)}
+                fresh.append(path)
+            else:
+                shared = {key: _permute(value, moved) for key, value in shared.items()}
+        link.reset()
+        link.global_state.clear()
+        link.global_state.update(shared)
+        link._extra_unpack(extra)
+    for path, link in known.items():
+        for param, row in rows[path].items():
+            link.state[param] = row
+    _take_groups(optimizer, saved)
+    optimizer.current_step = int(saved["current_step"])
+    optimizer.num_evaluations = int(saved["num_evaluations"])
+    optimizer.should_terminate = bool(saved["should_terminate"])
+    optimizer.reasons = list(saved["reasons"])
+    optimizer._carried = None
+    if gone:
+        warnings.warn(f"saved state of {', '.join(sorted(gone))} has no parameter here and is left out", stacklevel=4)
+    if fresh:
+        warnings.warn(
+            f"{', '.join(sorted(set(fresh)))} starts afresh: {moved}; its state is over all parameters together",
+            stacklevel=4,
+        )
+
+
+def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
+    for key in ("format", "state", "param_groups", "links", "shapes", "order", "current_step"):
+        if key not in saved:
+            raise ValueError(
+                f"this is not the state of a moduli Optimizer: it has no {key!r} (it has {', '.join(map(str, saved))})"
+            )
+    if saved["format"] > FORMAT:
+        raise ValueError(f"the state was saved in format {saved['format']}; this version reads up to {FORMAT}")
+    if saved.get("members") != optimizer.binding.members:
+        raise ValueError(
+            f"the state is of {saved.get('members') or 'no'} members, here are {optimizer.binding.members or 'none'}"
+        )
+    here, there = [path for path, _ in optimizer._links], list(saved["links"])
+    if strict and here != there:
+        missing = [path for path in there if path not in here]
+        extra = [path for path in here if path not in there]
+        raise ValueError(
+            "the chains differ: "
+            + (f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}")
+            + "; build the same chain, or load with strict=False to take over the links that agree"
+        )
+    by_name = {name: param for param, name in optimizer.binding.names.items()}
+    for name, shape in saved["shapes"].items():
+        if name in by_name and tuple(by_name[name].shape) != tuple(shape):
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(by_name[name].shape)}, its saved state is for {tuple(shape)}"
+            )
+
+
+def _permutation(saved: Mapping[str, Any], active: list[Tensor], names: Mapping[Tensor, str]) -> Any:
+    """How elements of the concatenated vector moved: None (not at all), an index, or why it can't be said."""
+    order, shapes = list(saved["order"]), saved["shapes"]
+    here = [names[param] for param in active]
+    if order == here:
+        return None
+    if sorted(order) != sorted(here):
+        return "the parameters are not the same as in the saved state"
+    starts, position = {}, 0
+    for name in order:
+        size = torch.Size(shapes[name]).numel()
+        starts[name] = (position, size)
+        position += size
+    return torch.cat([torch.arange(starts[name][0], sum(starts[name])) for name in here])
+
+
+def _permute(value: Any, index: Tensor) -> Any:
+    if isinstance(value, Tensor):
+        for dim, size in enumerate(value.shape):
+            if size == index.numel() and size > 0:
+                value = value.index_select(dim, index.to(value.device))
+        return value
+    if isinstance(value, dict):
+        return {key: _permute(item, index) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_permute(item, index) for item in value)
+    if hasattr(value, "maxlen"):
+        return type(value)((_permute(item, index) for item in value), maxlen=value.maxlen)
+    return value
+
+
+def _make_stand_ins(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    known = dict(optimizer._links)
+    for name in saved["state"]:
+        if not name.startswith("@") or name == ALL:
+            continue
+        path, key, position = name[1:].rsplit(":", 2)
+        if path in known:
+            stand_ins = known[path]._stand_ins.setdefault(key, StandIns())
+            while len(stand_ins.tensors) <= int(position):
+                stand_ins.tensors.append(torch.empty(0))
+
+
+def _take_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Options follow the parameters: a group takes those of the saved group that its first known parameter was in."""
+    where = {name: group for group in saved["param_groups"] for name in group["params"]}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            found = where.get(optimizer.binding.names[param])
+            if found is not None:
+                group.update({key: decode(value, None) for key, value in found.items() if key != "params"})
+                break
+    optimizer._sync()

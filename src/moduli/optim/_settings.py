@@ -1,0 +1,135 @@
+"""Settings of a link for each parameter: its own groups, then the optimizer's groups, then its defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._binding import Binding
+
+__all__ = ["Settings", "check_number", "current"]
+
+
+def check_number(where: str, key: str, value: Any) -> None:
+    """Refuse a NaN, the one number that no setting can mean."""
+    numbers: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
+    for number in numbers:
+        bad = isinstance(number, float) and math.isnan(number)
+        if isinstance(number, Tensor) and number.is_floating_point() and number.numel():
+            bad = bool(number.detach().isnan().any())
+        if bad:
+            raise ValueError(f"{where}: {key} is NaN; give a number")
+
+
+def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    """Settings with schedules evaluated at this step and 0-d tensors read; the same object where there are none."""
+    changed: dict[str, Any] | None = None
+    for key, value in resolved.items():
+        kind = type(value)
+        if kind is float or kind is int or kind is bool or kind is str or value is None:
+            continue
+        if isinstance(value, Tensor):
+            if value.dim() != 0:
+                continue
+            value = value.item()
+        elif callable(value) and not isinstance(value, type) and getattr(value, "is_schedule", True):
+            value = value(step)
+            if isinstance(value, Tensor) and value.dim() == 0:
+                value = value.item()
+        else:
+            continue
+        changed = dict(resolved) if changed is None else changed
+        changed[key] = value
+    return resolved if changed is None else changed
+
+
+class _Resolved:
+    """The settings in force for the parameters of one group (and one local group of the link)."""
+
+    __slots__ = ("defaults", "group", "local", "values")
+
+    def __init__(self, group: int, local: dict[str, Any] | None) -> None:
+        self.group = group
+        self.local = local
+        self.values: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {}
+
+
+class Settings:
+    """`link.settings`: maps a parameter to the settings in force for it.
+
+    Three layers, the first that has the key wins: groups given to the link (`set_param_groups`), groups of the
+    optimizer (where schedulers write), and the link's defaults.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m
+        >>> link, p = m.LR(0.1), torch.zeros(2)
+        >>> link.set_param_groups([{"params": [p], "lr": 0.5}]).settings[p]["lr"], link.settings[torch.ones(1)]["lr"]
+        (0.5, 0.1)
+    """
+
+    def __init__(self, defaults: dict[str, Any]) -> None:
+        self.defaults = defaults
+        self.local: dict[Tensor, dict[str, Any]] = {}
+        self.overrides: list[dict[str, Any]] = []
+        self.binding: Binding | None = None
+        self._resolved: dict[tuple[int, int], _Resolved] = {}
+
+    def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.raw(param)
+        if self.binding is None:
+            return current(found, 0)
+        found = current(found, self.binding.step)
+        if self.binding.member is not None and any(is_per_member(value) for value in found.values()):
+            i = self.binding.member
+            return {key: value[i].item() if is_per_member(value) else value for key, value in found.items()}
+        return found
+
+    def raw(self, param: Tensor) -> dict[str, Any]:
+        """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
+        group, local = -1, self.local.get(param) if self.local else None
+        if self.binding is not None:
+            source = self.binding.source(param)
+            group = self.binding.group_of.get(source, -1)
+            if local is None and self.local and source is not param:
+                local = self.local.get(source)
+        key = (group, id(local))
+        known = self._resolved.get(key)
+        if known is None:
+            known = self._resolved[key] = _Resolved(group, local)
+            self._fill(known)
+        elif known.defaults != self.defaults:  # they are public, and may be changed by hand
+            self._fill(known)
+        return known.values
+
+    def _fill(self, known: _Resolved) -> None:
+        # In place: whoever holds the dictionary (a fused run) sees the new numbers.
+        layer = self.overrides[known.group] if 0 <= known.group < len(self.overrides) else {}
+        known.defaults = dict(self.defaults)
+        fresh = {**self.defaults, **layer, **(known.local or {})}
+        for key in [key for key in known.values if key not in fresh]:
+            del known.values[key]
+        known.values.update(fresh)
+
+    def refresh(self) -> None:
+        """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
+        for known in self._resolved.values():
+            self._fill(known)
+
+    def forget(self) -> None:
+        """Resolve anew at the next use: who shares settings with whom may have changed."""
+        self._resolved.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_resolved": {}}
+
+
+def is_per_member(value: Any) -> bool:
+    """Whether a setting is a tensor with one number per member of a population."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0

@@ -1,0 +1,83 @@
+"""Lists of tensors as one vector, and random lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["as_real", "from_vector", "like", "sample_like", "to_vector"]
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals, the same memory; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def like(tensor: Tensor, param: Tensor) -> Tensor:
+    """Undo `as_real` for a parameter that is complex."""
+    if param.is_complex() and not tensor.is_complex():
+        return torch.view_as_complex(tensor.contiguous())
+    return tensor
+
+
+def to_vector(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements in order, as one vector of their common dtype."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The vector cut into pieces with the shapes (and dtypes) of these tensors; pieces are views where possible."""
+    sizes = [tensor.numel() for tensor in like]
+    if vector.numel() != sum(sizes):
+        raise ValueError(f"a vector of {vector.numel()} elements does not fit tensors of {sum(sizes)}")
+    return [
+        (piece if piece.dtype is tensor.dtype else piece.to(tensor.dtype)).view(tensor.shape)
+        for piece, tensor in zip(torch.split(vector, sizes), like, strict=True)
+    ]
+
+
+def sample_like(
+    params: Sequence[Tensor], distribution: str, variance: float = 1.0, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """A random vector shaped like the parameters, each component with mean 0 and this variance.
+
+    Args:
+        params: The parameters.
+        distribution: "normal" (or "gaussian"), "uniform", "rademacher", or "sphere" (uniform on a sphere whose radius
+            gives the variance).
+        variance: The variance of each component.
+        generator: Draws the numbers.
+    """
+    scale = math.sqrt(variance)
+    out: list[Tensor] = []
+    for param in params:
+        real = param.dtype.to_real() if param.is_complex() else param.dtype
+        # Half types draw in float32, so that the same generator gives the same numbers rounded.
+        work = torch.float32 if real in (torch.float16, torch.bfloat16) else real
+        shape = (*param.shape, 2) if param.is_complex() else tuple(param.shape)
+        size = {"dtype": work, "device": param.device, "generator": generator}
+        if distribution in ("normal", "gaussian", "sphere"):
+            draw = torch.randn(shape, **size)  # type: ignore[call-overload]
+        elif distribution == "uniform":
+            draw = (torch.rand(shape, **size) * 2 - 1) * math.sqrt(3.0)  # type: ignore[call-overload]
+        elif distribution == "rademacher":
+            draw = torch.randint(0, 2, shape, device=param.device, generator=generator).to(work) * 2 - 1
+        else:
+            raise ValueError(
+                f"distribution is {distribution!r}; it can be 'normal', 'uniform', 'rademacher' or 'sphere'"
+            )
+        if param.is_complex():
+            draw = torch.view_as_complex(draw.contiguous()) / math.sqrt(2.0)
+        out.append(draw.to(param.dtype) * scale)
+    if distribution == "sphere":
+        count = sum(param.numel() for param in params)
+        length = torch.stack([tensor.abs().double().square().sum() for tensor in out]).sum().sqrt() if out else None
+        if length is not None and float(length) > 0:
+            stretch = scale * math.sqrt(count) / float(length)
+            out = [tensor * stretch for tensor in out]
+    return out

@@ -1,0 +1,95 @@
+"""Several links as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .functional import step
+from .module import Chainable, Module
+
+if TYPE_CHECKING:
+    from .objective import Objective
+
+__all__ = ["Chain", "flatten", "maybe_chain"]
+
+
+def flatten(modules: Iterable[Any]) -> Iterator[Module]:
+    """The links in a nesting of sequences and chains, in order."""
+    for module in modules:
+        if isinstance(module, Chain):
+            yield from module.get_children_sequence()
+        elif isinstance(module, Module):
+            yield module
+        elif isinstance(module, list | tuple):
+            yield from flatten(module)
+        else:
+            name = getattr(module, "__name__", type(module).__name__)
+            remedy = f"; write {name}()" if isinstance(module, type) and issubclass(module, Module) else ""
+            raise TypeError(f"a chain is made of links, got {name}{remedy}")
+
+
+class Chain(Module):
+    """Links in order, as one link. Chains inside chains are opened.
+
+    Args:
+        *modules: Links and sequences of links.
+
+    Example:
+        >>> from moduli import m, optim
+        >>> optim.Chain(m.ClipNorm(1.0), [m.Adam(), m.LR(0.1)])
+        Chain(ClipNorm, Adam, LR)
+    """
+
+    needs = frozenset()
+
+    def __init__(self, *modules: Chainable) -> None:
+        super().__init__()
+        self.set_children_sequence(flatten(modules))
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(type(child).__name__ for child in self.children.values())})"
+
+    def update(self, objective: Objective) -> None:
+        """Every link learns, each from what the links before it make of the update; the update stays as it was."""
+        links = self.get_children_sequence()
+        if len(links) == 1:
+            links[0].update(objective)
+        elif links:
+            probe = objective.clone(clone_updates=True)
+            for i, link in enumerate(links):
+                link.update(probe)
+                if i + 1 < len(links):
+                    probe = link.apply(probe)
+                    if probe.stop:
+                        break
+            objective.update_attrs_from_clone_(probe)
+
+    def apply(self, objective: Objective) -> Objective:
+        """Every link transforms the update, learning nothing."""
+        outer = objective.stop
+        for link in self.get_children_sequence():
+            objective = link.apply(objective)
+            if objective.stop:
+                break
+        objective.stop = outer
+        return objective
+
+    def step(self, objective: Objective) -> Objective:
+        """Each link in turn. A link that stops the chain stops this one, not the one around it."""
+        outer = objective.stop
+        objective = step(objective, self.get_children_sequence(), owner=self)
+        objective.stop = outer
+        return objective
+
+
+def maybe_chain(*modules: Chainable) -> Module:
+    """One link as it is, several as a `Chain`.
+
+    Example:
+        >>> from moduli import m, optim
+        >>> optim.maybe_chain(m.LR(0.1)), optim.maybe_chain([m.Adam(), m.LR(0.1)])
+        (LR(lr=0.1), Chain(Adam, LR))
+    """
+    links = list(flatten(modules))
+    return links[0] if len(links) == 1 else Chain(*links)

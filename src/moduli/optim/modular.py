@@ -1,0 +1,422 @@
+"""The optimizer: a chain of links over parameters, as a `torch.optim.Optimizer`."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import _explain, _groups, _members, _saved
+from ._binding import Binding
+from ._needs import ChainError, ClosureError, Need, join
+from .chain import flatten
+from .functional import step as run_links
+from .module import Chainable, Module
+from .objective import Objective
+
+__all__ = ["Optimizer"]
+
+_requires_grad = operator.attrgetter("requires_grad")
+
+Reduce = Callable[[Tensor], Tensor] | Literal["mean", "sum"] | None
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer made of links, for parameters, a module, or a population.
+
+    One step makes an `Objective`, threads it through the links, and moves the parameters by minus the update.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, group dictionaries, an `nn.Module`, or a `Population`.
+        *modules: The links, in order.
+        fuse: "auto" runs neighbouring pointwise links as one pass over all parameters, False one by one.
+        reduce: How several processes make one loss of theirs, so that links which decide on it (line searches) decide
+            alike: "mean" (what DistributedDataParallel does to gradients; the default for such a module), "sum", a
+            function of the loss, or None for processes that work on their own.
+
+    Attributes:
+        modules: The links.
+        current_step: How many steps were made.
+        num_evaluations: How often the closure was called (steps without one count as one).
+        should_terminate: Whether a termination link asked to stop.
+        reasons: Why, in sentences.
+        attrs: What links published.
+        model: The module, where one was given.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> net = torch.nn.Linear(2, 1)
+        >>> opt = mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-2))
+        >>> x, y = torch.ones(4, 2), torch.ones(4, 1)
+        >>> first = opt.step(mo.closure(lambda: ((net(x) - y) ** 2).mean()))
+        >>> for _ in range(50):
+        ...     last = opt.step(mo.closure(lambda: ((net(x) - y) ** 2).mean()))
+        >>> bool(last < first)
+        True
+    """
+
+    moves_parameters = True
+
+    def __init__(
+        self,
+        params: Any,
+        *modules: Chainable,
+        fuse: Literal["auto", False] = "auto",
+        reduce: Reduce | Literal["auto"] = "auto",
+    ) -> None:
+        self.modules: list[Module] = list(flatten(modules))
+        if not self.modules:
+            raise ChainError(
+                "an Optimizer needs at least one link; for plain descent write Optimizer(params, m.LR(1e-2))"
+            )
+        if fuse not in ("auto", False):
+            raise ValueError(f"fuse is {fuse!r}; it is 'auto' or False")
+        self.binding = Binding()
+        self.binding.fuse = fuse == "auto"
+        self.model: torch.nn.Module | None = None
+        self.population: Any = None
+        given = self._parameters(params)
+        self._links = self._claim()
+        self.current_step = 0
+        self.num_evaluations = 0
+        self.should_terminate = False
+        self.reasons: list[str] = []
+        self.attrs: dict[str, Any] = {}
+        self.post_load: list[str] = []
+        self._needs = join(link.all_needs() for link in self.modules)
+        self._check_chain()
+        self._reduce = self._reduction(reduce)
+        self._options: list[dict[str, Any]] = []
+        self._shown = _groups.exported(link for _, link in self._links)
+        self._list: list[Tensor] = []
+        self._every: tuple[list[Tensor], list[bool]] = ([], [])
+        self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+        super().__init__(given, dict(self._shown))
+        for _, link in self._links:
+            link.settings.binding = self.binding
+            link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+        self._sync()
+
+    # ------------------------------------------------------------------ building
+
+    def _parameters(self, params: Any) -> Any:
+        if isinstance(params, torch.nn.Module):
+            self.model = params
+            named = list(params.named_parameters())
+            if not named:
+                raise ValueError(f"{type(params).__name__} has no parameters to optimize")
+            return named
+        stacked = getattr(params, "stacked_parameters", None)
+        if callable(stacked):
+            self.population = params
+            self.binding.members = len(params)
+            return list(stacked().items())
+        if isinstance(params, Tensor):
+            raise TypeError("params is one tensor; give a list of parameters: Optimizer([w], ...)")
+        return params
+
+    def _claim(self) -> list[tuple[str, Module]]:
+        """All links with their paths; each may be used once."""
+        out: list[tuple[str, Module]] = []
+        seen: dict[int, str] = {}
+        for i, top in enumerate(self.modules):
+            for path, link in top.links():
+                here = f"{i}.{type(top).__name__}" + (f"/{path}" if path else "")
+                name = type(link).__name__
+                if id(link) in seen:
+                    raise ChainError(
+                        f"the same {name} is used twice, at {seen[id(link)]} and {here}: its state would be shared. "
+                        f"Make two: {name}(...), {name}(...)"
+                    )
+                owner = getattr(link, "_owner", None)
+                if owner is not None and owner() is not None:
+                    raise ChainError(
+                        f"{name} at {here} already belongs to another optimizer, and its state would be shared; "
+                        f"make a new {name}(...), or copy.deepcopy the link before its first use"
+                    )
+                seen[id(link)] = here
+                out.append((here, link))
+        return out
+
+    def _check_chain(self) -> None:
+        for _, link in self._links:
+            link.check()
+        if Need.MEMBERS in self._needs and self.population is None:
+            name = next(type(link).__name__ for _, link in self._links if Need.MEMBERS in link.needs)
+            raise ChainError(
+                f"{name} moves the members of a population relative to each other; give the optimizer a population: "
+                f"Optimizer(mo.Population.of(net, 64), ...)"
+            )
+        if self.population is not None:
+            for link in self.modules:
+                _members.check(link)
+
+    def _reduction(self, reduce: Any) -> Callable[[Tensor], Tensor] | None:
+        if callable(reduce) or reduce is None:
+            return reduce  # type: ignore[no-any-return]
+        if reduce not in ("auto", "mean", "sum"):
+            raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
+        if reduce == "auto":
+            several = torch.distributed.is_available() and torch.distributed.is_initialized()
+            several = several and torch.distributed.get_world_size() > 1
+            decides = any(need.evaluates for need in self._needs)
+            if not several or not decides:
+                return None
+            if not isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+                raise ChainError(
+                    "there are several processes, and this chain decides on the loss, so that they could take "
+                    "different decisions. Give the DistributedDataParallel module itself, or say reduce='mean' (all "
+                    "processes train one model) or reduce=None (each trains its own)"
+                )
+            reduce = "mean"
+        divide = reduce == "mean"
+
+        def over_processes(loss: Tensor) -> Tensor:
+            total = loss.clone()
+            torch.distributed.all_reduce(total)
+            return total / torch.distributed.get_world_size() if divide else total
+
+        return over_processes
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with settings of their own. State of what is there already stays."""
+        group = dict(param_group)
+        _groups.check_keys(group, [link for _, link in self._links])
+        tensors = _groups.tensors_of(group.get("params", ()))
+        if len({id(tensor) for tensor in tensors}) != len(tensors):
+            raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+        for key, names in ((key, names) for _, link in self._links for key, names in link.aliases.items()):
+            if key not in group and any(name in group for name in names) and key in self._shown:
+                shown = self._shown[key]
+                group[key] = tuple(group.get(name, old) for name, old in zip(names, shown, strict=True))
+        super().add_param_group(group)
+        self._name()
+
+    def _name(self) -> None:
+        binding = self.binding
+        binding.group_of.clear()
+        names: dict[str, Tensor] = {}
+        position = 0
+        for i, group in enumerate(self.param_groups):
+            given = group.get("param_names") or [None] * len(group["params"])
+            for param, name in zip(group["params"], given, strict=True):
+                binding.group_of[param] = i
+                chosen = str(position) if name is None else name
+                if chosen in names:
+                    raise ValueError(
+                        f"two parameters are named {chosen!r}; names address the saved state, so give each its own"
+                    )
+                names[chosen] = param
+                binding.names[param] = chosen
+                position += 1
+        self._list, self._every = [], ([], [])
+        for _, link in self._links:
+            link.settings.forget()
+        self._options = []
+
+    def _sync(self) -> None:
+        """Notice what users and schedulers wrote into the groups."""
+        groups = self.param_groups
+        if len(self._options) == len(groups):
+            changed = [
+                i for i, group in enumerate(groups) if not _groups.same(_groups.options(group), self._options[i])
+            ]
+        else:
+            changed = list(range(len(groups)))
+        if not changed:
+            return
+        links = [link for _, link in self._links]
+        for i in changed:
+            _groups.check_keys(groups[i], links)
+        self._options = [_groups.options(group) for group in groups]
+        for link in links:
+            old = link.settings.overrides
+            link.settings.overrides = [
+                _groups.overrides(link, options, self._shown) if i in changed or i >= len(old) else old[i]
+                for i, options in enumerate(self._options)
+            ]
+            link.settings.refresh()
+
+    # ------------------------------------------------------------------ stepping
+
+    def _active(self) -> list[Tensor]:
+        """Parameters that require a gradient now; the same list object while nothing changes."""
+        groups = self.param_groups
+        every: list[Tensor] = (
+            groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        )
+        wanted = list(map(_requires_grad, every))
+        known, flags = self._every
+        # Every step looks at every parameter, so this is written to run in C.
+        if wanted == flags and len(every) == len(known) and all(map(operator.is_, every, known)):
+            return self._list
+        self._every = (list(every), wanted)
+        self._list = [param for param, want in zip(every, wanted, strict=True) if want]
+        return self._list
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
+    ) -> Tensor | None:
+        """Make one step.
+
+        Args:
+            closure: Evaluates the loss: `mo.closure(fn)`, a function `closure(backward=True)`, or torch's ordinary
+                `closure()` that calls backward itself. None to use the gradients in `.grad`.
+            loss: The loss at the parameters, where no closure is given and a link wants it.
+            **kwargs: Extra arguments for links, in `objective.storage`.
+
+        Returns:
+            The loss before the step (one per member for a population), detached; None where it was not evaluated.
+
+        Raises:
+            ClosureError: A link needs more than `.grad` and there is no closure, or the closure can't give it.
+        """
+        with torch.no_grad():
+            return self._step(closure, loss, kwargs)
+
+    # torch.compile must not trace this: the pass is compiled already. (The decorator would import the compiler.)
+    def _step(self, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]) -> Tensor | None:
+        binding = self.binding
+        binding.step = self.current_step
+        self._sync()
+        params = self._active()
+        if not params:
+            self.current_step += 1
+            return None if closure is None else torch.as_tensor(closure()).detach()
+        objective = Objective(
+            params,
+            closure,
+            loss,
+            self.model,
+            self.current_step,
+            modular=self,
+            storage=storage,
+            needs=self._needs,
+            members=binding.members,
+            reduce=self._reduce,
+        )
+        evaluator = objective.evaluator
+        if evaluator is None:
+            self._without_closure(objective, loss)
+            if objective.present is not None and not any(objective.present):
+                self.current_step += 1
+                return None
+        elif evaluator.fixed:
+            self._take_over(objective)
+        try:
+            last = run_links(objective, self.modules, owner=self)
+            last.update_parameters()
+        except BaseException:
+            objective.restore_start()
+            raise
+        self._carried = last.accepted if evaluator is not None and evaluator.fixed else None
+        self.attrs.update(last.attrs)
+        self.reasons = last.attrs.get("reasons", self.reasons)
+        if last.should_terminate is not None:
+            self.should_terminate = last.should_terminate
+        self.current_step += 1
+        self.num_evaluations += 1 if evaluator is None else evaluator.count
+        last.apply_post_step_hooks(tuple(self.modules))
+        found = objective.loss if objective.loss is not None else last.loss
+        return last.loss_approx if found is None else found
+
+    def _without_closure(self, objective: Objective, loss: Tensor | None) -> None:
+        for need in self._needs:
+            if need.evaluates and not (need is Need.LOSS and loss is not None):
+                name = next(type(link).__name__ for _, link in self._links if need in link.all_needs())
+                known = " (or step(loss=loss))" if need is Need.LOSS else ""
+                raise ClosureError(
+                    f"{name} needs {need.value}, so step needs a closure{known}: "
+                    "opt.step(mo.closure(lambda: loss(net(x), y)))"
+                )
+        objective.set_gradients(objective._gradients())
+
+    def _take_over(self, objective: Objective) -> None:
+        """Use the loss and gradient that the last step found where it ended, if the parameters are still there."""
+        if self._carried is None:
+            return
+        point, loss, grads = self._carried
+        if len(point) == len(objective.params) and all(
+            value.shape == param.shape and torch.equal(value, param)
+            for value, param in zip(point, objective.params, strict=True)
+        ):
+            objective.loss = objective.loss_approx = loss
+            objective.set_gradients(grads)
+
+    # ------------------------------------------------------------------ looking and saving
+
+    def __repr__(self) -> str:
+        return f"Optimizer({', '.join(map(repr, self.modules))})"
+
+    def explain(self) -> str:
+        """The chain as text: what each link needs, which links run as one pass, and why the others do not.
+
+        Example:
+            >>> import torch, moduli as mo
+            >>> from moduli import m
+            >>> opt = mo.Optimizer([torch.nn.Parameter(torch.ones(3))], m.Adam(), m.LR(1e-2))
+            >>> print(opt.explain())
+            1 parameter, 3 numbers
+            one pass, which also moves the parameters:
+              Adam   needs the gradient
+              LR     needs the gradient
+        """
+        return _explain.explain(self)
+
+    def link(self, name: str) -> Module:
+        """The link with this class name or path ("1.Adam"); a ValueError where there is none or several."""
+        found = [link for path, link in self._links if name == path or name.lower() == type(link).__name__.lower()]
+        if len(found) != 1:
+            paths = ", ".join(path for path, _ in self._links)
+            raise ValueError(f"{len(found)} links are called {name!r}; the chain has {paths}")
+        return found[0]
+
+    def reset(self) -> None:
+        """Forget everything learnt; parameters and settings stay."""
+        for link in self.modules:
+            link.reset()
+        self._carried = None
+        self.should_terminate, self.reasons = False, []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that was learnt, by link path and parameter name: plain data, no parameters, no code.
+
+        It goes through `torch.save` and `torch.load(weights_only=True)`.
+        """
+        return _saved.pack(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+        """Take over a saved state, by name. Nothing changes unless all of it fits.
+
+        Args:
+            state_dict: From `state_dict`, of an optimizer with the same links.
+            strict: False to skip links that are not in both chains.
+
+        Raises:
+            ValueError: The chains differ, or a tensor has another shape.
+        """
+        _saved.unpack(self, state_dict, strict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = dict(self.__dict__)
+        kept.pop("_segments", None)
+        kept["_carried"] = None
+        kept["_reduce"] = None if self._reduce is None else kept["_reduce"]
+        kept["_links"] = None
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._links = []
+        for i, top in enumerate(self.modules):
+            for path, link in top.links():
+                self._links.append((f"{i}.{type(top).__name__}" + (f"/{path}" if path else ""), link))
+                link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+
+
+Optimizer._step._torchdynamo_disable = True  # type: ignore[attr-defined]

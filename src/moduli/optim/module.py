@@ -1,0 +1,447 @@
+"""The link: one step of an optimizer, with its settings, its state for each parameter, and named children."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from abc import ABCMeta, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from ._needs import ChainError, Need
+from ._settings import Settings, check_number
+from ._stand_ins import StandIns
+from ._state import StateStore
+
+if TYPE_CHECKING:
+    from ..linalg import LinearOperator
+    from .objective import Objective
+
+__all__ = ["Chainable", "Module", "ProjectedBuffer"]
+
+ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
+
+
+class _Link(ABCMeta):
+    """Explains the commonest mistake: a positional argument where a link takes keywords."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+            try:
+                signature.bind(None, *args, **kwargs)
+            except TypeError:
+                raise TypeError(_explain_arguments(cls, signature, args, kwargs, error)) from None
+            raise
+
+
+def _explain_arguments(
+    cls: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
+) -> str:
+    name = cls.__name__
+    kinds = inspect.Parameter
+    known = [p for p in signature.parameters.values() if p.name != "self"]
+    keywords = [p.name for p in known if p.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in known if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    unknown = [key for key in kwargs if key not in keywords]
+    if unknown:
+        return f"{name} has no setting {unknown[0]!r}; it takes {', '.join(keywords) or 'no arguments'}"
+    if len(args) > len(positional):
+        text = ", ".join(map(repr, args))
+        hint = f"its settings are keywords: {', '.join(keywords) or 'none'}"
+        if len(args) == 1 and isinstance(args[0], float | int) and "lr" not in keywords:
+            hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
+        return f"{name}({text}): {hint}"
+    return f"{name}: {error}"
+
+
+class Module(metaclass=_Link):
+    """A link: one step of an optimizer.
+
+    `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
+    A link owns no parameters; what it keeps for each of them is in `state`, keyed by tensor, what it keeps for all in
+    `global_state`. Everything in those two is saved, copied and restored with the optimizer.
+
+    Args:
+        defaults: The settings, for parameters whose groups do not say otherwise.
+
+    Attributes:
+        needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
+        members: Whether the link works on all members of a population at once.
+        vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
+        aliases: Names in parameter groups that stand for several settings, such as "betas".
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> class Reverse(mo.optim.Module):
+        ...     def apply(self, objective):
+        ...         objective.updates = [-u for u in objective.get_updates()]
+        ...         return objective
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> _ = mo.Optimizer([w], Reverse()).step(mo.closure(lambda: w.sum()))
+        >>> w.data
+        tensor([2.])
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
+    members: ClassVar[bool] = False
+    vector_state: bool = False
+    aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def __init__(self, defaults: dict[str, Any] | None = None) -> None:
+        self.defaults: dict[str, Any] = dict(defaults or {})
+        for key, value in self.defaults.items():
+            if isinstance(value, Module):
+                raise TypeError(f"{type(self).__name__}: {key} is a link; pass links to set_child, not as a setting")
+            check_number(type(self).__name__, key, value)
+        self.settings = Settings(self.defaults)
+        self.global_state: dict[str, Any] = {}
+        self.children: dict[str, Module] = {}
+        self._state = StateStore()
+        self._projected: dict[str, list[str]] = {}
+        self._stand_ins: dict[str, StandIns] = {}
+        # A weak reference: the run holds the link, and the two must not keep each other alive.
+        self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def state(self) -> StateStore:
+        """Per-parameter state: `state[param][key]`."""
+        self._settle()
+        return self._state
+
+    def __repr__(self) -> str:
+        parts = [f"{key}={value!r}" for key, value in self.defaults.items() if not key.startswith("_")]
+        parts += [f"{key}={child!r}" for key, child in self.children.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def links(self) -> Iterator[tuple[str, Module]]:
+        """This link and all inside it, with their paths."""
+        yield "", self
+        for key, child in self.children.items():
+            for path, link in child.links():
+                here = f"{key}.{type(child).__name__}"
+                yield (f"{here}/{path}" if path else here), link
+
+    def all_needs(self) -> frozenset[Need]:
+        """What this link and the links inside it need."""
+        return frozenset().union(self.needs, *(child.all_needs() for child in self.children.values()))
+
+    def check(self) -> None:
+        """Refuse a construction that can never work; called when the optimizer is built."""
+
+    # ------------------------------------------------------------------ settings
+
+    def set_param_groups(self, param_groups: Iterable[Mapping[str, Any]]) -> Self:
+        """Settings of this link for some parameters; they come before the optimizer's groups.
+
+        Args:
+            param_groups: Dictionaries with "params" (a tensor, or tensors) and settings.
+
+        Returns:
+            This link.
+        """
+        groups = [dict(param_groups)] if isinstance(param_groups, Mapping) else [dict(group) for group in param_groups]
+        known = {**self.defaults, **dict.fromkeys(self.aliases)}
+        for group in groups:
+            if "params" not in group:
+                raise ValueError(f"{type(self).__name__}: a group needs 'params', the parameters it is for")
+            for key, value in group.items():
+                if key == "params":
+                    continue
+                if key not in known:
+                    raise ValueError(
+                        f"{type(self).__name__} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}"
+                    )
+                check_number(type(self).__name__, key, value)
+        for group in groups:
+            tensors = group.pop("params")
+            for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
+                found = param[1] if isinstance(param, tuple) else param
+                self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
+        self.settings.forget()
+        return self
+
+    def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
+        out: dict[str, Any] = {}
+        for key, value in group.items():
+            if key in self.aliases:
+                names = self.aliases[key]
+                out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
+            else:
+                out[key] = value
+        return out
+
+    def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
+        """Values of one setting for each parameter; for several keys, one list for each."""
+        rows = [self.settings[param] for param in params]
+        if isinstance(key, str) and not more:
+            return cls(row[key] for row in rows)
+        keys = ([key] if isinstance(key, str) else list(key)) + list(more)
+        return [cls(row[name] for row in rows) for name in keys]
+
+    # ------------------------------------------------------------------ children
+
+    def set_child(self, key: str, module: Chainable | None) -> None:
+        """Give this link a child: a link, a sequence of links (a chain), or None to have none."""
+        from .chain import maybe_chain
+
+        if module is None:
+            self.children.pop(key, None)
+            return
+        if key in self.children:
+            warnings.warn(f"{type(self).__name__}: the child {key!r} is replaced", stacklevel=2)
+        self.children[key] = maybe_chain(module)
+
+    def set_children_sequence(self, modules: Iterable[Chainable], prefix: str = "module_") -> None:
+        """Give this link children numbered from 0."""
+        for i, module in enumerate(modules):
+            self.set_child(f"{prefix}{i}", module)
+
+    def get_children_sequence(self, prefix: str = "module_") -> list[Module]:
+        """The numbered children, in order."""
+        out: list[Module] = []
+        while (child := self.children.get(f"{prefix}{len(out)}")) is not None:
+            out.append(child)
+        return out
+
+    def inner_step(self, key: str, objective: Objective, must_exist: bool = True) -> Objective:
+        """Pass the objective to a child and return it."""
+        child = self._child(key, must_exist)
+        return objective if child is None else child.step(objective)
+
+    def _child(self, key: str, must_exist: bool) -> Module | None:
+        child = self.children.get(key)
+        if child is None and must_exist:
+            raise KeyError(f"{type(self).__name__} has no child {key!r}; it has {', '.join(self.children) or 'none'}")
+        return child
+
+    def inner_step_tensors(
+        self,
+        key: str,
+        tensors: list[Tensor],
+        clone: bool,
+        params: Iterable[Tensor] | None = None,
+        grads: Sequence[Tensor] | None = None,
+        loss: Tensor | None = None,
+        closure: Callable[..., Any] | None = None,
+        objective: Objective | None = None,
+        must_exist: bool = True,
+    ) -> list[Tensor]:
+        """Run a child on any tensors as if they were the update.
+
+        Args:
+            key: The child.
+            tensors: What to transform.
+            clone: Whether to keep `tensors` as they are.
+            params: The parameters that the tensors belong to; None where they have other shapes: the child's state is
+                then kept for stand-ins, which inherit the settings of `objective.params` or of this link's.
+            grads: The gradient to show to the child.
+            loss: The loss to show to the child.
+            closure: A closure to show to the child.
+            objective: Instead of the three above.
+            must_exist: False: without that child the tensors come back.
+
+        Returns:
+            The transformed tensors.
+        """
+        from .functional import step_tensors
+
+        child = self._child(key, must_exist)
+        if child is None:
+            return tensors
+        given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
+        if params is not None:
+            return step_tensors(child, given, params, grads, loss, closure, objective)
+        stand_ins = self._stand_ins.setdefault(key, StandIns())
+        with stand_ins.pointed_at(
+            given, self.settings.binding, None if objective is None else objective.params
+        ) as fakes:
+            return step_tensors(child, given, fakes, grads, loss, closure, objective)
+
+    # ------------------------------------------------------------------ state
+
+    def get_state(
+        self,
+        params: Sequence[Tensor],
+        key: str | list[str] | tuple[str, ...],
+        key2: str | None = None,
+        *keys: str,
+        must_exist: bool = False,
+        init: Any = torch.zeros_like,
+        cls: type = list,
+    ) -> Any:
+        """State values for each parameter, made where they are missing.
+
+        Args:
+            params: The parameters.
+            key: One key gives one list; several (or a list of keys) give a list of lists.
+            key2: A second key.
+            *keys: More keys.
+            must_exist: Raise a KeyError where a value is missing.
+            init: How to make a missing value: a function of the parameter, "param" or "grad" for a copy of those, a
+                tensor (copied) or any other value; a list for each parameter (one key) or for each key (several keys).
+            cls: The type of the lists.
+        """
+        names = [key] if isinstance(key, str) else list(key)
+        names += [name for name in (key2, *keys) if name is not None]
+        several = len(names) > 1 or not isinstance(key, str)
+        columns = []
+        for position, name in enumerate(names):
+            start = init[position] if isinstance(init, list | tuple) and several else init
+            column = cls()
+            for i, param in enumerate(params):
+                row = self.state[param]
+                if name not in row:
+                    if must_exist:
+                        raise KeyError(f"{type(self).__name__} has no state {name!r} for parameter {i}")
+                    each = start[i] if isinstance(start, list | tuple) else start
+                    row[name] = _initial(each, param)
+                column.append(row[name])
+            columns.append(column)
+        return columns if several else columns[0]
+
+    def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
+        """Write one value for each parameter (one key), or one list of values for each key."""
+        if isinstance(keys, str):
+            keys, values = [keys], [values]
+        for key, column in zip(keys, values, strict=True):
+            for param, value in zip(params, column, strict=True):
+                self.state[param][key] = value
+
+    def clear_state_keys(self, *keys: str) -> None:
+        """Forget these entries for every parameter."""
+        for row in self.state.values():
+            for key in keys:
+                row.pop(key, None)
+
+    def increment_counter(self, key: str, start: int) -> int:
+        """A number that grows by one at each call; the first is `start`."""
+        value: int = self.global_state[key] + 1 if key in self.global_state else start
+        self.global_state[key] = value
+        return value
+
+    def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
+        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None."""
+        if seed is None:
+            return None
+        key = f"generator/{torch.device(device or 'cpu')}/{seed}"
+        if key not in self.global_state:
+            self.global_state[key] = torch.Generator(device or "cpu").manual_seed(seed)
+        found: torch.Generator = self.global_state[key]
+        return found
+
+    def add_projected_keys(self, kind: ProjectedBuffer, *keys: str) -> None:
+        """Declare that these buffers transform like a gradient, its square, its cube or a covariance."""
+        self._projected.setdefault(kind, []).extend(keys)
+
+    def get_child_projected_buffers(
+        self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None
+    ) -> list[list[Tensor]]:
+        """The buffers of a child (and of its children) that must follow a change of basis, one list per parameter."""
+        child = self._child(key, must_exist=True)
+        kinds = [buff] if isinstance(buff, str) else list(buff)
+        if params is None:
+            stand_ins = self._stand_ins.get(key)
+            params = stand_ins.tensors if stand_ins is not None else []
+        out: list[list[Tensor]] = []
+        if child is not None:
+            for _, link in child.links():
+                link.on_get_projected_buffers()
+                for name in (name for kind in kinds for name in link._projected.get(kind, ())):
+                    rows = [link.state[param].get(name) for param in params]
+                    if any(row is None for row in rows):
+                        continue
+                    if all(isinstance(row, deque | list) for row in rows):
+                        out += [list(parts) for parts in zip(*rows, strict=False)]
+                    else:
+                        out.append(rows)  # type: ignore[arg-type]
+        return out
+
+    def on_get_projected_buffers(self) -> None:
+        """Called before projected buffers are read."""
+
+    def reset(self) -> None:
+        """Forget everything learnt, in children too; random generators go on from where they are."""
+        self.state.clear()
+        kept = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
+        self.global_state.clear()
+        self.global_state.update(kept)
+        for child in self.children.values():
+            child.reset()
+
+    def reset_for_online(self) -> None:
+        """Forget what belongs to the last evaluation (previous gradient, previous loss), in children too."""
+        for child in self.children.values():
+            child.reset_for_online()
+
+    # ------------------------------------------------------------------ the step
+
+    def update(self, objective: Objective) -> None:
+        """Learn from the current point. Must not change the update."""
+
+    @abstractmethod
+    def apply(self, objective: Objective) -> Objective:
+        """Transform the update; should not change what was learnt, so that it may be called again."""
+
+    def step(self, objective: Objective) -> Objective:
+        """`update`, then `apply`."""
+        self.update(objective)
+        return self.apply(objective)
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Hessian, or this link's approximation of it, over all parameters concatenated; None where it has none."""
+        found = [H for child in self.children.values() if (H := child.get_H(objective)) is not None]
+        if len(found) > 1:
+            raise ChainError(f"{type(self).__name__} has {len(found)} children with a Hessian; it can use one")
+        return found[0] if found else None
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the link has learnt, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
+        from ._saved import pack_link
+
+        return pack_link(self, {param: str(i) for i, param in enumerate(self.state)})
+
+    def _extra_pack(self) -> dict[str, Any]:
+        """More to save: tensors, numbers, strings, and lists and dictionaries of those."""
+        return {}
+
+    def _extra_unpack(self, extra: dict[str, Any]) -> None:
+        """Takes what `_extra_pack` gave."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        kept = {**self.__dict__, "_pending": None}
+        kept.pop("_segments", None)
+        return kept
+
+    def _settle(self) -> None:
+        """Have a fused run that this link is part of write down what it counted."""
+        pending = self._pending() if self._pending is not None else None
+        if pending is not None:
+            pending()
+
+
+def _initial(init: Any, param: Tensor) -> Any:
+    if isinstance(init, str) and init == "param":
+        return param.detach().clone()
+    if isinstance(init, str) and init == "grad":
+        return torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
+    if isinstance(init, Tensor):
+        return init.clone()
+    return init(param) if callable(init) else init
+
+
+Chainable = Module | Sequence[Module]
+"""A link, or a sequence of links."""

@@ -1,0 +1,442 @@
+"""The record of one step, threaded through the links: parameters, loss, gradient, and the update so far."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._closure import Evaluator
+from ._curvature import Curvature
+from ._needs import ClosureError, Need
+
+if TYPE_CHECKING:
+    from .modular import Optimizer
+
+__all__ = ["Objective"]
+
+
+_grad = operator.attrgetter("grad")
+_layout = operator.attrgetter("layout")
+_STRIDED = {torch.strided}
+
+
+class Objective(Curvature):
+    """What one step knows: the parameters, their loss and gradient (evaluated once, when first needed), the update.
+
+    Links read what they need and replace the update, which in the end is subtracted from the parameters.
+
+    Args:
+        params: The parameters.
+        closure: Evaluates the loss; None to use `.grad`.
+        loss: The loss at the parameters, where it is already known.
+        model: The `nn.Module` that the parameters belong to, if any.
+        current_step: How many steps were made before.
+        parent: The objective that this one is a view of (a projection, a part); what is evaluated here is handed up.
+        modular: The optimizer.
+        storage: Extra arguments of `Optimizer.step`.
+        needs: What the chain needs, so that the first evaluation gives all of it.
+        members: The number of members, where the parameters are those of a population.
+        reduce: Makes one loss of those of several processes.
+
+    Attributes:
+        updates: The update, one tensor per parameter, or None while no link has touched it.
+        grads: The gradient, or None while it is not evaluated.
+        loss: The loss, detached, or None.
+        loss_approx: A loss at a nearby point, where a link evaluated only those.
+        attrs: Anything links want to publish; kept by the optimizer.
+        post_step_hooks: Functions `(objective, links)` called after the parameters moved.
+        stop: Skip the rest of this chain.
+        skip_update: Do not move the parameters: a link has done it.
+        should_terminate: Whether a termination link asked to stop training.
+        present: For each parameter whether it has a gradient; None where all have.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> objective = mo.optim.Objective([w], mo.closure(lambda: (w**2).sum()))
+        >>> objective.get_loss(backward=True), objective.grads
+        (tensor(9.), [tensor([6.])])
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        closure: Callable[..., Any] | None = None,
+        loss: Tensor | None = None,
+        model: torch.nn.Module | None = None,
+        current_step: int = 0,
+        parent: Objective | None = None,
+        modular: Optimizer | None = None,
+        storage: dict[str, Any] | None = None,
+        *,
+        needs: frozenset[Need] = frozenset(),
+        members: int | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.params = params if type(params) is list else list(params)
+        self.evaluator = closure if isinstance(closure, Evaluator) or closure is None else Evaluator(closure)
+        self.model = model
+        self.current_step = current_step
+        self.parent = parent
+        self.modular = modular
+        self.needs = needs
+        self.members = members
+        self.reduce = reduce
+        self.updates: list[Tensor] | None = None
+        self.grads: list[Tensor] | None = None
+        self.loss: Tensor | None = None if loss is None else torch.as_tensor(loss).detach()
+        self.loss_approx: Tensor | None = self.loss
+        self.post_step_hooks: list[Callable[[Objective, Sequence[Any]], None]] = []
+        self.attrs: dict[str, Any] = {}
+        self.storage: dict[str, Any] = {} if storage is None else storage
+        self.stop = False
+        self.skip_update = False
+        self.should_terminate: bool | None = None
+        self.temp: Any = None
+        self.present: list[bool] | None = None
+        self.accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+        self._shared: dict[str, Any] = {}
+        self._graph: tuple[Tensor, list[Tensor]] | None = None
+        self._residuals: Tensor | None = None
+        self._moved: list[Tensor] | None = None
+
+    # ------------------------------------------------------------------ names
+
+    @property
+    def update(self) -> list[Tensor] | None:
+        """The update so far; the same as `updates`."""
+        return self.updates
+
+    @update.setter
+    def update(self, value: list[Tensor] | None) -> None:
+        self.updates = value
+
+    @property
+    def closure(self) -> Callable[..., Tensor] | None:
+        """The closure as `closure(backward=True)`, or None; assigning one replaces it for the links that follow."""
+        return None if self.evaluator is None else self._ask
+
+    @closure.setter
+    def closure(self, value: Callable[..., Any] | None) -> None:
+        self.evaluator = None if value is None else Evaluator(value)
+
+    def _ask(self, backward: bool = True) -> Tensor:
+        return self.get_loss(backward=backward, at_x0=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first parameter."""
+        return self.params[0].dtype
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _closure(self, what: str) -> Evaluator:
+        if self.evaluator is None:
+            raise ClosureError(
+                f"this chain needs {what}, so step needs a closure: "
+                "opt.step(mo.closure(lambda: loss(net(x), y))); without one only .grad is known"
+            )
+        return self.evaluator
+
+    def _scalar(self, given: Any) -> Tensor:
+        """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
+        loss: Any = given
+        if not isinstance(given, Tensor):
+            loss = getattr(given, "data", None)  # a labelled 0-d tensor
+            if not isinstance(loss, Tensor) or not hasattr(given, "dims"):
+                raise ClosureError(f"the closure returned a {type(given).__name__}; return the loss as a 0-d tensor")
+        return self._one_number(loss)
+
+    def _one_number(self, loss: Tensor) -> Tensor:
+        if self.members is not None:
+            if loss.dim() != 1 or loss.numel() != self.members:
+                raise ClosureError(
+                    f"the closure returned a tensor of shape {tuple(loss.shape)} for a population of {self.members}; "
+                    "return one loss per member: pop.losses(...)"
+                )
+            return loss.sum()
+        if loss.dim() == 0:
+            return loss
+        if Need.RESIDUALS in self.needs:
+            return 0.5 * (loss.conj() * loss).real.sum() if loss.is_complex() else 0.5 * loss.square().sum()
+        if loss.numel() == 1:
+            return loss.reshape(())
+        raise ClosureError(
+            f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum. "
+            "(Residual vectors are for least-squares links such as GaussNewton, one loss per member for a Population.)"
+        )
+
+    def _value(self, loss: Any) -> Tensor:
+        """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
+        kept = loss.detach() if self.members is not None else self._scalar(loss).detach()
+        return kept if self.reduce is None else self.reduce(kept)
+
+    def _gradients(self) -> list[Tensor | None]:
+        return list(map(_grad, self.params))
+
+    def set_gradients(self, found: Sequence[Tensor | None]) -> None:
+        """Take these as the gradient; None marks a parameter that has none and is left alone."""
+        self.present = None
+        if any(map(operator.is_, found, itertools.repeat(None))):
+            self.present = [grad is not None for grad in found]
+            found = [
+                torch.zeros_like(param) if grad is None else grad
+                for grad, param in zip(found, self.params, strict=True)
+            ]
+        if set(map(_layout, found)) != _STRIDED:
+            found = [grad.to_dense() if grad.layout is not torch.strided else grad for grad in found]  # type: ignore[union-attr]
+        self.grads = found  # type: ignore[assignment]
+
+    def get_loss(
+        self, backward: bool, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
+    ) -> Tensor:
+        """The loss, evaluated at most once at the start of the step; elsewhere every call evaluates.
+
+        Args:
+            backward: Whether the gradient is wanted too.
+            retain_graph: Keep the graph of the loss (it is, when any link of the chain needs it).
+            create_graph: Keep the gradient differentiable.
+            at_x0: False where a link has moved the parameters: nothing is remembered.
+
+        Returns:
+            The loss, detached; one per member for a population.
+        """
+        graph = bool(retain_graph) or create_graph
+        if not at_x0:
+            return self._elsewhere(backward, graph)
+        if self.loss is not None and not (backward and self.grads is None) and not (graph and self._graph is None):
+            return self.loss
+        if self.evaluator is None and self.loss is not None and self.grads is not None and not graph:
+            return self.loss
+        ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
+        if graph or any(need.graph for need in self.needs):
+            self._with_graph(ask)
+        elif backward or Need.GRADIENT in self.needs:
+            known = self.grads is not None
+            loss = ask.gradient(self.params, self._scalar)
+            self.loss = self._value(loss)
+            if not known:
+                self.set_gradients(self._gradients())
+        else:
+            self.loss = self._value(ask.value())
+        self.loss_approx = self.loss
+        self._hand_up()
+        if self.loss is None:
+            raise ClosureError("the closure returned no loss")
+        return self.loss
+
+    def _with_graph(self, ask: Evaluator) -> None:
+        raw = ask.graph()
+        with torch.enable_grad():
+            if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
+                self._residuals = raw
+            loss = self._scalar(raw)
+            found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+        self._graph = (loss, [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)])
+        self.loss = self._value(raw)
+        self.set_gradients([None if grad is None else grad.detach() for grad in found])
+        for param, grad in zip(self.params, found, strict=True):
+            param.grad = None if grad is None else grad.detach().clone()
+
+    def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
+        ask = self._closure("evaluations at other points")
+        if graph:
+            raw = ask.graph()
+            with torch.enable_grad():
+                loss = self._scalar(raw)
+                found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            self._elsewhere_graph = (
+                loss,
+                [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)],
+            )
+            return self._value(raw)
+        if backward:
+            return self._value(ask.gradient(self.params, self._scalar))
+        held = [param.grad for param in self.params] if ask.kind == "no" else None
+        if held is not None:  # this kind calls backward whether asked to or not
+            for param in self.params:
+                param.grad = None
+        value = self._value(ask.value())
+        if held is not None:
+            for param, grad in zip(self.params, held, strict=True):
+                param.grad = grad
+        return value
+
+    def get_grads(
+        self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
+    ) -> list[Tensor]:
+        """The gradient, one tensor per parameter (zeros where there is none); do not change it in place.
+
+        With `create_graph` it is differentiable.
+        """
+        return self.get_loss_grads(retain_graph, create_graph, at_x0)[1]
+
+    def get_loss_grads(
+        self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Both at once: one evaluation."""
+        graph = bool(retain_graph) or create_graph
+        if not at_x0:
+            loss = self.get_loss(True, retain_graph, create_graph, at_x0=False)
+            if graph:
+                return loss, self._elsewhere_graph[1]
+            return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        if self.grads is None or (graph and self._graph is None):
+            self.get_loss(True, retain_graph, create_graph)
+        if create_graph and self._graph is not None:
+            return self.loss, self._graph[1]
+        if self.grads is None:
+            raise ClosureError("the gradient is not known")
+        return self.loss, self.grads
+
+    def get_residuals(self) -> Tensor:
+        """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
+        self.get_loss(True, retain_graph=True)
+        if self._residuals is None:
+            raise ClosureError(
+                "a least-squares link needs a closure that returns the vector of residuals, "
+                "but it returned one number; return prediction - target without summing"
+            )
+        return self._residuals
+
+    def get_updates(self) -> list[Tensor]:
+        """The update so far, which may be changed in place; at first a copy of the gradient."""
+        if self.updates is None:
+            self.updates = [grad.clone() for grad in self.get_grads()]
+        return self.updates
+
+    def peek_updates(self) -> list[Tensor]:
+        """The update so far to read only: the gradient itself where no link has touched it."""
+        return self.get_grads() if self.updates is None else self.updates
+
+    def _hand_up(self) -> None:
+        parent = self.parent
+        if parent is not None:
+            if parent.loss is None:
+                parent.loss, parent.loss_approx = self.loss, self.loss_approx
+            if parent.grads is None and self.grads is not None and _same(parent.params, self.params):
+                parent.grads, parent.present = self.grads, self.present
+
+    # ------------------------------------------------------------------ moving the parameters
+
+    def _remember_start(self) -> list[Tensor]:
+        start: list[Tensor] | None = self._shared.get("start")
+        if start is None:
+            start = [param.detach().clone() for param in self.params]
+            self._shared["start"] = start
+            self._shared["params"] = self.params
+        if not _same(self._shared["params"], self.params):
+            return [param.detach().clone() for param in self.params]
+        return start
+
+    def restore_start(self) -> None:
+        """Put the parameters back where the step began, if a link has moved them."""
+        start = self._shared.get("start")
+        if start is not None:
+            with torch.no_grad():
+                for param, value in zip(self._shared["params"], start, strict=True):
+                    param.copy_(value)
+
+    @contextmanager
+    def moved(self) -> Iterator[list[Tensor]]:
+        """A block in which a link may move the parameters; they are put back at its end, whatever happens.
+
+        Gives the values at the start of the block.
+        """
+        self._remember_start()
+        before = [param.detach().clone() for param in self.params]
+        grads = [param.grad for param in self.params]
+        try:
+            yield before
+        finally:
+            with torch.no_grad():
+                for param, value, grad in zip(self.params, before, grads, strict=True):
+                    param.copy_(value)
+                    param.grad = grad
+
+    def move_to(self, point: Sequence[Tensor]) -> None:
+        """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
+        self._remember_start()
+        with torch.no_grad():
+            for param, value in zip(self.params, point, strict=True):
+                param.copy_(value)
+
+    @torch.no_grad()
+    def update_parameters(self) -> None:
+        """Subtract the update from the parameters; nothing where a link has moved them itself."""
+        if self.skip_update:
+            return
+        updates = self.peek_updates()
+        params = self.params
+        if self.present is not None:
+            kept = [i for i, here in enumerate(self.present) if here]
+            params, updates = [params[i] for i in kept], [updates[i] for i in kept]
+        if params:
+            torch._foreach_sub_(
+                params, [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
+            )
+
+    # ------------------------------------------------------------------ bookkeeping
+
+    def clone(self, clone_updates: bool, parent: Objective | None = None) -> Objective:
+        """A copy for a link that drives others: same parameters and caches, own update and flags."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.params = list(self.params)
+        other.parent = parent
+        other.temp = None
+        if clone_updates and self.updates is not None:
+            other.updates = [tensor.clone() for tensor in self.updates]
+        elif self.updates is not None:
+            other.updates = list(self.updates)
+        return other
+
+    def update_attrs_from_clone_(self, other: Objective) -> None:
+        """Take over what a clone has learnt: evaluations made there, and its wish to terminate."""
+        if self.loss is None:
+            self.loss = other.loss
+        if self.loss_approx is None:
+            self.loss_approx = other.loss_approx
+        if self.grads is None and other.grads is not None and _same(self.params, other.params):
+            self.grads, self.present = other.grads, other.present
+        if self._graph is None and _same(self.params, other.params):
+            self._graph, self._residuals = other._graph, other._residuals
+        if other.should_terminate is not None:
+            self.should_terminate = bool(self.should_terminate) or other.should_terminate
+        if other.skip_update:
+            self.skip_update = True
+        if other.accepted is not None:
+            self.accepted = other.accepted
+
+    def terminate(self, reason: str) -> None:
+        """Ask the training loop to stop, with the reason as a sentence. Several links may ask: one is enough."""
+        self.should_terminate = True
+        self.attrs.setdefault("reasons", []).append(reason)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the parameters' gradients."""
+        for param in self.params:
+            if set_to_none or param.grad is None:
+                param.grad = None
+            else:
+                param.grad = torch.zeros_like(param.grad)
+
+    def poptemp(self) -> Any:
+        """What `update` left for `apply`, read once."""
+        found, self.temp = self.temp, None
+        return found
+
+    def apply_post_step_hooks(self, modules: Sequence[Any]) -> None:
+        """Call the hooks that links registered."""
+        for hook in self.post_step_hooks:
+            hook(self, modules)
+
+
+def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))

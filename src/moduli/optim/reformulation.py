@@ -1,0 +1,113 @@
+"""Links that replace the objective by another one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._needs import Need
+from .module import Chainable, Module
+
+if TYPE_CHECKING:
+    from .objective import Objective
+
+__all__ = ["Reformulation"]
+
+
+class Reformulation(Module):
+    """A link that optimizes something else in place of the loss (a smoothed one, a perturbed one).
+
+    Override `closure`; `pre_step` runs once at the beginning of each step.
+
+    Args:
+        defaults: The settings.
+        modules: Links that see the new objective. Without them all links that follow see it, so that a reformulation
+            has to come before any link that evaluates.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> class Twice(mo.optim.Reformulation):
+        ...     def closure(self, backward, closure, params, objective):
+        ...         loss = closure(backward)
+        ...         return 2 * loss, [2 * p.grad for p in params] if backward else None
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> _ = mo.Optimizer([w], Twice(), m.LR(0.1)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.6000])
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.CLOSURE})
+
+    def __init__(self, defaults: dict[str, Any] | None = None, modules: Chainable | None = None) -> None:
+        super().__init__(defaults)
+        self.set_child("modules", modules)
+
+    @abstractmethod
+    def closure(
+        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
+    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
+        """The new loss, and its gradient where `backward` asks for it.
+
+        Args:
+            backward: Whether the gradient is wanted.
+            closure: The original one; `closure(True)` leaves the gradient in `.grad`.
+            params: The parameters, which may be moved: they are put back.
+            objective: The original objective.
+        """
+
+    def pre_step(self, objective: Objective) -> None:
+        """Called once at the beginning of a step."""
+
+    def _wrapped(self, objective: Objective) -> Callable[..., Tensor]:
+        original = objective.clone(clone_updates=False)
+
+        def evaluate(backward: bool = True) -> Tensor:
+            params = original.params
+
+            def plain(backward: bool = True) -> Tensor:
+                return original.get_loss(backward=backward, at_x0=False)
+
+            before = [param.detach().clone() for param in params]
+            try:
+                with torch.no_grad():
+                    loss, grads = self.closure(backward, plain, params, original)
+            finally:
+                with torch.no_grad():
+                    for param, value in zip(params, before, strict=True):
+                        if not torch.equal(param, value):
+                            param.copy_(value)
+            if backward and grads is not None:
+                for param, grad in zip(params, grads, strict=True):
+                    param.grad = grad
+            return torch.as_tensor(loss)
+
+        return evaluate
+
+    def apply(self, objective: Objective) -> Objective:
+        """Installs the new objective, for the inner links or for those that follow."""
+        self.pre_step(objective)
+        objective._closure("evaluations at other points")
+        inner = objective.clone(clone_updates=False)
+        inner.closure = self._wrapped(objective)
+        inner.loss = inner.loss_approx = inner.grads = None
+        inner._graph = None
+        if "modules" not in self.children:
+            return inner
+        out = self.children["modules"].step(inner)
+        objective.updates = out.get_updates()
+        objective.update_attrs_from_clone_(_flags(out))
+        return objective
+
+
+def _flags(inner: Objective) -> Objective:
+    """Only what a reformulated objective may hand back: its loss and gradient are of another function."""
+    out = inner.clone(clone_updates=False)
+    out.loss = out.loss_approx = out.grads = None
+    out._graph = None
+    out.accepted = None
+    return out

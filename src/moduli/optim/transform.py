@@ -1,0 +1,347 @@
+"""Links with a stricter template: states and settings come as lists, and hooks work on tensors alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ._needs import Need
+from ._settings import is_per_member
+from ._vectors import as_real, from_vector, like, to_vector
+from .module import Chainable, Module
+
+if TYPE_CHECKING:
+    from .objective import Objective
+
+__all__ = ["TensorTransform", "Transform"]
+
+States = list[dict[str, Any]]
+Setting = Mapping[str, Any]
+
+
+class Transform(Module):
+    """A link whose only children are optional, written as `update_states` and `apply_states`.
+
+    Args:
+        defaults: The settings.
+        update_freq: Learn at every n-th step only.
+        inner: Links that transform the update between this link's learning and its own transformation.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> class Halve(mo.optim.Transform):
+        ...     def apply_states(self, objective, states, settings):
+        ...         objective.updates = [u / 2 for u in objective.get_updates()]
+        ...         return objective
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> _ = mo.Optimizer([w], Halve()).step(mo.closure(lambda: w.sum()))
+        >>> w.data
+        tensor([0.5000])
+    """
+
+    def __init__(
+        self, defaults: dict[str, Any] | None = None, update_freq: int = 1, inner: Chainable | None = None
+    ) -> None:
+        super().__init__(defaults)
+        if not isinstance(update_freq, int) or update_freq < 1:
+            raise ValueError(
+                f"{type(self).__name__}: update_freq is {update_freq!r}; give a number of steps, at least 1"
+            )
+        self.update_freq = update_freq
+        self.set_child("inner", inner)
+
+    def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
+        """Learn: change `states`, not the update."""
+
+    @abstractmethod
+    def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
+        """Transform the update with what is in `states`."""
+
+    def _lists(self, objective: Objective) -> tuple[States, list[Setting]]:
+        state, settings = self.state, self.settings
+        return [state[param] for param in objective.params], [settings[param] for param in objective.params]
+
+    def update(self, objective: Objective) -> None:
+        """Learn, when it is this link's turn."""
+        if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
+            self.update_states(objective, *self._lists(objective))
+
+    def apply(self, objective: Objective) -> Objective:
+        """Transform the update, after the inner links have."""
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        return self.apply_states(objective, *self._lists(objective))
+
+
+class TensorTransform(Transform):
+    """A link written as functions of tensors: for one tensor (`single_tensor_*`) or for lists (`multi_tensor_*`).
+
+    Override one of `single_tensor_update` and `multi_tensor_update` to learn, and one of `single_tensor_apply` and
+    `multi_tensor_apply` to transform; `*_initialize` fills the state of a parameter that is seen for the first time.
+    Parameters without a gradient are left out, so that nothing decays or counts for them. Pointwise hooks and hooks on
+    one vector see complex numbers as pairs of reals.
+
+    Args:
+        defaults: The settings.
+        update_freq: Learn at every n-th step only.
+        concat_params: Work on one vector of all parameters instead of on each.
+        uses_grad: Whether the hooks want the gradient too.
+        uses_loss: Whether the hooks want the loss too.
+        inner: Links between this link's learning and its transformation.
+
+    Attributes:
+        elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
+        counts: Whether `state["step"]` counts the updates of a parameter, from 1.
+        static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> class Clamp(mo.optim.TensorTransform):
+        ...     elementwise = True
+        ...     def __init__(self, limit):
+        ...         super().__init__({"limit": limit})
+        ...     def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        ...         return tensor.clamp(-setting["limit"], setting["limit"])
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 0.1]))
+        >>> _ = mo.Optimizer([w], Clamp(0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 2.5000, -0.1000])
+    """
+
+    elementwise: bool = False
+    counts: ClassVar[bool] = False
+    static: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        defaults: dict[str, Any] | None = None,
+        update_freq: int = 1,
+        concat_params: bool = False,
+        uses_grad: bool = False,
+        uses_loss: bool = False,
+        inner: Chainable | None = None,
+    ) -> None:
+        super().__init__(defaults, update_freq=update_freq, inner=inner)
+        self.concat_params = self.vector_state = concat_params
+        self.uses_grad = uses_grad
+        self.uses_loss = uses_loss
+
+    def all_needs(self) -> frozenset[Need]:
+        """As for every link; `uses_loss` adds the loss."""
+        return super().all_needs() | (frozenset({Need.LOSS}) if self.uses_loss else frozenset())
+
+    # ------------------------------------------------------------------ hooks
+
+    def measure(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        settings: Sequence[Setting],
+        members: int | None,
+    ) -> dict[str, Any] | None:
+        """Numbers over all tensors (a norm) that the hooks then find in `setting`; one per member for a population."""
+        return None
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        """Fill the state of one parameter."""
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        """Learn from one tensor; change `state`, not `tensor`."""
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        """Transform one tensor (in place or not) and return it."""
+        raise TypeError(
+            f"{type(self).__name__} has neither single_tensor_apply nor multi_tensor_apply; override one of them"
+        )
+
+    def multi_tensor_initialize(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Sequence[Setting],
+    ) -> None:
+        """Fill the states of parameters seen for the first time."""
+        for i, tensor in enumerate(tensors):
+            self.single_tensor_initialize(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
+
+    def multi_tensor_update(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Sequence[Setting],
+    ) -> None:
+        """Learn from all tensors; change `states`, not `tensors`."""
+        for i, tensor in enumerate(tensors):
+            self.single_tensor_update(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
+
+    def multi_tensor_apply(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Sequence[Setting],
+    ) -> Sequence[Tensor]:
+        """Transform all tensors and return them."""
+        return [
+            self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
+            for i, tensor in enumerate(tensors)
+        ]
+
+    # ------------------------------------------------------------------ running them
+
+    def initialize(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Sequence[Setting],
+    ) -> None:
+        """Fill the states that are still empty."""
+        new = [i for i, state in enumerate(states) if not state]
+        if not new:
+            return
+        self.multi_tensor_initialize(
+            [tensors[i] for i in new],
+            [params[i] for i in new],
+            None if grads is None else [grads[i] for i in new],
+            loss,
+            [states[i] for i in new],
+            [settings[i] for i in new],
+        )
+        if self.counts:
+            for i in new:
+                states[i].setdefault("step", 0)
+
+    def _gather(
+        self, objective: Objective, states: States, settings: Sequence[Setting], owned: bool
+    ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor] | None, Tensor | None, States, list[Setting]]:
+        loss = objective.get_loss(backward=True) if self.uses_loss else None
+        tensors = objective.get_updates() if owned else objective.peek_updates()
+        grads = objective.get_grads() if self.uses_grad else None
+        params = objective.params
+        if self.concat_params:
+            _one_setting(self, settings)
+            return (
+                [],
+                [to_vector([as_real(tensor) for tensor in tensors])],
+                [to_vector([as_real(param.detach()) for param in params])],
+                None if grads is None else [to_vector([as_real(grad) for grad in grads])],
+                loss,
+                [states[0]],
+                [settings[0]],
+            )
+        kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
+        chosen = [settings[i] for i in kept]
+        if objective.members is not None:
+            chosen = [_per_member(setting, tensors[i].dim()) for i, setting in zip(kept, chosen, strict=True)]
+        real = as_real if self.elementwise else _as_it_is
+        return (
+            kept,
+            [real(tensors[i]) for i in kept],
+            [real(params[i].detach()) for i in kept],
+            None if grads is None else [real(grads[i]) for i in kept],
+            loss,
+            [states[i] for i in kept],
+            chosen,
+        )
+
+    def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
+        """Gathers the tensors and calls the hooks that learn."""
+        _, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=False)
+        if not tensors:
+            return
+        chosen = self._measured(objective, tensors, params, grads, chosen)
+        self.initialize(tensors, params, grads, loss, rows, chosen)
+        if self.counts:
+            for row in rows:
+                row["step"] = row["step"] + 1
+        self.multi_tensor_update(tensors, params, grads, loss, rows, chosen)
+
+    def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
+        """Gathers the tensors, calls the hooks that transform, and puts the results back."""
+        kept, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=True)
+        if not tensors:
+            return objective
+        chosen = self._measured(objective, tensors, params, grads, chosen)
+        out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
+        if self.concat_params:
+            parts = from_vector(out[0], [as_real(param.detach()) for param in objective.params])
+            objective.updates = [like(part, param) for part, param in zip(parts, objective.params, strict=True)]
+        else:
+            updates = list(objective.get_updates())
+            for i, tensor in zip(kept, out, strict=True):
+                updates[i] = like(tensor, objective.params[i]) if self.elementwise else tensor
+            objective.updates = updates
+        return objective
+
+    def _measured(
+        self,
+        objective: Objective,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        settings: list[Setting],
+    ) -> list[Setting]:
+        found = self.measure(tensors, params, grads, settings, objective.members)
+        if not found:
+            return settings
+        if objective.members is None:
+            return [{**setting, **found} for setting in settings]
+        return [
+            {**setting, **_per_member(found, tensor.dim())} for setting, tensor in zip(settings, tensors, strict=True)
+        ]
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
+    return None if tensors is None else tensors[i]
+
+
+def _per_member(setting: Setting, dims: int) -> Setting:
+    """One number per member, shaped so that it multiplies tensors whose first axis is the members."""
+    if not any(is_per_member(value) for value in setting.values()):
+        return setting
+    return {
+        key: value.reshape(-1, *([1] * (dims - 1))) if is_per_member(value) else value for key, value in setting.items()
+    }
+
+
+def _one_setting(link: TensorTransform, settings: Sequence[Setting]) -> None:
+    first = settings[0]
+    for setting in settings[1:]:
+        if setting is not first and any(not _equal(value, setting[key]) for key, value in first.items()):
+            key = next(key for key, value in first.items() if not _equal(value, setting[key]))
+            raise ValueError(
+                f"{type(link).__name__} works on all parameters as one vector (concat_params=True), but groups give it "
+                f"{key}={first[key]!r} and {key}={setting[key]!r}; give one value, or put it into m.Split per group"
+            )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
+    return bool(a == b)
