@@ -169,7 +169,7 @@ def _profiles(results: Results, sources: list[str]) -> str:
 def _map(results: Results, problem: dict[str, Any], sources: list[str]) -> str:
     x0, x1, y0, y1 = problem["window"]
     out = [f'<text class="t" x="0" y="-14">{escape(problem["name"])}: paths</text>']
-    heights = landscape(problem)
+    heights = landscape(problem, 2 * SIDE)
     if heights is not None:
         data = base64.b64encode(_png(*heights)).decode()
         out.append(f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>')

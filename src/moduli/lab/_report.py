@@ -134,21 +134,21 @@ def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> d
     return out
 
 
-def landscape(problem: dict[str, Any]) -> tuple[int, bytes] | None:
+def landscape(problem: dict[str, Any], size: int = MAP) -> tuple[int, bytes] | None:
     """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen."""
     try:
         course = resolve(problem["reference"])
     except (LookupError, ValueError, OSError):
         return None  # a problem that only existed in the program that raced on it
     x0, x1, y0, y1 = problem["window"]
-    x = torch.linspace(x0, x1, MAP, dtype=torch.float64)
-    y = torch.linspace(y1, y0, MAP, dtype=torch.float64)
+    x = torch.linspace(x0, x1, size, dtype=torch.float64)
+    y = torch.linspace(y1, y0, size, dtype=torch.float64)
     with torch.no_grad():
         values = course.landscape(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
     gap = values - min(float(values.min()), math.inf if problem["optimum"] is None else problem["optimum"])
     height = torch.log(gap + 0.01 * gap.median() + 1e-12)
     height = (height - height.min()) / (height.max() - height.min())
-    return MAP, (255 * height).byte().numpy().tobytes()
+    return size, (255 * height).byte().numpy().tobytes()
 
 
 def _map(problem: dict[str, Any]) -> dict[str, Any] | None:

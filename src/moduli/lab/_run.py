@@ -94,7 +94,8 @@ def run(
 
 
 def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
-    closure = closure_for(problem, entrant, meter)
+    # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
+    closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
     with meter.aside():
         tracks.look(entrant)
     idle = 0
@@ -116,18 +117,29 @@ def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, ge
         meter.before()
 
 
-def closure_for(problem: Problem, entrant: Entrant, meter: Meter) -> Callable[..., torch.Tensor]:
-    """The closure that a contender is given: `closure(backward=True)` is the loss, or the losses of all members."""
+def closure_for(
+    problem: Problem, entrant: Entrant, meter: Meter, better: Callable[[], None] = lambda: None
+) -> Callable[..., torch.Tensor]:
+    """The closure that a contender is given: `closure(backward=True)` is the loss, or the losses of all members.
+
+    Args:
+        problem: What is evaluated.
+        entrant: Who evaluates it.
+        meter: What counts it.
+        better: Called after an evaluation that is the best so far, while the model stands there.
+    """
     if entrant.population is not None:
         made = _population_closure(problem, entrant, meter)
     else:
-        made = _closure(problem, entrant.model, meter)
+        made = _closure(problem, entrant.model, meter, better)
     # The same function at every step: a line search may hand on the point that it accepted.
     made.fixed = not problem.noisy  # type: ignore[attr-defined]
     return made
 
 
-def _closure(problem: Problem, model: nn.Module, meter: Meter) -> Callable[..., torch.Tensor]:
+def _closure(
+    problem: Problem, model: nn.Module, meter: Meter, better: Callable[[], None]
+) -> Callable[..., torch.Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def closure(backward: bool = True) -> torch.Tensor:
@@ -144,6 +156,8 @@ def _closure(problem: Problem, model: nn.Module, meter: Meter) -> Callable[..., 
             meter.count(1, int(backward))
             value = float(loss.detach())
             meter.seen(value)
+            if value < meter.best:
+                better()
             if not problem.noisy:
                 meter.value(value)
         return loss
@@ -189,7 +203,9 @@ class _Tracks:
             return
         points = entrant.points()
         if entrant.population is None:
-            self.path.append(_short(points[0]))
+            here = _short(points[0])
+            if not self.path or self.path[-1] != here:
+                self.path.append(here)
         else:
             self.cloud.append([_short(point) for point in points[:CLOUD_MEMBERS]])
 

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import optim
 from ._grammar import Chain, ChainError, Link, Value
+from ._population import scatter
 
 __all__ = ["Entry", "build", "check", "entries", "find"]
 
@@ -159,11 +161,9 @@ def build(chain: Chain, model: nn.Module) -> tuple[Any, Any]:
     foreign, population, links = _assemble(chain)
     if foreign is not None:
         return foreign.make([p for p in model.parameters() if p.requires_grad], **dict(foreign.kwargs)), None
-    from ._population import scatter
-
     target: Any = model if population is None else scatter(model, **population)
     try:
-        return _optimizer()(target, *links), None if population is None else target
+        return optim.Optimizer(target, *links), None if population is None else target
     except (TypeError, ValueError) as error:
         raise ChainError(str(error), chain.source, 1, len(chain.source)) from error
 
@@ -252,15 +252,7 @@ def _value(value: Value, source: str) -> Any:
                 fact = f"{link.name} is {KINDS[entry.kind]} and cannot be an argument"
                 raise ChainError(fact, source, link.column, len(link.name))
             made.append(_make(link, entry, source))
-        return made[0] if len(made) == 1 else _chain()(*made)
+        return made[0] if len(made) == 1 else optim.Chain(*made)
     if isinstance(value, list):
         return [_value(part, source) for part in value]
     return tuple(_value(part, source) for part in value) if isinstance(value, tuple) else value
-
-
-def _optimizer() -> Any:
-    return importlib.import_module("moduli.optim").Optimizer
-
-
-def _chain() -> Any:
-    return importlib.import_module("moduli.optim").Chain

@@ -311,7 +311,7 @@ function problems() {
     for (const key of ["evaluations", "seconds"]) {
       const holder = node("div", { class: `curves ${key}` });
       charts.append(node("div", {}, node("h3", {}, `${yName} against ${key}`), holder));
-      chart(holder, { series: series(key), x: key, y: yName });
+      chart(holder, { series: series(key), x: key, y: yName, height: problem.window ? 340 : 270 });
     }
     if (problem.window) {
       const holder = node("div", { class: "landscape" });
