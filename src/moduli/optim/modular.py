@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..population import Population
 from . import _explain, _groups, _members, _saved
 from ._binding import Binding
 from ._needs import ChainError, ClosureError, Need, join
@@ -112,11 +113,10 @@ class Optimizer(torch.optim.Optimizer):
             if not named:
                 raise ValueError(f"{type(params).__name__} has no parameters to optimize")
             return named
-        stacked = getattr(params, "stacked_parameters", None)
-        if callable(stacked):
+        if isinstance(params, Population):
             self.population = params
             self.binding.members = len(params)
-            return list(stacked().items())
+            return list(params.named_parameters())
         if isinstance(params, Tensor):
             raise TypeError("params is one tensor; give a list of parameters: Optimizer([w], ...)")
         return params
