@@ -38,7 +38,8 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="The files; with a base, the base first.")],
     output: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
     option: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2.")
+        list[str] | None,
+        typer.Option("--set", "-s", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -57,7 +58,9 @@ def merge(
         fail(str(error))
     found = io.inspect(output)
     if as_json:
-        print_json({"path": str(output), "recipe": recipe, "tensors": len(found.tensors), "parameters": found.parameters})
+        print_json(
+            {"path": str(output), "recipe": recipe, "tensors": len(found.tensors), "parameters": found.parameters}
+        )
     else:
         note().print(f"{output}: {found.parameters:,} numbers in {len(found.tensors)} tensors", markup=False)
 

@@ -21,7 +21,9 @@ __all__ = ["fit"]
 def fit(
     problem: Annotated[str, typer.Argument(help="FILE.py:name, or the name of a problem.")],
     chain: Annotated[str, typer.Option("--with", "-w", help="The chain of links, or a preset.")] = "lbfgs",
-    output: Annotated[Path | None, typer.Option("--out", "-o", help="A safetensors file for the model and its state.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A safetensors file for the model and its state.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out, if it exists.")] = False,
     steps: Annotated[int, typer.Option(min=0, help="Steps altogether, those before a resume included.")] = 1000,
     target: Annotated[float | None, typer.Option(help="End when the loss is as small as this.")] = None,

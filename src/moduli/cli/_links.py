@@ -15,7 +15,9 @@ __all__ = ["links"]
 
 
 def links(
-    query: Annotated[str | None, typer.Argument(help="A name, or words to search for in names, families and texts.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="A name, or words to search for in names, families and texts.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The catalogue: links, presets and torch's optimizers, with arguments and references."""

@@ -18,16 +18,26 @@ __all__ = ["race"]
 
 
 def race(
-    problem: Annotated[list[str] | None, typer.Argument(help="Names of problems, or FILE.py:name. Without: the default race.")] = None,
-    chain: Annotated[list[str] | None, typer.Option("--with", "-w", help="A chain, a preset, or LABEL: CHAIN. Repeat it.")] = None,
+    problem: Annotated[
+        list[str] | None, typer.Argument(help="Names of problems, or FILE.py:name. Without: the default race.")
+    ] = None,
+    chain: Annotated[
+        list[str] | None, typer.Option("--with", "-w", help="A chain, a preset, or LABEL: CHAIN. Repeat it.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 0,4,7.")] = "3",
-    budget: Annotated[int | None, typer.Option(min=1, help="Evaluations per run; without it, each problem's own.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Evaluations per run; without it, each problem's own.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="The time limit of a run.")] = 30.0,
     workers: Annotated[int | None, typer.Option(min=0, help="Runs at a time; without it, one per core.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each run.")] = 1,
     output: Annotated[Path, typer.Option("--out", "-o", help="The report.")] = Path("race.html"),
-    file: Annotated[Path | None, typer.Option(help="Where finished runs are kept; without it, beside the report.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that the file has, and do the others.")] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="Where finished runs are kept; without it, beside the report.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the runs that the file has, and do the others.")
+    ] = False,
     repeat: Annotated[Path | None, typer.Option(help="Do the race that this file holds again.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the race as one SVG.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
@@ -86,7 +96,10 @@ def race(
     if results.runs:
         note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
-        fail(f"interrupted: {len(results.runs)} of {watch.total} runs are kept; go on with the same command and --resume", INTERRUPTED)
+        fail(
+            f"interrupted: {len(results.runs)} of {watch.total} runs are kept; go on with the same command and --resume",
+            INTERRUPTED,
+        )
     if show:
         webbrowser.open(output.resolve().as_uri())
 
@@ -137,7 +150,11 @@ def _repeated(path: Path) -> dict[str, Any]:
     except lab.ChainError as error:
         wrong(f"{path} cannot be repeated: {error}")
     keys = ("seeds", "budget", "seconds", "threads")
-    return {"problems": [p["reference"] for p in header["problems"]], "contenders": contenders, **{k: header[k] for k in keys}}
+    return {
+        "problems": [p["reference"] for p in header["problems"]],
+        "contenders": contenders,
+        **{k: header[k] for k in keys},
+    }
 
 
 class _Watch:
@@ -174,7 +191,9 @@ class _Watch:
                 self.failures += 1
                 what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
                 self.console.print(f"{what}: {message['reason']}, {message['detail']}", markup=False, style="yellow")
-        now = "  ".join(f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items())
+        now = "  ".join(
+            f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items()
+        )
         self.bar.update(self.task, completed=self.done, now=now[:90])
 
 
@@ -182,13 +201,17 @@ def _table(results: lab.Results) -> Table:
     table = Table(title=None, pad_edge=False, box=None, header_style="bold")
     for column in ("problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"):
         left = column in ("problem", "optimizer", "ended")
-        table.add_column(column, justify="left" if left else "right", no_wrap=column != "ended" and column != "optimizer")
+        table.add_column(
+            column, justify="left" if left else "right", no_wrap=column != "ended" and column != "optimizer"
+        )
     rows = lab.summary(results)
     for place, row in enumerate(rows):
         last = place + 1 == len(rows) or rows[place + 1]["problem"] != row["problem"]
         first = place == 0 or rows[place - 1]["problem"] != row["problem"]
         why = ", ".join(reason if n == row["runs"] else f"{n}x {reason}" for reason, n in row["reasons"].items())
-        best = min((r["median"] for r in rows if r["problem"] == row["problem"] and r["median"] is not None), default=None)
+        best = min(
+            (r["median"] for r in rows if r["problem"] == row["problem"] and r["median"] is not None), default=None
+        )
         style = "green" if row["median"] is not None and row["median"] == best else "red" if row["failed"] else ""
         table.add_row(
             row["problem"] if first else "", row["contender"], number(row["median"]), number(row["best"]),

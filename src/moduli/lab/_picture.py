@@ -17,8 +17,34 @@ from ._statistics import curves, profiles
 
 __all__ = ["picture", "write_picture"]
 
-LIGHT = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c08a00", "#0b8f9c", "#c2255c", "#6b5b4d", "#5c7cfa", "#e8590c", "#66a80f", "#7048e8")
-DARK = ("#74a7ff", "#ff9466", "#69db7c", "#da8bf0", "#ffd43b", "#4dd4e0", "#ff7fa8", "#cbb8a5", "#a5b8ff", "#ffb27d", "#b2e05f", "#b197fc")
+LIGHT = (
+    "#2f6fde",
+    "#d9480f",
+    "#2b8a3e",
+    "#9c36b5",
+    "#c08a00",
+    "#0b8f9c",
+    "#c2255c",
+    "#6b5b4d",
+    "#5c7cfa",
+    "#e8590c",
+    "#66a80f",
+    "#7048e8",
+)
+DARK = (
+    "#74a7ff",
+    "#ff9466",
+    "#69db7c",
+    "#da8bf0",
+    "#ffd43b",
+    "#4dd4e0",
+    "#ff7fa8",
+    "#cbb8a5",
+    "#a5b8ff",
+    "#ffb27d",
+    "#b2e05f",
+    "#b197fc",
+)
 WIDTH, SIDE, GAP, TOP = 1200, 330, 62, 54
 
 
@@ -62,13 +88,17 @@ def picture(results: Results) -> str:
     ]
     count = len(panels)
     left = (WIDTH - count * SIDE - (count - 1) * GAP) / 2 + 14
-    body = [f'<g transform="translate({left + i * (SIDE + GAP):.0f},{TOP})">{panel}</g>' for i, panel in enumerate(panels)]
+    body = [
+        f'<g transform="translate({left + i * (SIDE + GAP):.0f},{TOP})">{panel}</g>' for i, panel in enumerate(panels)
+    ]
     rows = math.ceil(len(labels) / 5)
     height = TOP + SIDE + 62 + 24 * rows
     for place, label in enumerate(labels):
         x, y = 40 + (place % 5) * (WIDTH - 60) / 5, TOP + SIDE + 62 + 24 * (place // 5)
         text = label if len(label) <= 30 else label[:29] + "…"
-        body.append(f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4}" y2="{y - 4}" class="c{place % 12} l" stroke-width="3"/>')
+        body.append(
+            f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4}" y2="{y - 4}" class="c{place % 12} l" stroke-width="3"/>'
+        )
         body.append(f'<text x="{x + 30:.0f}" y="{y}" class="k">{escape(text)}</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
@@ -127,13 +157,21 @@ def _curves(results: Results, problem: dict[str, Any], sources: list[str]) -> st
     shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
 
     def height(value: float | None) -> float | None:
-        return None if value is None or value - shift <= 0 and not shift and value < 0 else math.log10(max(value - shift, 1e-16))
+        return (
+            None
+            if value is None or value - shift <= 0 and not shift and value < 0
+            else math.log10(max(value - shift, 1e-16))
+        )
 
     found = []
     for curve in curves(results, problem["name"]):
         data = curve["evaluations"]
         rows = zip(data["x"], *(map(height, data[key]) for key in ("median", "lower", "upper")), strict=True)
-        known = [(math.log10(x), m, low, up) for x, m, low, up in rows if m is not None and low is not None and up is not None]
+        known = [
+            (math.log10(x), m, low, up)
+            for x, m, low, up in rows
+            if m is not None and low is not None and up is not None
+        ]
         if known:
             found.append((sources.index(curve["source"]), known))
     if not found:
@@ -143,7 +181,10 @@ def _curves(results: Results, problem: dict[str, Any], sources: list[str]) -> st
     x, y = (min(xs), max(max(xs), min(xs) + 0.3)), (min(ys) - 0.2, max(ys) + 0.2)
     out = [_axes(x, y, f"{problem['name']}: loss", "evaluations")]
     for series, known in found:
-        scaled = [[SIDE * (row[0] - x[0]) / (x[1] - x[0])] + [SIDE * (1 - (v - y[0]) / (y[1] - y[0])) for v in row[1:]] for row in known]
+        scaled = [
+            [SIDE * (row[0] - x[0]) / (x[1] - x[0])] + [SIDE * (1 - (v - y[0]) / (y[1] - y[0])) for v in row[1:]]
+            for row in known
+        ]
         scaled = [[row[0], *(min(max(v, 0.0), float(SIDE)) for v in row[1:])] for row in scaled]
         band = [(row[0], row[2]) for row in scaled] + [(row[0], row[3]) for row in reversed(scaled)]
         out.append(f'<path class="c{series % 12} b" d="{_line(band)}Z"/>')
@@ -172,7 +213,9 @@ def _map(results: Results, problem: dict[str, Any], sources: list[str]) -> str:
     heights = landscape(problem, 2 * SIDE)
     if heights is not None:
         data = base64.b64encode(_png(*heights)).decode()
-        out.append(f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>')
+        out.append(
+            f'<image width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="data:image/png;base64,{data}"/>'
+        )
 
     def place(point: list[float]) -> tuple[float, float]:
         x, y = SIDE * (point[0] - x0) / (x1 - x0), SIDE * (y1 - point[1]) / (y1 - y0)
@@ -204,7 +247,8 @@ def _png(size: int, heights: bytes) -> bytes:
     shades = [tuple(round(a + (b - a) * i / (bands - 1)) for a, b in zip(low, high, strict=True)) for i in range(bands)]
     palette = b"".join(bytes(shade) for shade in shades)
     rows = b"".join(
-        b"\0" + bytes(min(bands - 1, value * bands // 256) for value in heights[r * size : (r + 1) * size]) for r in range(size)
+        b"\0" + bytes(min(bands - 1, value * bands // 256) for value in heights[r * size : (r + 1) * size])
+        for r in range(size)
     )
     head = struct.pack(">IIBBBBB", size, size, 8, 3, 0, 0, 0)
     parts = [chunk(b"IHDR", head), chunk(b"PLTE", palette), chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -40,25 +41,34 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """End every run that is under way, and the server."""
-        if self.server is not None:
-            server, self.server = self.server, None
-            for pipe in (server.stdin, server.stdout):
-                if pipe is not None:
-                    pipe.close()
-            try:
-                server.wait(5)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+        self._stop()
         self.folder.cleanup()
 
+    def _stop(self) -> None:
+        if self.server is None:
+            return
+        server, self.server = self.server, None
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
     def _start(self) -> subprocess.Popen[bytes]:
-        code = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from moduli.lab._server import serve; serve()"
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from moduli.lab._server import serve; serve()"
+        )
         environment = dict(os.environ)
         # numpy's libraries start their threads when they are imported, and threads do not survive a fork.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -88,7 +98,7 @@ class Pool:
             lines = self._read(0.25)
             if lines is None:
                 # The server itself died: what ran in it has no other witness.
-                self.server = None
+                self._stop()
                 for number in list(running):
                     last = running.pop(number)
                     yield number, self._record(number, last, Reason.KILLED, "the server of processes died")
@@ -106,7 +116,7 @@ class Pool:
                     yield number, message
 
     def _order(self, number: int, task: Task) -> None:
-        if self.server is None or self.server.poll() is not None:
+        if self.server is None:
             self.server = self._start()
         base = Path(self.folder.name) / str(number)
         base.with_suffix(".task").write_bytes(task.encode())

@@ -156,7 +156,9 @@ class FunctionProblem(Problem):
         try:
             made = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ProblemFileError(f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor") from error
+            raise ProblemFileError(
+                f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor"
+            ) from error
         return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
 
     def model(self, seed: int) -> nn.Module:
@@ -203,6 +205,8 @@ class ModuleProblem(Problem):
 def _scalar(value: Any, name: str) -> torch.Tensor:
     loss = getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+        shape = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+        )
         raise ProblemFileError(f"{name}: a loss is one number as a tensor, not {shape}")
     return loss.reshape(())

@@ -123,7 +123,11 @@ def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> d
         curve["series"] = sources.index(curve["source"])
     out = {**problem, "curves": found}
     if problem["window"]:
-        runs = [run for run in results.runs if run["problem"] == problem["name"] and run["seed"] == results.header["seeds"][0]]
+        runs = [
+            run
+            for run in results.runs
+            if run["problem"] == problem["name"] and run["seed"] == results.header["seeds"][0]
+        ]
         out["map"] = _map(problem)
         out["paths"] = [{"series": sources.index(r["source"]), "points": r["path"]} for r in runs if "path" in r]
         out["clouds"] = [

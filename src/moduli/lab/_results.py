@@ -117,7 +117,12 @@ class Results:
         if header is None:
             raise ResultsError(f"{path} holds no race")
         results = cls(header)
-        wanted = {(p["name"], c["source"], s) for p in header["problems"] for c in header["contenders"] for s in header["seeds"]}
+        wanted = {
+            (p["name"], c["source"], s)
+            for p in header["problems"]
+            for c in header["contenders"]
+            for s in header["seeds"]
+        }
         results.runs = [run for key, run in runs.items() if key in wanted]
         results.sort()
         return results

@@ -240,7 +240,8 @@ def _make(link: Link, entry: Entry, source: str) -> Any:
     except (TypeError, ValueError) as error:
         if isinstance(error, ChainError):
             raise
-        raise ChainError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
+        fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
+        raise ChainError(fact, source, link.column, len(link.name)) from error
 
 
 def _value(value: Value, source: str) -> Any:

@@ -95,7 +95,7 @@ class TextTransformer(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialised(_Reader(len(_text()[0])), seed)
+        return _initialised(lambda: _Reader(len(_text()[0])), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Other windows."""
