@@ -53,9 +53,8 @@ def test_any_text_is_a_chain_or_an_error_with_a_place(text):
     try:
         chain = parse(text)
     except ChainError as error:
-        assert 1 <= error.column <= len(text) + 1
-        assert isinstance(str(error), str)
-        lines = str(error).splitlines()
+        column, lines = error.column, str(error).splitlines()
+        assert 1 <= column <= len(text) + 1
         if len(lines) == 3:
             assert set(lines[2].strip()) == {"^"}
             assert len(lines[2]) <= len(lines[1]) + 1

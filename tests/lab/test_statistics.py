@@ -26,7 +26,8 @@ def made(*histories, optimum=0.0, exact=True):
         "seeds": list(range(len(histories[0]))),
     }
     runs = [
-        {"problem": "p", "source": f"c{i}", "contender": f"c{i}", "seed": seed, "history": history, "seconds": history[-1][1] if history else None,
+        {"problem": "p", "source": f"c{i}", "contender": f"c{i}", "seed": seed, "history": history,
+         "seconds": history[-1][1] if history else None,
          "reason": "budget spent" if history else "crashed", "value": history[-1][2] if history else None,
          "evaluations": history[-1][0] if history else 0}
         for i, group in enumerate(histories) for seed, history in enumerate(group)

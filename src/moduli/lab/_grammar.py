@@ -23,7 +23,7 @@ __all__ = ["Chain", "ChainError", "Link", "Value", "parse"]
 LONGEST = 20_000
 DEEPEST = 40
 
-Value: TypeAlias = "None | bool | int | float | str | list[Value] | tuple[Value, ...] | Chain"
+Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | Chain | None"
 
 
 class ChainError(ValueError):

@@ -18,8 +18,8 @@ SPACING = 1.04
 LOST = 40
 
 
-class Stop(BaseException):  # noqa: N818 - not an error; and no `except Exception` in an optimizer may swallow it
-    """Raised out of a closure to end the run."""
+class Stop(BaseException):
+    """Raised out of a closure to end the run. No error, so that no `except Exception` in an optimizer swallows it."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(str(reason))

@@ -157,11 +157,9 @@ def _curves(results: Results, problem: dict[str, Any], sources: list[str]) -> st
     shift = problem["optimum"] if problem["exact"] and problem["optimum"] is not None else 0.0
 
     def height(value: float | None) -> float | None:
-        return (
-            None
-            if value is None or value - shift <= 0 and not shift and value < 0
-            else math.log10(max(value - shift, 1e-16))
-        )
+        if value is None or (not shift and value < 0):
+            return None
+        return math.log10(max(value - shift, 1e-16))
 
     found = []
     for curve in curves(results, problem["name"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,7 @@ __all__ = ["race"]
 
 Spec = str | Chain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
+Messages = Generator[tuple[int, dict[str, Any]], None, None]
 
 
 def race(
@@ -95,7 +96,7 @@ def race(
     tell = listen or (lambda *_: None)
     workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
     try:
-        messages = _here(tasks, tell) if workers == 0 else _elsewhere(tasks, workers or os.cpu_count() or 1, preload)
+        messages = _here(tasks) if workers == 0 else _elsewhere(tasks, workers or os.cpu_count() or 1, preload)
         with contextlib.closing(messages):
             for number, message in messages:
                 if number < 0:
@@ -111,13 +112,13 @@ def race(
     return results
 
 
-def _here(tasks: list[Task], tell: Listener) -> Iterator[tuple[int, dict[str, Any]]]:
+def _here(tasks: list[Task]) -> Messages:
     for number, task in enumerate(tasks):
         yield number, {"pid": os.getpid()}
         yield number, execute(task)
 
 
-def _elsewhere(tasks: list[Task], workers: int, preload: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _elsewhere(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
     if not tasks:
         return
     for task in tasks:
@@ -155,7 +156,8 @@ def _about(spec: str | Problem, problem: Problem) -> dict[str, Any]:
 
 
 def _check(field: list[Contender], problems: list[str], seeds: list[int], budget: int | None, threads: int) -> None:
-    for what, names in (("problem", problems), ("contender", [entry.source for entry in field]), ("seed", seeds)):
+    given = {"problem": problems, "contender": [entry.source for entry in field], "seed": [str(seed) for seed in seeds]}
+    for what, names in given.items():
         if not names:
             raise ValueError(f"a race needs at least one {what}")
         twice = {name for name in names if names.count(name) > 1}

@@ -45,7 +45,7 @@ def load_problem(reference: str) -> Problem:
         ProblemFileError: When the file or the name does not exist, or the name stands for something else.
 
     >>> from pathlib import Path
-    >>> _ = Path("bowl.py").write_text("def problem(x=2.0, y=[1.0, 1.0]):\\n    return x**2 + (y**2).sum()\\n")
+    >>> _ = Path("bowl.py").write_text("def problem(x=2.0, y=[1.0, 1.0]): return x**2 + (y**2).sum()")
     >>> bowl = load_problem("bowl.py:problem")
     >>> bowl.name, bowl.dimension, bowl.measure(bowl.model(0))
     ('problem', 3, 6.0)

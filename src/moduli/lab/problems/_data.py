@@ -45,7 +45,8 @@ class LeastSquares(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean squared residual."""
-        return ((self.matrix @ model() - self.target) ** 2).mean()
+        x: torch.Tensor = model()
+        return (self.matrix @ x - self.target).square().mean()
 
 
 @cache
@@ -83,7 +84,7 @@ class DigitsLogistic(Problem):
         x, y = _digits()
         x = x.double()
         probe = torch.cat([torch.zeros(1, 64, dtype=x.dtype), torch.eye(64, dtype=x.dtype)])
-        outputs = model(torch.cat([x, probe]))
+        outputs: torch.Tensor = model(torch.cat([x, probe]))
         scores, bias, weights = outputs[: len(x)], outputs[len(x)], outputs[len(x) + 1 :] - outputs[len(x)]
         penalty = (weights**2).sum() + (bias**2).sum()
         return F.cross_entropy(scores, y) + 0.5e-3 * penalty

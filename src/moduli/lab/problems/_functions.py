@@ -113,7 +113,8 @@ class NoisyQuadratic(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The bowl around this step's centre."""
-        return 0.5 * (self.curvature * (model() - self.centre) ** 2).sum()
+        x: torch.Tensor = model()
+        return 0.5 * (self.curvature * (x - self.centre) ** 2).sum()
 
     def measure(self, model: Callable[..., Any]) -> float:
         """The bowl around the mean centre."""

@@ -46,7 +46,8 @@ class _Block(nn.Module):
         later = torch.ones(places, places, dtype=torch.bool, device=x.device).triu(1)
         seen = scores.masked_fill(later, -math.inf).softmax(-1) @ v
         x = x + self.out(seen.transpose(1, 2).reshape(batch, places, WIDTH))
-        return x + self.down(F.gelu(self.up(F.layer_norm(x, (WIDTH,)))))
+        wide: torch.Tensor = self.down(F.gelu(self.up(F.layer_norm(x, (WIDTH,)))))
+        return x + wide
 
 
 class _Reader(nn.Module):
