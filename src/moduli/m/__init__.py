@@ -1,6 +1,39 @@
-"""The catalogue of links."""
+"""The catalogue of links, a folder per family.
 
-from ._adam import Adam
-from ._lr import LR
+* `momentum`: running means and sums of updates, and caution;
+* `adaptive`: steps scaled by what updates were like so far;
+* `step_size`: given, scheduled, or found from what the steps do;
+* `clipping`: the size of updates; `weight_decay`: regularisation;
+* `ops`: pointwise functions and sources.
+"""
 
-__all__ = ["LR", "Adam"]
+from .adaptive import Adagrad, Adam, Lion, RMSprop
+from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .momentum import EMA, NAG, Cautious, HeavyBall
+from .ops import Clip, Grad, Identity, Noop, Sign
+from .step_size import LR, Warmup
+from .weight_decay import CautiousWeightDecay, WeightDecay
+
+__all__ = [
+    "EMA",
+    "LR",
+    "NAG",
+    "Adagrad",
+    "Adam",
+    "Cautious",
+    "CautiousWeightDecay",
+    "Centralize",
+    "Clip",
+    "ClipNorm",
+    "ClipValue",
+    "Grad",
+    "HeavyBall",
+    "Identity",
+    "Lion",
+    "Noop",
+    "Normalize",
+    "RMSprop",
+    "Sign",
+    "Warmup",
+    "WeightDecay",
+]

@@ -49,7 +49,7 @@ def why_not(link: Module) -> str | None:
 def _measures(link: TensorTransform) -> bool:
     from .transform import TensorTransform
 
-    return type(link).measure is not TensorTransform.measure
+    return link.measures and type(link).measure is not TensorTransform.measure
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
