@@ -96,6 +96,7 @@ class Optimizer(torch.optim.Optimizer):
         self._shown = _groups.exported(link for _, link in self._links)
         self._list: list[Tensor] = []
         self._every: tuple[list[Tensor], list[bool]] = ([], [])
+        self._matrices: list[int] = []
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         super().__init__(given, dict(self._shown))
         for _, link in self._links:
@@ -257,6 +258,7 @@ class Optimizer(torch.optim.Optimizer):
             return self._list
         self._every = (list(every), wanted)
         self._list = [param for param, want in zip(every, wanted, strict=True) if want]
+        self._matrices = [i for i, param in enumerate(self._list) if param.dim() > 1]
         return self._list
 
     def step(  # type: ignore[override]
@@ -300,6 +302,7 @@ class Optimizer(torch.optim.Optimizer):
             members=binding.members,
             reduce=self._reduce,
         )
+        objective.matrices = self._matrices
         evaluator = objective.evaluator
         if evaluator is None:
             self._without_closure(objective, loss)
