@@ -60,11 +60,13 @@ class Split(Module):
         if isinstance(self.filter, str):
             name = None if binding is None else binding.names.get(source)
             if name is None:
-                raise ValueError(f"Split: the pattern {self.filter!r} needs named parameters; give the optimizer a module")
+                raise ValueError(
+                    f"Split: the pattern {self.filter!r} needs named parameters; give the optimizer a module"
+                )
             return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
-        return bool(self.filter(source))  # type: ignore[operator]
+        return bool(self.filter(source))
 
     def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         passed = [self._passes(param) for param in objective.params]

@@ -82,7 +82,7 @@ class Wrap(Module):
             stand_in.data.copy_(param.detach())
             here = objective.present is None or objective.present[i]
             stand_in.grad = updates[i].clone() if here else None
-            inner.param_groups[i].update({key: value for key, value in self.settings[param].items()})
+            inner.param_groups[i].update(dict(self.settings[param]))
         inner.step()
         objective.updates = [
             param.detach() - stand_in.detach() for param, stand_in in zip(params, stand_ins, strict=True)

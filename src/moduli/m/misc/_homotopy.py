@@ -35,7 +35,7 @@ class LambdaHomotopy(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """h of the loss, and the chain rule."""
+        """H of the loss, and the chain rule."""
         loss = closure(backward)
         with torch.enable_grad():
             inner = loss.detach().requires_grad_()
@@ -43,7 +43,9 @@ class LambdaHomotopy(Reformulation):
             (slope,) = torch.autograd.grad(outer, inner)
         if not backward:
             return outer.detach(), None
-        grads = [torch.zeros_like(param) if param.grad is None else slope.to(param.dtype) * param.grad for param in params]
+        grads = [
+            torch.zeros_like(param) if param.grad is None else slope.to(param.dtype) * param.grad for param in params
+        ]
         return outer.detach(), grads
 
 

@@ -48,7 +48,7 @@ class Previous(TensorTransform):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        return state["history"][0].clone()  # type: ignore[no-any-return]
+        return state["history"][0].clone()
 
 
 class _Last(TensorTransform):

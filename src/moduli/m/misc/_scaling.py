@@ -184,5 +184,3 @@ class FillLoss(_ByLoss):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         return torch.zeros_like(tensor) + self._size(tensor, loss, setting)
-
-

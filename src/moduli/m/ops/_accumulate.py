@@ -53,7 +53,7 @@ class _Accumulate(TensorTransform):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        return state["accumulated"].clone()  # type: ignore[no-any-return]
+        return state["accumulated"].clone()
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not say how to accumulate")
@@ -107,7 +107,7 @@ class AccumulateMean(_Accumulate):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        return state["accumulated"] / state["weight"]  # type: ignore[no-any-return]
+        return state["accumulated"] / state["weight"]
 
 
 class AccumulateProduct(_Accumulate):

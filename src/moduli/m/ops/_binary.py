@@ -101,7 +101,7 @@ class RSub(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o - u  # type: ignore[no-any-return]
+        return o - u
 
 
 class Mul(_Binary):
@@ -152,7 +152,7 @@ class RDiv(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o / u  # type: ignore[no-any-return]
+        return o / u
 
 
 class Pow(MultiOperation):
@@ -189,7 +189,7 @@ class RPow(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o**u  # type: ignore[no-any-return]
+        return o**u
 
 
 def _as_tensor(u: Tensor, o: Any) -> Tensor:
@@ -280,7 +280,9 @@ class CopyMagnitude(RCopySign):
 
 
 class GramSchmidt(_Binary):
-    r"""The part of the update that is orthogonal to the operand, $u \leftarrow u - \frac{\langle o,u\rangle}{\langle o,o\rangle} o$.
+    r"""The part of the update that is orthogonal to the operand.
+
+    $u \leftarrow u - \frac{\langle o,u\rangle}{\langle o,o\rangle}\, o$
 
     The products are over all parameters together (for each member, in a population).
 
@@ -303,8 +305,10 @@ class GramSchmidt(_Binary):
 
         size = dot(others, others)
         factor = torch.where(size == 0, 0.0, dot(others, update) / torch.where(size == 0, 1.0, size))
-        return [u - factor.reshape(-1, *([1] * (u.dim() - 1))).to(u.dtype) * o if keep else u - factor.to(u.dtype) * o
-                for u, o in zip(update, others, strict=True)]
+        return [
+            u - factor.reshape(-1, *([1] * (u.dim() - 1))).to(u.dtype) * o if keep else u - factor.to(u.dtype) * o
+            for u, o in zip(update, others, strict=True)
+        ]
 
 
 class Threshold(MultiOperation):

@@ -107,9 +107,7 @@ class GraftInputToOutput(Graft):
         [tensor([6., 8.])]
     """
 
-    def __init__(
-        self, magnitude: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6
-    ) -> None:
+    def __init__(self, magnitude: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
         super().__init__(_Pass(), magnitude, tensorwise=tensorwise, ord=ord, eps=eps)
 
 
@@ -129,9 +127,7 @@ class GraftOutputToInput(Graft):
         [tensor([3.5355, 3.5355])]
     """
 
-    def __init__(
-        self, direction: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6
-    ) -> None:
+    def __init__(self, direction: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
         super().__init__(direction, _Pass(), tensorwise=tensorwise, ord=ord, eps=eps)
 
 

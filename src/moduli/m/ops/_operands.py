@@ -31,7 +31,9 @@ class MultiOperation(Module):
     members = True
 
     def __init__(self, defaults: dict[str, Any] | None = None, **operands: Operand | None) -> None:
-        super().__init__({**(defaults or {}), **{k: v for k, v in operands.items() if isinstance(v, float | int | Tensor)}})
+        super().__init__(
+            {**(defaults or {}), **{k: v for k, v in operands.items() if isinstance(v, float | int | Tensor)}}
+        )
         self.operands = list(operands)
         for key, value in operands.items():
             if value is not None and not isinstance(value, float | int | Tensor):

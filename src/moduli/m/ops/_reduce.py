@@ -34,7 +34,7 @@ class _Reduce(MultiOperation):
     def __init__(self, *inputs: Operand) -> None:
         if not inputs:
             raise ValueError(f"{type(self).__name__} needs at least one link or number to combine")
-        super().__init__(**{f"input_{i}": value for i, value in enumerate(inputs)})
+        super().__init__(None, **{f"input_{i}": value for i, value in enumerate(inputs)})
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         rows = [values[key] for key in self.operands]
@@ -150,7 +150,9 @@ class WeightedSum(_Reduce):
     def __init__(self, *inputs: Operand, weights: Sequence[float]) -> None:
         super().__init__(*inputs)
         if len(weights) != len(inputs):
-            raise ValueError(f"{type(self).__name__}: {len(inputs)} inputs and {len(weights)} weights; give one for each")
+            raise ValueError(
+                f"{type(self).__name__}: {len(inputs)} inputs and {len(weights)} weights; give one for each"
+            )
         self.weights = [float(weight) for weight in weights]
 
     def combine(self, values: list[Tensor]) -> Tensor:

@@ -217,5 +217,3 @@ class UpdateToNone(_Source):
     def apply(self, objective: Objective) -> Objective:
         objective.updates = None
         return objective
-
-

@@ -78,7 +78,7 @@ class RestartOnStuck(RestartStrategy):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.ones(1))
         >>> opt = mo.Optimizer([w], m.RestartOnStuck(m.Adam(), n_tol=2), m.LR(0.0))
-        >>> for _ in range(4):
+        >>> for _ in range(3):
         ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
         >>> opt.link("Adam").state[w]["step"]
         1
@@ -155,7 +155,9 @@ class PowellRestart(RestartStrategy):
 
     needs = RestartStrategy.needs
 
-    def __init__(self, modules: Chainable | None = None, *, cond1: float | None = 0.2, cond2: float | None = 0.2) -> None:
+    def __init__(
+        self, modules: Chainable | None = None, *, cond1: float | None = 0.2, cond2: float | None = 0.2
+    ) -> None:
         super().__init__({"cond1": cond1, "cond2": cond2}, modules)
 
     def should_reset(self, objective: Objective) -> bool:

@@ -193,7 +193,9 @@ class TerminateByUpdateNorm(TerminationCriteria):
         setting = self.settings[objective.params[0]]
         fresh = any("previous" not in self.state[param] for param in objective.params)
         before = self.get_state(objective.params, "previous", init="param")
-        size = float(kernels.norm([p.detach() - b for p, b in zip(objective.params, before, strict=True)], setting["ord"]))
+        size = float(
+            kernels.norm([p.detach() - b for p, b in zip(objective.params, before, strict=True)], setting["ord"])
+        )
         for param, value in zip(objective.params, before, strict=True):
             value.copy_(param.detach())
         if fresh or size > setting["tol"]:
