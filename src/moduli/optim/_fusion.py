@@ -49,7 +49,7 @@ def why_not(link: Module) -> str | None:
 def _measures(link: TensorTransform) -> bool:
     from .transform import TensorTransform
 
-    return type(link).measure is not TensorTransform.measure
+    return link.measures and type(link).measure is not TensorTransform.measure
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
@@ -177,12 +177,13 @@ class FusedRun:
     # ------------------------------------------------------------------ counters
 
     def flush(self) -> None:
-        """Write the counts of the last steps into the links' states."""
+        """Write the counts of the last steps into the links' states, once: later the states may be newer than they."""
+        owed = [link._pending is not None for link in self.links]
         for link in self.links:
             link._pending = None
         for cohort in self._cohorts:
-            for link, count in zip(self.links, cohort.counts, strict=True):
-                if link.counts:
+            for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
+                if due:
                     for param in cohort.params:
                         link._state[param].quietly("step", count)
 

@@ -83,6 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         self.population: Any = None
         given = self._parameters(params)
         self._links = self._claim()
+        self._segments: Any = None
         self.current_step = 0
         self.num_evaluations = 0
         self.should_terminate = False
@@ -101,7 +102,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(given, dict(self._shown))
         for _, link in self._links:
             link.settings.binding = self.binding
-            link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+            link._owner = weakref.ref(self)
         self._sync()
 
     # ------------------------------------------------------------------ building
@@ -134,8 +135,7 @@ class Optimizer(torch.optim.Optimizer):
                         f"the same {name} is used twice, at {seen[id(link)]} and {here}: its state would be shared. "
                         f"Make two: {name}(...), {name}(...)"
                     )
-                owner = getattr(link, "_owner", None)
-                if owner is not None and owner() is not None:
+                if link._owner is not None and link._owner() is not None:
                     raise ChainError(
                         f"{name} at {here} already belongs to another optimizer, and its state would be shared; "
                         f"make a new {name}(...), or copy.deepcopy the link before its first use"
@@ -406,11 +406,8 @@ class Optimizer(torch.optim.Optimizer):
         _saved.unpack(self, state_dict, strict)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = dict(self.__dict__)
-        kept.pop("_segments", None)
-        kept["_carried"] = None
-        kept["_reduce"] = None if self._reduce is None else kept["_reduce"]
-        kept["_links"] = None
+        kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None}
+        kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -419,7 +416,7 @@ class Optimizer(torch.optim.Optimizer):
         for i, top in enumerate(self.modules):
             for path, link in top.links():
                 self._links.append((f"{i}.{type(top).__name__}" + (f"/{path}" if path else ""), link))
-                link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+                link._owner = weakref.ref(self)
 
 
 Optimizer._step._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -109,6 +109,8 @@ class Module(metaclass=_Link):
         self._stand_ins: dict[str, StandIns] = {}
         # A weak reference: the run holds the link, and the two must not keep each other alive.
         self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
+        self._owner: weakref.ref[Any] | None = None
+        self._segments: Any = None
 
     # ------------------------------------------------------------------ looking
 
@@ -422,9 +424,8 @@ class Module(metaclass=_Link):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        kept = {**self.__dict__, "_pending": None}
-        kept.pop("_segments", None)
-        return kept
+        # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
+        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None}
 
     def _settle(self) -> None:
         """Have a fused run that this link is part of write down what it counted."""
