@@ -35,6 +35,13 @@ class Entrant:
             return bool(self.population.matrix.isfinite().all(-1).any())
         return all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
 
+    @property
+    def finished(self) -> str:
+        """Why the optimizer wants to end, when one of its links ends chains; otherwise nothing."""
+        if not getattr(self.optimizer, "should_terminate", False):
+            return ""
+        return ", ".join(map(str, getattr(self.optimizer, "reasons", ()))) or "a link asked to stop"
+
     def best(self) -> Callable[..., Any]:
         """The model, or the best member at the last evaluation."""
         if self.population is None or self.losses is None:

@@ -168,7 +168,7 @@ class _Course:
             if not self.entrant.finite():
                 return Ended.DIVERGED
             idle = idle + 1 if self.meter.evaluations == count else 0
-            if idle >= IDLE:
+            if idle >= IDLE or self.entrant.finished:
                 return Ended.STOPPED
             now = time.monotonic()
             if now - told > 0.1 or self.steps == steps:

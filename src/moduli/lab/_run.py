@@ -112,6 +112,8 @@ def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, ge
                 raise Stop(Reason.DIVERGED, "a parameter is no longer a finite number")
             if problem.noisy and meter.due:
                 meter.value(problem.measure(entrant.best()))
+        if entrant.finished:
+            raise Stop(Reason.STOPPED, entrant.finished)
         if idle >= IDLE:
             raise Stop(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
         meter.before()
