@@ -20,7 +20,7 @@ from . import _quick
 from ._pass import Part
 from ._record import Lazy, Record, Unborn, build, transformed
 from ._species import conflicts, current, is_lagging, resolved
-from ._template import LAZY, Memory, Template, Walk, distinct_buffers
+from ._template import LAZY, RECORD, Memory, Template, Walk, distinct_buffers
 from .errors import StructureError
 from .kernel import _Operators
 from .mtype import ParamConfig
@@ -31,6 +31,7 @@ __all__ = [
     "differentiable",
     "graphing",
     "is_temporary",
+    "keeps_graph",
     "leaves",
     "matching",
     "number",
@@ -149,6 +150,9 @@ class Operand:
             self.tensors = []
             self.version = lazy.version
             return
+        known = module.__dict__.get(RECORD)
+        # A model that is not remembered for the short way yet is read in full, so that it can be.
+        attributes = attributes or known is None or known.quick is None
         self.record, self.memory, self.tensors, self.live = current(module, attributes)
         if self.record.wrapped and not wrapped:
             raise StructureError(
@@ -177,6 +181,11 @@ class Operand:
         plain = ParamConfig()
         found = {places[names[pid]]: config for pid, config in version.data.config.items() if config != plain}
         return {**outside, **found}
+
+
+def keeps_graph() -> bool:
+    """Whether `differentiable` is in force."""
+    return _mode.graph
 
 
 def graphing() -> bool:
@@ -234,21 +243,33 @@ def _probed(fn: Any, module: Any, other: Any, reflected: bool = False) -> int:
     return sys.getrefcount(other)
 
 
-def _temporary() -> int:
+def _temporary(probe: type[_Operators]) -> int:
     """The count for a value that exists only inside an expression; 0 if it cannot be told from one with a name."""
-    named = _Probe()
-    alone: int = _Probe() + _Probe()
-    with_name: int = _Probe() + named
+    named = probe()
+    alone: int = probe() + probe()
+    with_name: int = probe() + named
     return alone if with_name > alone else 0
 
 
-_TEMPORARY = _temporary()
+class _Near(_Operators):
+    """The same where the method of the left operand itself counts."""
+
+    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
+        return sys.getrefcount(other)
+
+
+_TEMPORARY = _temporary(_Probe)
+_NEAR = _temporary(_Near)
 _LARGE = 1 << 20
 
 
 def is_temporary(count: int) -> bool:
-    """Whether a right operand with so many references exists only inside the expression that is being computed."""
-    return count <= _TEMPORARY
+    """Whether a right operand exists only inside the expression that is being computed.
+
+    Args:
+        count: How many references to it the method of the left operand counts.
+    """
+    return count <= _NEAR
 
 
 def spare_of(right: Operand, count: int) -> Lazy | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator as _operator
+import sys
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -377,6 +378,10 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        if not reflected or fn is _operator.mul:
+            made = _derive.briefly(fn, self, other, sys.getrefcount(other))
+            if made is not None:
+                return made
         _unmixed(self, other)
         return _derive.binary(fn, self, other, reflected, direct=True)
 
