@@ -18,7 +18,6 @@ from ._operand import (
     Operand,
     broadcast,
     graphing,
-    is_temporary,
     keeps_graph,
     leaves,
     matching,
@@ -236,7 +235,7 @@ def briefly(fn: Callable[[Any, Any], Any], module: nn.Module, other: Any, count:
     if keeps_graph():
         return None
     if fn is operator.add or fn is operator.sub:
-        return _quick.total(fn, module, other, is_temporary(count)) if isinstance(other, NytoModuleBase) else None
+        return _quick.total(fn, module, other, count) if isinstance(other, NytoModuleBase) else None
     if fn is operator.mul and (type(other) is float or type(other) is int):
         return _quick.multiple(module, other)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,8 @@ from ._pass import Part
 from ._record import Lazy, Record, Unborn, build, transformed
 from ._species import conflicts, current, is_lagging, resolved
 from ._template import LAZY, RECORD, Memory, Template, Walk, distinct_buffers
+from ._temporary import beyond
 from .errors import StructureError
-from .kernel import _Operators
 from .mtype import ParamConfig
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "broadcast",
     "differentiable",
     "graphing",
-    "is_temporary",
     "keeps_graph",
     "leaves",
     "matching",
@@ -232,56 +230,20 @@ def tensors_of(which: Operand) -> list[Tensor]:
     return which.template.layout.views(vectors)
 
 
-class _Probe(_Operators):
-    """Finds out what the count of references to a right operand is when nothing else refers to it."""
-
-    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
-        return _probed(fn, self, other, reflected)
-
-
-def _probed(fn: Any, module: Any, other: Any, reflected: bool = False) -> int:
-    return sys.getrefcount(other)
-
-
-def _temporary(probe: type[_Operators]) -> int:
-    """The count for a value that exists only inside an expression; 0 if it cannot be told from one with a name."""
-    named = probe()
-    alone: int = probe() + probe()
-    with_name: int = probe() + named
-    return alone if with_name > alone else 0
-
-
-class _Near(_Operators):
-    """The same where the method of the left operand itself counts."""
-
-    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
-        return sys.getrefcount(other)
-
-
-_TEMPORARY = _temporary(_Probe)
-_NEAR = _temporary(_Near)
 _LARGE = 1 << 20
-
-
-def is_temporary(count: int) -> bool:
-    """Whether a right operand exists only inside the expression that is being computed.
-
-    Args:
-        count: How many references to it the method of the left operand counts.
-    """
-    return count <= _NEAR
 
 
 def spare_of(right: Operand, count: int) -> Lazy | None:
     """The result that an operand is, if it exists only inside the expression that is being computed."""
     lazy = right.lazy
-    # The operand refers to the module once more than the probe did.
-    if lazy is None or count > _TEMPORARY + 1 or not _TEMPORARY or lazy.slab.users > 1 or lazy.shared or lazy.graph:
+    if lazy is None or lazy.slab.users > 1 or lazy.shared or lazy.graph:
         return None
     groups = right.template.layout.groups
     if len(groups) != 1 or groups[0].numel * groups[0].dtype.itemsize < _LARGE or right.template.rich:
         return None
-    return lazy
+    alone = beyond()
+    # The operand refers to the module once more than the probe did.
+    return lazy if alone and count <= alone + 1 else None
 
 
 def matching(left: Operand, right: Operand) -> None:

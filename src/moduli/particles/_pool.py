@@ -44,8 +44,18 @@ class Slab:
         self.users -= 1
         if self.users == 0 and self.large:
             vectors, self.vectors = self.vectors, []
+            # What the counts are for a vector that nobody else holds is seen on one made here and now: how many references
+            # a call adds depends on the interpreter, and on whether tools such as torch.compile watch its frames.
+            alone = [torch.empty(1, device="cpu")]
             while vectors:
-                _give(vectors.pop())
+                # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage.
+                # Whoever holds either may still read or write it.
+                free = sys.getrefcount(vectors[-1]) <= sys.getrefcount(alone[-1]) and (
+                    _uses(vectors[-1].untyped_storage()._cdata) <= _uses(alone[-1].untyped_storage()._cdata)
+                )
+                vector = vectors.pop()
+                if free:
+                    _give(vector)
 
 
 def take(group: Group) -> Tensor:
@@ -79,10 +89,6 @@ def _give(vector: Tensor) -> None:
     size = vector.numel() * vector.element_size()
     if size < _LEAST or vector.device.type != "cpu" or vector.requires_grad or vector.is_inference():
         return
-    # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage. Whoever
-    # holds either may still read or write it. The references counted here are the caller's argument, ours and the call's.
-    if sys.getrefcount(vector) > _ALONE or _uses(vector.untyped_storage()._cdata) > _ALONE_STORAGE:
-        return
     with _lock:
         kept = _free.setdefault((vector.numel(), vector.dtype), [])
         total = sum(numel * dtype.itemsize * len(each) for (numel, dtype), each in _free.items())
@@ -90,19 +96,3 @@ def _give(vector: Tensor) -> None:
             kept.append(vector)
         elif not kept:
             del _free[(vector.numel(), vector.dtype)]
-
-
-def _counts() -> tuple[int, int]:
-    """What the two counts are for a vector that nobody else holds, on this interpreter and version of torch."""
-    seen: list[tuple[int, int]] = []
-
-    def look(vector: Tensor) -> None:
-        seen.append((sys.getrefcount(vector), _uses(vector.untyped_storage()._cdata)))
-
-    vectors = [torch.empty(1)]
-    while vectors:
-        look(vectors.pop())
-    return seen[0]
-
-
-_ALONE, _ALONE_STORAGE = _counts()

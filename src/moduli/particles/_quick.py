@@ -22,6 +22,7 @@ from . import _pass, _pool
 from ._pool import Slab
 from ._record import Lazy, Record, Unborn
 from ._template import LAZY, RECORD, Memory, Template, Walk, recognised
+from ._temporary import is_temporary
 
 __all__ = ["Quick", "multiple", "quicken", "total"]
 
@@ -225,14 +226,15 @@ def _made(
     return shell
 
 
-def total(fn: Any, left: nn.Module, right: nn.Module, spare: bool = False) -> nn.Module | None:
+def total(fn: Any, left: nn.Module, right: nn.Module, count: int) -> nn.Module | None:
     """The sum or difference of two particles; None if the long way must be taken.
 
     Args:
         fn: Which of the two.
         left: The one particle.
         right: The other one.
-        spare: Whether nobody can read the other one after the operation, so that the result may be written over it.
+        count: How many references to the other one the operator counts: if nobody can read it after the operation, the
+            result is written over it.
     """
     if _interpreter() is not None or _dispatchers() or _inference():
         return None
@@ -293,7 +295,7 @@ def total(fn: Any, left: nn.Module, right: nn.Module, spare: bool = False) -> nn
             return None
         out: Any = None
         if large:
-            if spare and y is not None and y.slab.users == 1:
+            if y is not None and y.slab.users == 1 and is_temporary(count):
                 slab, out = y.slab, q
             else:
                 out = _pool.take(group)
