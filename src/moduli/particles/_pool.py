@@ -27,6 +27,11 @@ _free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 _lock = threading.Lock()
 _uses: Callable[[Any], int] = torch._C._storage_Use_Count
 
+_is_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+_probe = torch.empty(1, device="cpu")
+# How often a storage is counted that one tensor holds.
+_ALONE = _uses(_probe.untyped_storage()._cdata)
+
 
 class Slab:
     """The vectors of one result, one for each group of its layout, and how many results use them."""
@@ -44,14 +49,16 @@ class Slab:
         self.users -= 1
         if self.users == 0 and self.large:
             vectors, self.vectors = self.vectors, []
-            # What the counts are for a vector that nobody else holds is seen on one made here and now: how many references
+            # What the count is for something that nobody else holds is seen on an object made here and now: how many references
             # a call adds depends on the interpreter, and on whether tools such as torch.compile watch its frames.
-            alone = [torch.empty(1, device="cpu")]
+            alone = [object()]
             while vectors:
                 # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage.
                 # Whoever holds either may still read or write it.
-                free = sys.getrefcount(vectors[-1]) <= sys.getrefcount(alone[-1]) and (
-                    _uses(vectors[-1].untyped_storage()._cdata) <= _uses(alone[-1].untyped_storage()._cdata)
+                free = (
+                    _worth_keeping(vectors[-1])
+                    and sys.getrefcount(vectors[-1]) <= sys.getrefcount(alone[-1])
+                    and _uses(vectors[-1].untyped_storage()._cdata) <= _ALONE
                 )
                 vector = vectors.pop()
                 if free:
@@ -85,10 +92,17 @@ def clear() -> None:
         _free.clear()
 
 
+def _worth_keeping(vector: Tensor) -> bool:
+    return (
+        vector.numel() * vector.element_size() >= _LEAST
+        and vector.device.type == "cpu"
+        and type(vector) is Tensor
+        and not (vector.requires_grad or vector.is_inference() or _is_wrapped(vector))
+    )
+
+
 def _give(vector: Tensor) -> None:
     size = vector.numel() * vector.element_size()
-    if size < _LEAST or vector.device.type != "cpu" or vector.requires_grad or vector.is_inference():
-        return
     with _lock:
         kept = _free.setdefault((vector.numel(), vector.dtype), [])
         total = sum(numel * dtype.itemsize * len(each) for (numel, dtype), each in _free.items())
