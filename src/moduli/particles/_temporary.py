@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .kernel import _Operators
+from ._operators import Operators
 
 __all__ = ["beyond", "is_temporary"]
 
 
-class _Probe(_Operators):
+class _Probe(Operators):
     """Finds out what the count of references to a right operand is when nothing else refers to it."""
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
@@ -26,7 +26,7 @@ def _probed(fn: Any, module: Any, other: Any, reflected: bool = False) -> int:
     return sys.getrefcount(other)
 
 
-def _temporary(probe: type[_Operators]) -> int:
+def _temporary(probe: type[Operators]) -> int:
     """The count for a value that exists only inside an expression; 0 if it cannot be told from one with a name."""
     named = probe()
     alone: int = probe() + probe()
@@ -34,7 +34,7 @@ def _temporary(probe: type[_Operators]) -> int:
     return alone if with_name > alone else 0
 
 
-class _Near(_Operators):
+class _Near(Operators):
     """The same where the method of the left operand itself counts."""
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
