@@ -17,12 +17,12 @@ def labels_of(module: nn.Module) -> dict[str, Axes]:
         module: Any module; one that is not of ours owns none.
 
     Example:
-        >>> from moduli.labels import Space, tensor
+        >>> from moduli.labels import Space, Tensor
         >>> from moduli.nn import Module, labels_of
         >>> class Gain(Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.gain = tensor([1.0, 2.0], Space(["r", "g"]))
+        ...         self.gain = Tensor(torch.tensor([1.0, 2.0]), (Space(["r", "g"], name="c"),))
         >>> list(labels_of(Gain())), labels_of(torch.nn.Linear(1, 1))
         (['gain'], {})
     """
