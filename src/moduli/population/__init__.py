@@ -1,5 +1,6 @@
 """Populations."""
 
+from . import selection
 from ._population import Population
 
-__all__ = ["Population"]
+__all__ = ["Population", "selection"]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from moduli.layout import Layout, diff, layout_and_tensors
 from moduli.particles import StructureError, adopt
 
-from ._arithmetic import Arithmetic
 from ._calls import Calls
 from ._initial import initialise, of_class
 from ._state import State
@@ -23,7 +22,7 @@ __all__ = ["Population"]
 
 
 @final
-class Population(State, Calls, Arithmetic, Variation, Statistics):
+class Population(State, Calls, Variation, Statistics):
     """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
