@@ -16,6 +16,7 @@ from moduli.labels._tensor import wrap
 from moduli.labels._transforms import _in_front, _without
 from moduli.particles import StructureError
 
+from . import _stacked
 from ._plan import Plan
 from ._swap import Swap
 
@@ -150,7 +151,7 @@ def evaluate(
         with _no_shortcuts():
             if plan.form == "loop" or count == 0:
                 return _looped(swap, fn, parameters, buffers, args, randomness, count)
-            run = _vmapped
+            run = _stacked.run if plan.form == "stacked" else _vmapped
             results = Results()
             columns: list[list[Tensor]] = []
             for start in range(0, count, plan.block or count):
@@ -192,15 +193,9 @@ def _vmapped(
         return output, list(rebound.values())
 
     dims = tuple(dim for dim in args.dims if dim is not None)
-    if not parameters and not buffers and not mapped:
-        return _repeated(swap, fn, args, results, len(parameters))
     output, rebound = torch.vmap(one, (0, 0, *dims), 0, randomness)(parameters, buffers, *mapped)
     _write(buffers, changed, rebound)
     return list(output)
-
-
-def _repeated(swap: Swap, fn: Any, args: Arguments, results: Results, count: int) -> list[Tensor]:
-    raise StructureError("a model without parameters, buffers or arguments of its own is evaluated in a loop")
 
 
 def _write(buffers: Sequence[Tensor], places: list[int], values: Sequence[Tensor]) -> None:

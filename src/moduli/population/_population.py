@@ -72,7 +72,7 @@ class Population(State, Calls, Variation, Statistics):
             n: How many members.
             *args: Arguments for the class.
             init: What a member starts as: None for the values of the module; a number for these values plus normal
-                noise of that standard deviation; `"reset"` for what the layers' own `reset_parameters` draw; or a
+                noise of that standard deviation; or a
                 function, called as `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
             generator: Where the randomness comes from; torch's own by default.
             **kwargs: More arguments for the class.
