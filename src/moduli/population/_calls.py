@@ -252,4 +252,3 @@ def _one_each(made: Any, count: int) -> Tensor:
             "or .sum()"
         )
     return values
-

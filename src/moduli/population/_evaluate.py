@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from moduli.labels import Tensor as LabelledTensor
@@ -77,7 +78,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count
                 continue
             shape = tuple(_data(leaf).shape)
             if not -len(shape) <= dim < len(shape):
-                raise StructureError(f"argument {position} has shape {shape}, which has no dimension {dim} for the members")
+                raise StructureError(
+                    f"argument {position} has shape {shape}, which has no dimension {dim} for the members"
+                )
             if shape[dim] != count:
                 raise StructureError(
                     f"argument {position} has shape {shape}: dimension {dim} must be {count}, one slice per member; leave "
@@ -148,7 +151,7 @@ def evaluate(
     # What a failed call did to the statistics of some members is taken back.
     kept = [buffer.clone() for buffer in buffers]
     try:
-        with _no_shortcuts():
+        with nullcontext() if plan.form == "stacked" else _no_shortcuts():
             if plan.form == "loop" or count == 0:
                 return _looped(swap, fn, parameters, buffers, args, randomness, count)
             run = _stacked.run if plan.form == "stacked" else _vmapped
@@ -243,7 +246,9 @@ def _looped(
     except RuntimeError as error:
         shapes = {tuple(tuple(t.shape) for t in output) for output in columns}
         if len(shapes) > 1:
-            raise StructureError(f"members returned tensors of different shapes, which cannot be stacked: {shapes}") from error
+            raise StructureError(
+                f"members returned tensors of different shapes, which cannot be stacked: {shapes}"
+            ) from error
         raise
 
 
@@ -283,7 +288,8 @@ def _no_shortcuts() -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()  # type: ignore[no-untyped-call]
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 

@@ -59,9 +59,7 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
     return Kind(_unbatchable(template), _is_plain(template, layout))
 
 
-def choose(
-    kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None
-) -> Plan:
+def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None) -> Plan:
     """Choose how to evaluate.
 
     Args:
@@ -188,4 +186,6 @@ def _filled(cell: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor | LabelledTensor) and (not isinstance(value, Tensor) or value.layout is torch.strided)
+    return isinstance(value, Tensor | LabelledTensor) and (
+        not isinstance(value, Tensor) or value.layout is torch.strided
+    )

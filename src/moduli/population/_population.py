@@ -60,7 +60,7 @@ class Population(State, Calls, Variation, Statistics):
         net: nn.Module | Callable[..., nn.Module],
         n: int,
         *args: Any,
-        init: None | float | str | Callable[..., Any] = None,
+        init: float | str | Callable[..., Any] | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -139,11 +139,15 @@ class Population(State, Calls, Variation, Statistics):
             theirs = dict(net.named_buffers())
             for name, held in buffers.items():
                 if name not in theirs or theirs[name].shape != held[0].shape or theirs[name].dtype != held[0].dtype:
-                    raise StructureError(f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing")
+                    raise StructureError(
+                        f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing"
+                    )
                 held.append(theirs[name])
             if len(theirs) != len(buffers):
                 extra = next(name for name in theirs if name not in buffers)
-                raise StructureError(f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only")
+                raise StructureError(
+                    f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only"
+                )
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
         pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets), filled=False)

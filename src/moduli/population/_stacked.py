@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -52,7 +52,6 @@ class Stacked(Tensor):
             return rule(func, args, kwargs or {})
         return _mapped(func, args, kwargs or {})
 
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Operations that torch runs without asking __torch_function__ first.
@@ -84,7 +83,9 @@ def _paired(func: Any, args: Any, kwargs: Any) -> Any:
     x, y = args
     first = x if type(x) is Stacked else y
     for each in args:
-        if isinstance(each, Tensor) and (each.dim() > first.dim() or (type(each) is Stacked and each.dim() != first.dim())):
+        if isinstance(each, Tensor) and (
+            each.dim() > first.dim() or (type(each) is Stacked and each.dim() != first.dim())
+        ):
             return _mapped(func, args, kwargs)
     p, q = (each.physical if type(each) is Stacked else each for each in args)
     return Stacked(func(p, q), first.randomness)
@@ -143,7 +144,10 @@ _RULES: dict[Any, Callable[..., Any]] = {F.linear: _linear, Tensor.requires_grad
 _RULES.update(
     dict.fromkeys(
         [
-            *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")),
+            *(
+                getattr(Tensor, name).__get__
+                for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")
+            ),
             *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
             *(torch.is_floating_point, torch.is_complex, torch.numel),
         ],
@@ -153,7 +157,17 @@ _RULES.update(
 _RULES.update(
     dict.fromkeys(
         [
-            *(torch.relu, torch.tanh, torch.sigmoid, torch.exp, torch.neg, torch.abs, torch.sin, torch.cos, torch.square),
+            *(
+                torch.relu,
+                torch.tanh,
+                torch.sigmoid,
+                torch.exp,
+                torch.neg,
+                torch.abs,
+                torch.sin,
+                torch.cos,
+                torch.square,
+            ),
             *(F.relu, F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.leaky_relu, F.softplus, F.hardtanh, F.relu6),
             *(F.hardswish, F.hardsigmoid, F.logsigmoid, F.softsign, F.tanhshrink, F.tanh, F.sigmoid),
             *(Tensor.relu, Tensor.tanh, Tensor.sigmoid, Tensor.exp, Tensor.neg, Tensor.abs, Tensor.sin, Tensor.cos),

@@ -351,7 +351,10 @@ class Statistics(Arithmetic):
         if isinstance(other, nn.Module):
             return rows(self, other)
         if isinstance(other, Tensor):
-            return [value.expand(self._count, g.numel) for value, g in zip(broadcast(self, other), self.layout.groups, strict=True)]
+            return [
+                value.expand(self._count, g.numel)
+                for value, g in zip(broadcast(self, other), self.layout.groups, strict=True)
+            ]
         raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
 
     def _some(self, what: str) -> None:
