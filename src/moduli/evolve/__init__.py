@@ -20,16 +20,23 @@ from ._cem import CEM
 from ._cmaes import CMAES
 from ._coordinates import Bounds
 from ._de import DE
+from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess
 from ._ga import GA
 from ._guided_es import GuidedES
 from ._open_es import OpenES
 from ._pgpe import PGPE
+from ._pool import Pool
 from ._pso import PSO
+from ._rank import Ranks
+from ._ray import Ray
 from ._reason import Reason
+from ._search import SearchResult, search
 from ._snes import SNES
 from ._xnes import XNES
 
 __all__ = [
+    "search",
+    "SearchResult",
     "Search",
     "Reason",
     "Bounds",
@@ -44,4 +51,11 @@ __all__ = [
     "SNES",
     "XNES",
     "CMAES",
+    "Executor",
+    "InProcess",
+    "Pool",
+    "Ray",
+    "Ranks",
+    "EvaluationWarning",
+    "EvaluationError",
 ]

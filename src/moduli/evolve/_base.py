@@ -268,7 +268,7 @@ class Search(ABC):
         """Entries of the state that need not be there yet."""
         return ()
 
-    def _loaded(self) -> None:
+    def _loaded(self) -> None:  # noqa: B027 - most methods have nothing to make
         """Make again what depends on the state."""
 
     def __repr__(self) -> str:
@@ -279,7 +279,7 @@ class Search(ABC):
 
     # -- help for methods
 
-    def _check_untouched(self) -> None:
+    def _check_untouched(self) -> None:  # noqa: B027 - see below
         """Nothing to check where members are made anew each time."""
 
     def _int(self, name: str) -> int:

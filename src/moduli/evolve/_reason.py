@@ -24,6 +24,7 @@ class Reason(Enum):
     DIVERGED = "The steps have grown without limit."
     NOT_FINITE = "No member has had a finite fitness for ten generations."
     RESTARTS = "The limit on restarts was reached."
+    CALLBACK = "The callback asked to stop."
     INTERRUPTED = "The search was interrupted; it can be resumed."
 
     def __str__(self) -> str:
