@@ -29,7 +29,10 @@ def clamped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return x.clamp(lower, upper)
 
 
-def midpoint(x: Tensor, parent: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Halfway between the bound that was crossed and the parent (Zhang and Sanderson 2009, section III)."""
-    x = torch.where(x < lower, (lower + parent) / 2, x)
-    return torch.where(x > upper, (upper + parent) / 2, x)
+def midpoint(x: Tensor, parent: Tensor, lower: Tensor, upper: Tensor, scratch: Tensor | None = None) -> Tensor:
+    """Halfway between the bound that was crossed and the parent (Zhang and Sanderson 2009, section III), in place."""
+    half = torch.empty_like(x) if scratch is None else scratch
+    torch.add(parent, lower, out=half).mul_(0.5)
+    torch.where(x < lower, half, x, out=x)
+    torch.add(parent, upper, out=half).mul_(0.5)
+    return torch.where(x > upper, half, x, out=x)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["cauchy", "crossover_mask", "distinct", "jade_means", "lehmer", "mutant", "shade_means"]
+__all__ = ["cauchy", "crossover", "distinct", "jade_means", "lehmer", "mutant", "shade_means"]
 
 
 def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -27,9 +27,12 @@ def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -
 
 
 def mutant(base: Tensor, scale: Tensor | float, *differences: tuple[Tensor, Tensor]) -> Tensor:
-    """Base + F Σ (a - b): Storn and Price, equation (1), and JADE, equation (6). Writes over `base`; F may be a column."""
+    """The sum base + F Σ (a - b): Storn and Price, equation (1), and JADE, equation (6). F may be a column.
+
+    Writes over `base` and over the first of each difference.
+    """
     for a, b in differences:
-        gap = a - b
+        gap = a.sub_(b)
         if isinstance(scale, Tensor):
             base.addcmul_(gap, scale)
         else:
@@ -37,10 +40,9 @@ def mutant(base: Tensor, scale: Tensor | float, *differences: tuple[Tensor, Tens
     return base
 
 
-def crossover_mask(uniform: Tensor, rate: Tensor | float, forced: Tensor) -> Tensor:
-    """Which coordinates come from the mutant: uniform < CR, and one for certain (Storn and Price, equation (5))."""
-    mask = uniform < rate
-    return mask.scatter_(1, forced[:, None], True)
+def crossover(trial: Tensor, parent: Tensor, mask: Tensor, forced: Tensor) -> Tensor:
+    """The mutant where `mask` (chance CR) says so and in one coordinate for certain, else the member: equation (5)."""
+    return torch.where(mask.scatter_(1, forced[:, None], True), trial, parent, out=trial)
 
 
 def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,9 @@ References:
 import torch
 from torch import Tensor
 
-__all__ = ["informed_velocity", "neighbourhood_best", "remember", "velocity"]
+from ..kernels import fuse
+
+__all__ = ["informed_velocity", "move", "neighbourhood_best", "remember", "velocity"]
 
 
 def velocity(
@@ -29,6 +31,17 @@ def velocity(
     pull = own - x
     out.addcmul_(r1, pull, value=cognition)
     return out.addcmul_(r2, torch.sub(social, x, out=pull), value=sociality)
+
+
+def _moved(
+    x: Tensor, v: Tensor, own: Tensor, social: Tensor, r1: Tensor, r2: Tensor, w: float, c1: float, c2: float
+) -> tuple[Tensor, Tensor]:
+    faster = w * v + c1 * r1 * (own - x) + c2 * r2 * (social - x)
+    return x + faster, faster
+
+
+move = fuse(_moved)
+"""`velocity` and x + v in one pass, where `social` is a matrix too."""
 
 
 def informed_velocity(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._evolution._buffers import Buffers
 from .._evolution._noise import key
 from .._evolution._ranks import clean
 from ._coordinates import Bounds, Coordinates
@@ -308,7 +309,7 @@ class Members(Search):
     def __init__(
         self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
     ) -> None:
-        self._spread, self._initial = spread, initial
+        self._spread, self._initial, self._buffers = spread, initial, Buffers()
         super().__init__(x0, population=population, **options)
 
     @abstractmethod
@@ -361,6 +362,11 @@ class Members(Search):
     def _learn(self, fitness: Tensor) -> None:
         proposal = self._proposal()
         self._select(proposal, fitness)
+
+    def _scratch(self, name: str, *lead: int) -> Tensor:
+        """Scratch of the size of the members, or of a stack of them."""
+        shape = (*lead, self.population, self.dim)
+        return self._buffers.scratch(name, shape, self.dtype, self.device)
 
     def _spread_of(self, x: Tensor) -> float:
         """How far the members are apart, relative to their size."""

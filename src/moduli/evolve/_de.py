@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._evolution import _de as core
 from .._evolution._bounds import midpoint
+from .._evolution._buffers import coins
 from ._base import Members
 
 __all__ = ["DE"]
@@ -74,7 +75,6 @@ class DE(Members):
             raise ValueError(f"p={p}: the share of best members lies between 0 and 1")
         self.strategy, self.adapt = strategy, adapt
         self.scale, self.rate, self.p, self.memory, self.learning = scale, rate, p, memory, learning
-        self._scratch: Tensor | None = None
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
@@ -99,18 +99,18 @@ class DE(Members):
             trial = self._towards_best(x, scale, g)
         else:
             picks = core.distinct(n, 3, g, self.device)
+            base = self._buffers.fresh(x)
             if self.strategy == "rand/1":
-                base = x.index_select(0, picks[0])
+                torch.index_select(x, 0, picks[0], out=base)
             else:
-                base = x[int(self._tensor("fitness").argmin())].repeat(n, 1)
-            trial = core.mutant(base, scale, (x.index_select(0, picks[1]), x.index_select(0, picks[2])))
-        if self._scratch is None:
-            self._scratch = torch.empty_like(x)
-        uniform = self._scratch.uniform_(generator=g)
+                base.copy_(x[int(self._tensor("fitness").argmin())])
+            a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
+            trial = core.mutant(base, scale, (a, torch.index_select(x, 0, picks[2], out=self._scratch("b"))))
+        mask = coins(rate, (n, self.dim), g, self._buffers)
         forced = torch.randint(self.dim, (n,), generator=g, device=self.device)
-        trial = torch.where(core.crossover_mask(uniform, rate, forced), trial, x)
+        trial = core.crossover(trial, x, mask, forced)
         if c.bounded:
-            trial = midpoint(trial, x, c.lower, c.upper)
+            midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
         return {"x": c.rounded(trial), **extra}
 
     def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
@@ -147,7 +147,8 @@ class DE(Members):
         for taken in torch.stack([here, first]).sort(0).values:
             second += second >= taken
         pool = torch.cat([x, self._tensor("archive")[:kept]])
-        return core.mutant(x.clone(), scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
+        base = self._buffers.fresh(x).copy_(x)
+        return core.mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         x, old = self._tensor("x"), self._tensor("fitness")

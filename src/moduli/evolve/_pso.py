@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._evolution import _pso as core
+from .._evolution._buffers import uniforms
 from ._base import Members
 
 __all__ = ["PSO"]
@@ -15,7 +16,7 @@ class PSO(Members):
     """A particle swarm: each member remembers its best place and is drawn to it and to its neighbours'.
 
     v ← w v + c₁ r₁ (own best - x) + c₂ r₂ (neighbourhood's best - x), x ← x + v, with fresh uniform r₁, r₂ for each
-    coordinate. At a bound, the position is clamped and the velocity there is lost. Integer coordinates are evaluated at
+    coordinate. At a bound the position is clamped, and the velocity is what was really moved. Integer coordinates are evaluated at
     the nearest whole number.
 
     Args:
@@ -66,7 +67,6 @@ class PSO(Members):
         self.inertia, self.cognition, self.sociality = inertia, cognition, sociality
         # On a small ring nobody is a neighbour twice.
         self.radius = min(radius, (population - 1) // 2)
-        self._scratch: Tensor | None = None
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
@@ -79,36 +79,37 @@ class PSO(Members):
         c = self.coordinates
         if self.generation == 0:
             return {"x": c.rounded(x).clone(), "position": x, "v": v}
-        moved = torch.empty_like(x)
+        moved, position = self._buffers.fresh(x), self._buffers.fresh(x)
         if self.topology == "informed":
             draws = self._uniform(2 * self.radius + 1)
             total = self.cognition + self.sociality
             # χ (v + Σ φ / K ...): with w = χ, the pull of the canonical swarm is c / χ before it is multiplied.
             core.informed_velocity(x, v, own, draws, self.radius, self.inertia, total / self.inertia, moved)
+            torch.add(x, moved, out=position)
         else:
             fitness = self._tensor("own_fitness")
             if self.topology == "global":
                 social = own[int(fitness.argmin())]
+                social = self._scratch("social").copy_(social)
             else:
-                social = own[core.neighbourhood_best(fitness, self.radius)]
+                near = core.neighbourhood_best(fitness, self.radius)
+                social = torch.index_select(own, 0, near, out=self._scratch("social"))
             r1, r2 = self._uniform(2)
-            core.velocity(x, v, own, social, r1, r2, self.inertia, self.cognition, self.sociality, moved)
-        position = x + moved
+            pulls = self.inertia, self.cognition, self.sociality
+            core.move([x], [v], [own], [social], [r1], [r2], *pulls, out=([position], [moved]))
         if c.bounded:
-            inside = position.clamp(c.lower, c.upper)
-            moved.masked_fill_(inside != position, 0.0)
-            position = inside
+            torch.maximum(position, c.lower, out=position)
+            torch.minimum(position, c.upper, out=position)
+            torch.sub(position, x, out=moved)
         return {"x": c.rounded(position), "position": position, "v": moved}
 
     def _uniform(self, count: int) -> Tensor:
         """`count` uniform matrices, in memory that is used again in every generation."""
-        if self._scratch is None:
-            self._scratch = torch.empty(count, self.population, self.dim, dtype=self.dtype, device=self.device)
-        return self._scratch.uniform_(generator=self._seeded())
+        return uniforms(self._scratch("draws", count), self._seeded(), self._buffers)
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         core.remember(proposal["x"], fitness, self._tensor("own"), self._tensor("own_fitness"))
         position = proposal["position"]
         # What was asked for is the caller's; the state keeps its own unless rounding has made one already.
-        self.state["x"] = position.clone() if position is proposal["x"] else position
+        self.state["x"] = self._buffers.fresh(position).copy_(position) if position is proposal["x"] else position
         self.state["v"] = proposal["v"]
