@@ -25,15 +25,15 @@ class Buffers:
             held = self._named[name] = torch.empty(shape, dtype=dtype, device=device)
         return held
 
-    def fresh(self, like: Tensor) -> Tensor:
+    def fresh(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised tensor that is the caller's for as long as the caller, or a view of it, lives."""
         for index in range(len(self._given)):
             held = self._given.pop(index)
-            if held.shape == like.shape and held.dtype == like.dtype and _alone(held):
+            if held.shape == shape and held.dtype == dtype and _alone(held):
                 self._given.append(held)
                 return held
             self._given.insert(index, held)
-        new = torch.empty_like(like)
+        new = torch.empty(shape, dtype=dtype, device=device)
         self._given = [*self._given[-5:], new]
         return new
 

@@ -76,16 +76,19 @@ class Noise:
         self.blocks = -(-directions // self.block)
         self.kept = directions * dim <= KEPT
         self._generator = torch.Generator(device)
-        self._cache: tuple[tuple[int, int], Tensor] | None = None
+        self._whole: Tensor | None = None
+        self._held: tuple[int, int] | None = None
 
     def rows(self, seed: int, counter: int, start: int, stop: int) -> Tensor:
         """Directions `start` to `stop`, one per row. Not to be written to."""
         if self.kept:
-            if self._cache is None or self._cache[0] != (seed, counter):
-                whole = torch.empty(self.directions, self.dim, dtype=self.dtype, device=self.device)
-                self._fill(seed, counter, 0, self.directions, whole)
-                self._cache = (seed, counter), whole
-            return self._cache[1][start:stop]
+            if self._whole is None:
+                self._whole = torch.empty(self.directions, self.dim, dtype=self.dtype, device=self.device)
+            if self._held != (seed, counter):
+                self._held = None
+                self._fill(seed, counter, 0, self.directions, self._whole)
+                self._held = (seed, counter)
+            return self._whole[start:stop]
         out = torch.empty(stop - start, self.dim, dtype=self.dtype, device=self.device)
         self._fill(seed, counter, start, stop, out)
         return out
@@ -105,10 +108,6 @@ class Noise:
             if second is not None:
                 square[columns] += second[rows] @ eps.square_()
         return linear, square
-
-    def forget(self) -> None:
-        """Drop what was kept of a generation that is over."""
-        self._cache = None
 
     def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
         for block in range(start // self.block, -(-stop // self.block)):

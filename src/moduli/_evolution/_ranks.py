@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +25,17 @@ def centred_ranks(fitness: Tensor) -> Tensor:
 
     Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
     """
-    below, upto = _tied(fitness)
-    rank = (below + upto - 1).double() / 2
-    return rank / max(len(fitness) - 1, 1) - (0.5 if len(fitness) > 1 else 0.0)
+    n = len(fitness)
+    if fitness.device.type == "cpu":
+        # Each of these takes NumPy a few microseconds, and torch ten times as many.
+        f = fitness.numpy()
+        ordered = np.sort(f)
+        places = np.searchsorted(ordered, f) + np.searchsorted(ordered, f, side="right")
+        rank = torch.from_numpy((places - 1.0) * 0.5)
+    else:
+        below, upto = _tied(fitness)
+        rank = (below + upto - 1).double() / 2
+    return rank.div_(max(n - 1, 1)).sub_(0.5 if n > 1 else 0.0)
 
 
 def nes_utilities(fitness: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ class Search(ABC):
         self.target, self.patience, self.max_evaluations, self.tol = target, patience, max_evaluations, tol
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
+        self._buffers = Buffers()
         inside = x0.detach().clone().clamp(self.coordinates.lower, self.coordinates.upper)
         self.state: dict[str, Value] = {
             "seed": int(seed),
@@ -295,6 +296,10 @@ class Search(ABC):
             raise TypeError(f"{name!r} in the state of {type(self).__name__} is a {type(value).__name__}, not a tensor")
         return value
 
+    def _fresh(self, *shape: int) -> Tensor:
+        """An uninitialised tensor to give away; its memory comes back when nobody holds it."""
+        return self._buffers.fresh(shape, self.dtype, self.device)
+
     def _seeded(self, offset: int = 0) -> torch.Generator:
         """The generator at the start of this generation's stream."""
         return self._generator.manual_seed(key(self._int("seed"), self._int("counter") + offset))
@@ -309,7 +314,7 @@ class Members(Search):
     def __init__(
         self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
     ) -> None:
-        self._spread, self._initial, self._buffers = spread, initial, Buffers()
+        self._spread, self._initial = spread, initial
         super().__init__(x0, population=population, **options)
 
     @abstractmethod

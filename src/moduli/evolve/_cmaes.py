@@ -148,7 +148,6 @@ class CMAES(Distribution):
         state["recent"] = recent
         finite = fitness[fitness.isfinite()]
         state["range"] = float(finite.max() - finite.min()) if len(finite) else math.inf
-        self._noise.forget()
         spent = "spent_large" if self._int("is_large") else "spent_small"
         state[spent] = self._int(spent) + self.population
         if self.restarts and self._int("runs") < self.max_restarts and self._run_over() is not None:

@@ -99,7 +99,7 @@ class DE(Members):
             trial = self._towards_best(x, scale, g)
         else:
             picks = core.distinct(n, 3, g, self.device)
-            base = self._buffers.fresh(x)
+            base = self._fresh(*x.shape)
             if self.strategy == "rand/1":
                 torch.index_select(x, 0, picks[0], out=base)
             else:
@@ -147,7 +147,7 @@ class DE(Members):
         for taken in torch.stack([here, first]).sort(0).values:
             second += second >= taken
         pool = torch.cat([x, self._tensor("archive")[:kept]])
-        base = self._buffers.fresh(x).copy_(x)
+        base = self._fresh(*x.shape).copy_(x)
         return core.mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:

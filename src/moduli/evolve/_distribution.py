@@ -73,7 +73,7 @@ class Distribution(Search):
         if self.antithetic and stop - start > 1:
             left = start // 2
             step = self._directions(left, -(-stop // 2))
-            pairs = torch.empty(len(step), 2, self.dim, dtype=self.dtype, device=self.device)
+            pairs = self._fresh(len(step), 2, self.dim)
             if isinstance(scale, Tensor):
                 torch.addcmul(mean, step, scale, out=pairs[:, 0])
                 torch.addcmul(mean, step, scale, value=-1, out=pairs[:, 1])
@@ -163,7 +163,6 @@ class GradientSearch(Distribution):
 
     def _learn(self, fitness: Tensor) -> None:
         gradient = self.gradient(fitness)
-        self._noise.forget()
         self._descend(gradient)
 
     def _descend(self, gradient: Tensor) -> None:

@@ -116,5 +116,4 @@ class GuidedES(GradientSearch):
             rows[0] = told
             self.state["surrogates"], self.state["basis"] = rows, core.basis(rows)
             self.state["given"] = self._int("given") + 1
-        self._noise.forget()
         self._descend(gradient)

@@ -79,7 +79,7 @@ class PSO(Members):
         c = self.coordinates
         if self.generation == 0:
             return {"x": c.rounded(x).clone(), "position": x, "v": v}
-        moved, position = self._buffers.fresh(x), self._buffers.fresh(x)
+        moved, position = self._fresh(*x.shape), self._fresh(*x.shape)
         if self.topology == "informed":
             draws = self._uniform(2 * self.radius + 1)
             total = self.cognition + self.sociality
@@ -111,5 +111,5 @@ class PSO(Members):
         core.remember(proposal["x"], fitness, self._tensor("own"), self._tensor("own_fitness"))
         position = proposal["position"]
         # What was asked for is the caller's; the state keeps its own unless rounding has made one already.
-        self.state["x"] = self._buffers.fresh(position).copy_(position) if position is proposal["x"] else position
+        self.state["x"] = self._fresh(*position.shape).copy_(position) if position is proposal["x"] else position
         self.state["v"] = proposal["v"]

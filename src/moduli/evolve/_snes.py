@@ -74,7 +74,6 @@ class SNES(Distribution):
             self._tensor("mean"), self._tensor("sigma"), linear, square, total, self.lr_mean, self.lr_sigma
         )
         self.state["mean"], self.state["sigma"] = new
-        self._noise.forget()
 
     def _converged(self) -> Reason | None:
         sigma, size = self._tensor("sigma"), max(1.0, float(self._tensor("mean").abs().max()))

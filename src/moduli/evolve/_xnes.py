@@ -84,7 +84,6 @@ class XNES(Distribution):
             self.lr_sigma,
             self.lr_shape,
         )
-        self._noise.forget()
 
     def _converged(self) -> Reason | None:
         size = max(1.0, float(self._tensor("mean").abs().max()))
