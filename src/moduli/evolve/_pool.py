@@ -63,7 +63,7 @@ class Pool(Workers):
         self._context: Any = multiprocessing.get_context(start)
         if start == "forkserver":
             # Workers are then forked from a process that has imported torch already.
-            self._context.set_forkserver_preload(["moduli.evolve"])
+            self._context.set_forkserver_preload(["torch"])
         self._staff: dict[int, tuple[Any, Any]] = {}
         self._fitness: Callable[[Tensor], Any] | None = None
         self._pickled: bytes | None = None
@@ -88,9 +88,11 @@ class Pool(Workers):
             self._memory = shared_memory.SharedMemory(create=True, size=size)
             flat = torch.frombuffer(self._memory.buf, dtype=torch.uint8, count=size)
             self._slots = flat.view(example.dtype).view(self.workers, example.numel())
-        for worker in range(self.workers):
-            if worker not in self._staff:
-                self._launch(worker)
+        started = [worker for worker in range(self.workers) if worker not in self._staff]
+        for worker in started:
+            self._launch(worker)
+        for worker in started:
+            self._greet(worker)
 
     def _launch(self, worker: int) -> None:
         if self._memory is None or self._slots is None:
@@ -102,6 +104,11 @@ class Pool(Workers):
         process.start()
         theirs.close()
         self._staff[worker] = process, ours
+
+    def _greet(self, worker: int) -> None:
+        """Wait until a worker is ready: to start is not part of the time that a member may take."""
+        with suppress(EOFError, OSError):  # it is dead then, which `_collect` notices
+            self._staff[worker][1].recv()
 
     def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
         if self._slots is None:
@@ -132,6 +139,7 @@ class Pool(Workers):
     def _replace(self, worker: int) -> None:
         self._end(worker)
         self._launch(worker)
+        self._greet(worker)
 
     def _end(self, worker: int) -> None:
         process, pipe = self._staff.pop(worker)
@@ -177,6 +185,7 @@ def _work(pipe: Any, fitness: Any, where: tuple[str, int, int, torch.dtype], thr
         fitness = pickle.loads(fitness) if isinstance(fitness, bytes) else fitness
     except Exception:  # noqa: BLE001 - told to whoever asks
         broken = traceback.format_exc()
+    pipe.send("ready")
     while True:
         try:
             seed = pipe.recv()

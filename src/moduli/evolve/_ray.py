@@ -6,6 +6,7 @@ import importlib
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,21 @@ class Ray(Workers):
         self._running: dict[int, Any] = {}
 
     def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
+        told = [self._launch(worker) for worker in range(self.workers) if worker not in self._actors]
         if self._fitness is not fitness:
-            self.close()
             self._fitness, self._sent = fitness, self._ray.put(fitness)
-        for worker in range(self.workers):
-            if worker not in self._actors:
-                self._launch(worker)
+            told = list(self._actors.values())
+        self._tell(told)
 
-    def _launch(self, worker: int) -> None:
+    def _launch(self, worker: int) -> Any:
         actor = self._ray.remote(**{"num_cpus": 1, **self.options})(_Actor)
-        self._actors[worker] = actor.remote(self._sent, self.threads)
+        self._actors[worker] = actor.remote(self.threads)
+        return self._actors[worker]
+
+    def _tell(self, actors: list[Any]) -> None:
+        """Give the fitness to actors and wait until they have it: to start is not part of the time of a member."""
+        with suppress(self._ray.exceptions.RayActorError):  # it is dead then, which `_collect` notices
+            self._ray.get([actor.learn.remote(self._sent) for actor in actors])
 
     def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
         # NumPy arrays go through the object store without pickling; tensors would be copied several times.
@@ -93,7 +99,7 @@ class Ray(Workers):
     def _replace(self, worker: int) -> None:
         self._ray.kill(self._actors.pop(worker))
         self._running.pop(worker, None)
-        self._launch(worker)
+        self._tell([self._launch(worker)])
 
     def close(self) -> None:
         """End the actors. Ray itself goes on."""
@@ -106,8 +112,10 @@ class Ray(Workers):
 class _Actor:
     """What runs on Ray: evaluates one member at a time."""
 
-    def __init__(self, fitness: Callable[[Tensor], Any], threads: int) -> None:
+    def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+
+    def learn(self, fitness: Callable[[Tensor], Any]) -> None:
         self.fitness = fitness
 
     def evaluate(self, array: np.ndarray[Any, Any], dtype: str, seed: int) -> tuple[float, str | None]:
