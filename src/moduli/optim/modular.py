@@ -310,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):
             params,
             closure,
             loss,
-            self.model,
+            self.model if self.population is None else self.population,
             self.current_step,
             modular=self,
             storage=storage,
