@@ -345,5 +345,6 @@ def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
         assert len(matrices) == 2
         # It remembers the best places before it moves, and evaluates afterwards.
         own, best = other.local_best_location, other.global_best_location
-        mine = _pso.velocity(x, v, own, best, *matrices, 0.6, 1.2, 0.8)
+        # Its social numbers are drawn first.
+        mine = _pso.velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
         torch.testing.assert_close((x + mine).clamp(-10, 10), other.pop)
