@@ -8,7 +8,7 @@ turns the structure of any module into numbers, `moduli.kernels` runs one functi
 are in `moduli.m`.
 """
 
-from . import device, kernels, labels, layout, linalg, m, nn, optim, particles
+from . import device, kernels, labels, layout, linalg, m, nn, optim, particles, population
 from .device import Device, DeviceBounded
 from .labels import (
     BROADCAST,
@@ -175,6 +175,7 @@ from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
 from .optim import Optimizer, closure
 from .particles import NytoModule as Module
 from .particles import adopt, differentiable, merge
+from .population import Population
 
 __version__ = "0.1.0"
 
@@ -187,6 +188,7 @@ __all__ = [
     "Eigen",
     "Module",
     "Optimizer",
+    "Population",
     "QR",
     "Ranked",
     "SVD",
@@ -307,6 +309,7 @@ __all__ = [
     "outer",
     "optim",
     "particles",
+    "population",
     "permute",
     "pinv",
     "pow",

@@ -117,6 +117,7 @@ from .ops import (
     WeightedSum,
     Zeros,
 )
+from .population import PSO
 from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
 from .step_size import LR, Warmup
@@ -213,6 +214,7 @@ __all__ = [
     "Normalize",
     "Ones",
     "Online",
+    "PSO",
     "Params",
     "Pow",
     "PowModules",

@@ -190,7 +190,9 @@ class Arithmetic(Core):
 
     def _graphed(self, matrices: list[Tensor], module: Any = None) -> Self:
         """A result that keeps its history."""
-        made = self._made(wrap([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {})
+        made = self._made(
+            wrap([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}
+        )
         made._graph = True
         with torch.no_grad():
             if isinstance(module, nn.Module):

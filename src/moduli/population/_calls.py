@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
-from moduli.particles import StructureError
 
 from ._core import Core
 from ._evaluate import arguments, evaluate
-from ._plan import Plan, choose
+from ._plan import Plan, choose, kind_of
 from ._swap import Swap
 from ._values import fresh
 
@@ -153,7 +152,7 @@ class Calls(Core):
         """
         self._ready()
         flat = arguments(args, {}, in_dims, self._count)
-        plan = self._plan(flat, vectorize, chunk_size)
+        plan = self._plan(flat, fn, vectorize, chunk_size)
         with torch.inference_mode(False), torch.no_grad():
             values = fresh(self.layout, self._count)
             out = self.layout.views(values.matrices)
@@ -192,7 +191,7 @@ class Calls(Core):
             >>> Population.of(nn.LSTM(3, 2), 5).explain(torch.ones(7, 3))
             'loop: the model (LSTM) has no batching rule'
         """
-        return self._plan(arguments(args, {}, in_dims, self._count), vectorize, chunk_size).reason
+        return self._plan(arguments(args, {}, in_dims, self._count), _forward, vectorize, chunk_size).reason
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -203,8 +202,11 @@ class Calls(Core):
             self._plans["swap"] = known
         return known  # type: ignore[no-any-return]
 
-    def _plan(self, args: Any, vectorize: str, chunk_size: int | None) -> Plan:
-        return choose(self.template, self._count, self.layout.numel, args, vectorize, chunk_size)
+    def _plan(self, args: Any, fn: Any, vectorize: str, chunk_size: int | None) -> Plan:
+        kind = self._plans.get("kind")
+        if kind is None:
+            kind = self._plans["kind"] = kind_of(self.template, self.layout)
+        return choose(kind, self.layout, self._count, args, fn, vectorize, chunk_size)
 
     def _evaluated(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
@@ -213,7 +215,7 @@ class Calls(Core):
             raise ValueError(f"randomness={randomness!r}; choose from different, same, error")
         self._ready()
         flat = arguments(args, kwargs, in_dims, self._count)
-        plan = self._plan(flat, vectorize, chunk)
+        plan = self._plan(flat, fn, vectorize, chunk)
         leaves = self._stacked()
         return evaluate(self._swap(), fn, plan, leaves, list(self._buffers.values()), flat, randomness, self._count)
 
@@ -250,6 +252,3 @@ def _one_each(made: Any, count: int) -> Tensor:
             "or .sum()"
         )
     return values
-
-
-_ = StructureError

@@ -66,7 +66,9 @@ class Core:
         with torch.no_grad(), torch.inference_mode(False):
             pop._values = fresh(layout, count)
             if filled and count:
-                for matrix, vector in zip(pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True):
+                for matrix, vector in zip(
+                    pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True
+                ):
                     matrix.copy_(vector)
             pop._buffers = {
                 name: held.detach().expand(count, *held.shape).clone() for name, held in template.named_buffers()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from moduli.labels import Tensor as LabelledTensor
@@ -16,6 +17,7 @@ from moduli.labels._tensor import wrap
 from moduli.labels._transforms import _in_front, _without
 from moduli.particles import StructureError
 
+from . import _stacked
 from ._plan import Plan
 from ._swap import Swap
 
@@ -76,7 +78,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count
                 continue
             shape = tuple(_data(leaf).shape)
             if not -len(shape) <= dim < len(shape):
-                raise StructureError(f"argument {position} has shape {shape}, which has no dimension {dim} for the members")
+                raise StructureError(
+                    f"argument {position} has shape {shape}, which has no dimension {dim} for the members"
+                )
             if shape[dim] != count:
                 raise StructureError(
                     f"argument {position} has shape {shape}: dimension {dim} must be {count}, one slice per member; leave "
@@ -147,10 +151,10 @@ def evaluate(
     # What a failed call did to the statistics of some members is taken back.
     kept = [buffer.clone() for buffer in buffers]
     try:
-        with _no_shortcuts():
+        with nullcontext() if plan.form == "stacked" else _no_shortcuts():
             if plan.form == "loop" or count == 0:
                 return _looped(swap, fn, parameters, buffers, args, randomness, count)
-            run = _vmapped
+            run = _stacked.run if plan.form == "stacked" else _vmapped
             results = Results()
             columns: list[list[Tensor]] = []
             for start in range(0, count, plan.block or count):
@@ -192,15 +196,9 @@ def _vmapped(
         return output, list(rebound.values())
 
     dims = tuple(dim for dim in args.dims if dim is not None)
-    if not parameters and not buffers and not mapped:
-        return _repeated(swap, fn, args, results, len(parameters))
     output, rebound = torch.vmap(one, (0, 0, *dims), 0, randomness)(parameters, buffers, *mapped)
     _write(buffers, changed, rebound)
     return list(output)
-
-
-def _repeated(swap: Swap, fn: Any, args: Arguments, results: Results, count: int) -> list[Tensor]:
-    raise StructureError("a model without parameters, buffers or arguments of its own is evaluated in a loop")
 
 
 def _write(buffers: Sequence[Tensor], places: list[int], values: Sequence[Tensor]) -> None:
@@ -248,7 +246,9 @@ def _looped(
     except RuntimeError as error:
         shapes = {tuple(tuple(t.shape) for t in output) for output in columns}
         if len(shapes) > 1:
-            raise StructureError(f"members returned tensors of different shapes, which cannot be stacked: {shapes}") from error
+            raise StructureError(
+                f"members returned tensors of different shapes, which cannot be stacked: {shapes}"
+            ) from error
         raise
 
 
@@ -288,7 +288,8 @@ def _no_shortcuts() -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()  # type: ignore[no-untyped-call]
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 

@@ -63,7 +63,12 @@ class Indexing(Core):
                     part = row_view(matrices[entry.group], place, entry.offset, entry.shape)
                 parameters.append(nn.Parameter(part, requires_grad=flag))
             buffers = {
-                name: row_view(held.view(self._count, -1) if held.numel() else held.reshape(self._count, 0), place, 0, held.shape[1:])
+                name: row_view(
+                    held.view(self._count, -1) if held.numel() else held.reshape(self._count, 0),
+                    place,
+                    0,
+                    held.shape[1:],
+                )
                 for name, held in self._buffers.items()
             }
             member = build(self.template, self._entries, parameters, buffers)
@@ -88,7 +93,11 @@ class Indexing(Core):
         count = len(range(start, stop, step))
         chosen = slice(start, stop, step)
         if self._graph:
-            made = self._made(wrap([m[chosen] for m in self._values.matrices]), count, {n: b[chosen] for n, b in self._buffers.items()})
+            made = self._made(
+                wrap([m[chosen] for m in self._values.matrices]),
+                count,
+                {n: b[chosen] for n, b in self._buffers.items()},
+            )
             made._graph = True
             return made
         with torch.no_grad(), torch.inference_mode(False):
@@ -103,7 +112,11 @@ class Indexing(Core):
     def _taken(self, index: Tensor) -> Self:
         """A population of copies of members."""
         if self._graph:
-            made = self._made(wrap([m[index] for m in self._values.matrices]), len(index), {n: b[index] for n, b in self._buffers.items()})
+            made = self._made(
+                wrap([m[index] for m in self._values.matrices]),
+                len(index),
+                {n: b[index] for n, b in self._buffers.items()},
+            )
             made._graph = True
             return made
         with torch.no_grad(), torch.inference_mode(False):
@@ -126,7 +139,9 @@ class Indexing(Core):
                 raise IndexError(f"a mask of shape {tuple(chosen.shape)} for a population of {self._count}")
             return chosen.nonzero().reshape(-1)
         if chosen.dtype.is_floating_point or chosen.dtype.is_complex or chosen.dim() != 1:
-            raise TypeError(f"members are chosen by a vector of integers, not by {chosen.dtype} of shape {tuple(chosen.shape)}")
+            raise TypeError(
+                f"members are chosen by a vector of integers, not by {chosen.dtype} of shape {tuple(chosen.shape)}"
+            )
         chosen = chosen.to(torch.int64)
         wrong = chosen[(chosen < -self._count) | (chosen >= self._count)]
         if wrong.numel():

@@ -116,12 +116,6 @@ class Members:
         for index, (reference, guards, parameters, _) in list(self._alive.items()):
             if reference() is None:
                 continue
-            for guard in guards:
-                name = guard.edited()
-                if name is not None:
-                    for each in guards:
-                        each.restore()
-                    raise StructureError(f"member {index} was edited at {name!r}, which was undone; {_REMEDY}")
             for parameter, where, dtype in parameters:
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     raise StructureError(
@@ -129,6 +123,12 @@ class Members:
                         f"{parameter.device}, in storage of its own); convert the whole population with pop.to(...), or a "
                         f"copy of the member (`copy.deepcopy(pop[{index}])`)"
                     )
+            for guard in guards:
+                name = guard.edited()
+                if name is not None:
+                    for each in guards:
+                        each.restore()
+                    raise StructureError(f"member {index} was edited at {name!r}, which was undone; {_REMEDY}")
 
     def touched(self) -> None:
         """Let autograd and caches of live members know that their values changed."""

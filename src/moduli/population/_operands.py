@@ -44,7 +44,9 @@ def _same(ours: Layout, theirs: Layout, left: nn.Module, right: nn.Module) -> No
         )
     for x, y in zip(ours, theirs, strict=True):
         if x.device != y.device:
-            raise StructureError(f"{x.name!r} is on {x.device} in the population and on {y.device} in the other operand")
+            raise StructureError(
+                f"{x.name!r} is on {x.device} in the population and on {y.device} in the other operand"
+            )
 
 
 def scalar(other: Any) -> Any:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from moduli.layout import Layout, diff, layout_and_tensors
 from moduli.particles import StructureError, adopt
 
-from ._arithmetic import Arithmetic
 from ._calls import Calls
 from ._initial import initialise, of_class
 from ._state import State
@@ -23,7 +22,7 @@ __all__ = ["Population"]
 
 
 @final
-class Population(State, Calls, Arithmetic, Variation, Statistics):
+class Population(State, Calls, Variation, Statistics):
     """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
 
     Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
@@ -61,7 +60,7 @@ class Population(State, Calls, Arithmetic, Variation, Statistics):
         net: nn.Module | Callable[..., nn.Module],
         n: int,
         *args: Any,
-        init: None | float | str | Callable[..., Any] = None,
+        init: float | str | Callable[..., Any] | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -73,7 +72,7 @@ class Population(State, Calls, Arithmetic, Variation, Statistics):
             n: How many members.
             *args: Arguments for the class.
             init: What a member starts as: None for the values of the module; a number for these values plus normal
-                noise of that standard deviation; `"reset"` for what the layers' own `reset_parameters` draw; or a
+                noise of that standard deviation; or a
                 function, called as `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
             generator: Where the randomness comes from; torch's own by default.
             **kwargs: More arguments for the class.
@@ -140,11 +139,15 @@ class Population(State, Calls, Arithmetic, Variation, Statistics):
             theirs = dict(net.named_buffers())
             for name, held in buffers.items():
                 if name not in theirs or theirs[name].shape != held[0].shape or theirs[name].dtype != held[0].dtype:
-                    raise StructureError(f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing")
+                    raise StructureError(
+                        f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing"
+                    )
                 held.append(theirs[name])
             if len(theirs) != len(buffers):
                 extra = next(name for name in theirs if name not in buffers)
-                raise StructureError(f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only")
+                raise StructureError(
+                    f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only"
+                )
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
         pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets), filled=False)

@@ -73,7 +73,9 @@ class State(Indexing):
         hit = [any(fnmatchcase(n, p) for n in e.names for p in chosen) for e in self.layout]
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
-                raise ValueError(f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}")
+                raise ValueError(
+                    f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}"
+                )
         self._flags = tuple(requires_grad if h else f for h, f in zip(hit, self._flags, strict=True))
         for place, flag in enumerate(self._flags):
             if self._leaves is not None and not self._graph:
@@ -123,7 +125,13 @@ class State(Indexing):
             kinds = {name: (held.dtype, held.device) for name, held in template.named_buffers()}
             buffers = {name: held.to(kinds[name][1], kinds[name][0]) for name, held in self._buffers.items()}
             leaves, held_members = self._leaves, list(self._members.items())
-            self.template, self.layout, self._entries, self._values, self._buffers = template, layout, entries, values, buffers
+            self.template, self.layout, self._entries, self._values, self._buffers = (
+                template,
+                layout,
+                entries,
+                values,
+                buffers,
+            )
             self._plans = {}
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.live()), strict=True):
@@ -241,7 +249,9 @@ class State(Indexing):
                     "build a population of the same size first"
                 )
         with torch.no_grad():
-            copies = {name: value.detach().to(held[name].device, held[name].dtype) for name, value in state_dict.items()}
+            copies = {
+                name: value.detach().to(held[name].device, held[name].dtype) for name, value in state_dict.items()
+            }
             for name, value in copies.items():
                 held[name].copy_(value)
         self._changed()

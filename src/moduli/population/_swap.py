@@ -38,7 +38,9 @@ class Swap:
 
     def put(self, parameters: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
         """Put tensors in; returns what was there, for `restore`."""
-        before = [slots[name] for slots, name, _ in self._parameters] + [slots[name] for slots, name, _ in self._buffers]
+        before = [slots[name] for slots, name, _ in self._parameters] + [
+            slots[name] for slots, name, _ in self._buffers
+        ]
         before += [state[key] for state, key, _, _ in self._lists]
         for slots, name, place in self._parameters:
             slots[name] = parameters[place]
