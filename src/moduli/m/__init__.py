@@ -9,6 +9,7 @@
 
 from .adaptive import Adagrad, Adam, Lion, RMSprop
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
 from .meta import (
     Alternate,
     GradientAccumulation,
@@ -117,7 +118,7 @@ from .ops import (
     WeightedSum,
     Zeros,
 )
-from .population import PSO
+from .population import CEM, DE, GA, PBT, PSO
 from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
 from .step_size import LR, Warmup
@@ -138,6 +139,7 @@ from .termination import (
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
+    "ARS",
     "Abs",
     "AccumulateMaximum",
     "AccumulateMean",
@@ -149,6 +151,8 @@ __all__ = [
     "Add",
     "Alternate",
     "BirginMartinezRestart",
+    "CEM",
+    "CMAES",
     "Cautious",
     "CautiousWeightDecay",
     "CenteredEMASquared",
@@ -162,6 +166,7 @@ __all__ = [
     "CopyMagnitude",
     "CopySign",
     "CustomUnaryOperation",
+    "DE",
     "Debias",
     "Debias2",
     "Div",
@@ -174,6 +179,7 @@ __all__ = [
     "ExpHomotopy",
     "Fill",
     "FillLoss",
+    "GA",
     "Grad",
     "GradSign",
     "GradToNone",
@@ -185,6 +191,7 @@ __all__ = [
     "GraftToGrad",
     "GraftToParams",
     "GramSchmidt",
+    "GuidedES",
     "HeavyBall",
     "Identity",
     "LR",
@@ -214,6 +221,9 @@ __all__ = [
     "Normalize",
     "Ones",
     "Online",
+    "OpenES",
+    "PBT",
+    "PGPE",
     "PSO",
     "Params",
     "Pow",
@@ -238,6 +248,7 @@ __all__ = [
     "RestartEvery",
     "RestartOnStuck",
     "RestartStrategy",
+    "SNES",
     "SaveBest",
     "ScalarProjection",
     "Sequential",
@@ -276,6 +287,7 @@ __all__ = [
     "WeightedMean",
     "WeightedSum",
     "Wrap",
+    "XNES",
     "Zeros",
     "make_termination_criteria",
 ]
