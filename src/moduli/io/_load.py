@@ -277,7 +277,8 @@ def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any,
     for one, saved in pairs:
         if not is_stateful(one):
             raise TypeError(f"{part} is a {class_name(one)}, which has no state_dict() and load_state_dict()")
-        if strict and saved.get("class") != class_name(one):
+        # Not the module it is in: that is __main__ today and something else tomorrow.
+        if strict and str(saved.get("class")).rpartition(".")[2] != type(one).__name__:
             raise CheckpointError(
                 f"the {part} in the checkpoint is a {saved.get('class')}, and a {class_name(one)} is to be loaded; make one "
                 "of the same kind, or use strict=False if their states are alike"
