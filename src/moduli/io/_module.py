@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from moduli.nn._state import load_all_or_nothing
 from moduli.nn._virtual import virtual
 from moduli.particles import buffer_policy
 from moduli.particles._config import KEY as CONFIG
+from moduli.particles._history import _POLICIES
 from moduli.particles._record import Event
 from moduli.particles._template import POLICY
 
@@ -30,6 +32,7 @@ __all__ = ["Plan", "Saved", "collect", "plan"]
 
 _LABELS = "labels"
 _EXTRA = "_extra_state"
+_PREFIXES = (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
 
 
 # -- into a file -------------------------------------------------------------------------------------------------------
@@ -191,7 +194,22 @@ class Saved:
         for path, entry in found.items():
             if not _sound(entry.get(_LABELS, {})) or not _configured(entry.get(CONFIG, {})):
                 raise self.reader.damaged(f"its labels or configurations of {path!r} are malformed")
+            self._check_labels(path, entry.get(_LABELS, {}))
         return found
+
+    def _check_labels(self, path: str, labels: dict[str, Any]) -> None:
+        """Refuse labels that are not as many as their axes are long: a range may claim any number without writing it."""
+        own = {*self.names, *self.ties}
+        for name, axes in labels.items():
+            places = [f"{path}.{prefix}{name}" if path else prefix + name for prefix in _PREFIXES]
+            place = next((self.source(place) for place in places if place in own), None)
+            # What is not in the file, as buffers that are not persistent, is not loaded either.
+            shape = tuple(map(_length, axes)) if place is None else self.reader.shape(place)
+            counts = [_length(axis) for axis in axes]
+            if len(counts) != len(shape) or any(
+                count not in (None, size) for count, size in zip(counts, shape, strict=True)
+            ):
+                raise self.reader.damaged(f"the labels of {name!r} are not those of a tensor of shape {shape}")
 
     def _history(self, found: Any) -> list[Event]:
         try:
@@ -202,7 +220,10 @@ class Saved:
 
     def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         try:
-            return {path: [(_text(pattern), _text(policy)) for pattern, policy in each] for path, each in found.items()}
+            return {
+                path: [(_text(pattern), _one_of(policy, _POLICIES)) for pattern, policy in each]
+                for path, each in found.items()
+            }
         except (TypeError, ValueError):
             raise self.reader.damaged("its policies for buffers are malformed") from None
 
@@ -226,8 +247,22 @@ def _text(value: Any) -> str:
     return value
 
 
+def _one_of(value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{value!r} is none of {choices}")
+    return _text(value)
+
+
 def _configured(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+
+
+def _length(axis: dict[str, Any]) -> int | None:
+    """How many labels an axis has; None if it has none."""
+    if "range" in axis:
+        start, stop, step = axis["range"]
+        return max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
+    return len(axis["labels"]) if "labels" in axis else None
 
 
 def _sound(labels: Any) -> bool:
@@ -240,7 +275,7 @@ def _sound(labels: Any) -> bool:
         for axis in axes:
             if not isinstance(axis, dict) or not isinstance(axis.get("name", 0), str | None):
                 return False
-            if not isinstance(axis.get("labels", []), list):
+            if not isinstance(axis.get("labels", []), list) or not all(map(_is_label, axis.get("labels", []))):
                 return False
             bounds = axis.get("range", [0, 0, 1])
             if not isinstance(bounds, list) or len(bounds) != 3 or not all(type(each) is int for each in bounds):
@@ -248,6 +283,10 @@ def _sound(labels: Any) -> bool:
             if bounds[2] == 0:
                 return False
     return True
+
+
+def _is_label(label: Any) -> bool:
+    return all(map(_is_label, label)) if isinstance(label, list | tuple) else not isinstance(label, dict | Tensor)
 
 
 @dataclass
@@ -338,28 +377,25 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
             state[name] = tensors[place]
     own = getattr(held, "_metadata", {})
     state._metadata = _restated(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
-    wanted = {path: pairs for path, pairs in saved.policies.items() if _takes_policy(module, path)}
-    load_all_or_nothing(module, state, lambda: _load(module, state))
-    for path, pairs in wanted.items():
-        each = module.get_submodule(path)
-        for pattern, policy in pairs:
-            buffer_policy(each, policy, pattern)
-
-
-def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
+    policies = _policies_to_set(module, saved)
     try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
+        load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
+    except Exception as error:  # torch's, or that of a hook: the module is as it was in any case
         raise CheckpointError(f"the {type(module).__name__} refuses the checkpoint: {error}") from error
+    for each, policy, pattern in policies:
+        buffer_policy(each, policy, pattern)
 
 
-def _takes_policy(module: nn.Module, path: str) -> bool:
-    """Whether a module of that path is there and has no policies for buffers of its own."""
-    try:
-        each = module.get_submodule(path)
-    except AttributeError:
-        return False
-    return POLICY not in each.__dict__
+def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, str, str]]:
+    """Saved policies for buffers that are there, of modules without policies of their own."""
+    found = []
+    for path, pairs in saved.policies.items():
+        each = next((each for at, each in module.named_modules() if at == path), None)
+        if each is None or POLICY in each.__dict__:
+            continue
+        names = [name for name, _ in each.named_buffers()]
+        found += [(each, policy, pattern) for pattern, policy in pairs if fnmatch.filter(names, pattern)]
+    return found
 
 
 def _labelled_names(metadata: dict[str, dict[str, Any]]) -> set[str]:
@@ -368,7 +404,7 @@ def _labelled_names(metadata: dict[str, dict[str, Any]]) -> set[str]:
         f"{path}.{prefix}{name}" if path else prefix + name
         for path, entry in metadata.items()
         for name in entry.get(_LABELS, {})
-        for prefix in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
+        for prefix in _PREFIXES
     }
 
 
