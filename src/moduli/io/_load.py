@@ -252,7 +252,7 @@ def _known(saved: Saved, module: Any, plans: Plan | None, mapping: NameMap | Non
     rename = plans.rename if plans is not None else renaming(mapping, saved.every)
     fresh = set(plans.match.fresh) if plans is not None else set()
     dropped = set(plans.match.dropped) if plans is not None else set()
-    return Known(parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict)
+    return Known(parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict, saved.every)
 
 
 def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
