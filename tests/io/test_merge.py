@@ -1,5 +1,6 @@
 """Merging files equals merging what is in them, one tensor at a time."""
 
+import ctypes
 import os
 import resource
 
@@ -99,7 +100,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="memory is measured in a child")
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is measured in a child, as Linux tells it")
 def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
     count, size = 24, 1_000_000  # 96 MB in tensors of 4 MB
     state = {f"w{at}": torch.full((size,), float(at)) for at in range(count)}
@@ -112,6 +113,8 @@ def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
         pid = os.fork()
         if pid == 0:
             torch.set_num_threads(1)
+            # Freed tensors go back to the system at once, so that only those in use are counted.
+            ctypes.CDLL(None).mallopt(-3, 1 << 20)
             sum(value.sum() for value in state.values())  # what is shared with the parent counts from now on
             before = anonymous()
             peak = [0]
@@ -139,8 +142,8 @@ def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
         watched(look)
         mio.merge_files("lerp", [tmp_path / "a", tmp_path / "b"], tmp_path / "d", t=0.5, fsync=False)
 
-    assert grown(saving) < 3 * 4 * size
-    assert grown(merging) < 6 * 4 * size
+    assert grown(saving) < 2 * 4 * size
+    assert grown(merging) < 5 * 4 * size
 
 
 def anonymous():
