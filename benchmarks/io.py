@@ -1,8 +1,9 @@
 """Checkpoints: saving and loading against safetensors alone and torch.save, and what checksums cost.
 
 Every candidate ends with the same thing: a file on the same file system, or a module that holds the values (files are in
-the page cache; `load_file` and `torch.load` are followed by `load_state_dict`). Neither peer waits for the disk, so
-`fsync=False` is compared with them; the default, which waits, is listed by itself. 100M parameters are 16 layers of
+the page cache; `load_file` and `torch.load` are followed by `load_state_dict`); what is written replaces the file of the round
+before. Neither peer waits for the disk, so `fsync=False` is compared with them; the default, which waits, is listed by
+itself. 100M parameters are 16 layers of
 2500 x 2500; 1000 tensors are 500 layers of 16 x 16.
 """
 

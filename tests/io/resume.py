@@ -215,7 +215,10 @@ def lambda_and_sequential_schedulers():
 @case
 def groups_with_settings_of_their_own():
     module = net()
-    groups = [{"params": module[0].parameters(), "lr": torch.tensor(0.02)}, {"params": module[4].parameters(), "lr": 0.1}]
+    groups = [
+        {"params": module[0].parameters(), "lr": torch.tensor(0.02)},
+        {"params": module[4].parameters(), "lr": 0.1},
+    ]
     return trained(module, torch.optim.Adam(groups, betas=(0.8, 0.9), foreach=False, capturable=False))
 
 
@@ -224,7 +227,9 @@ def labelled_particle_with_ties_and_a_virtual_weight():
     class Fit(mo.Module):
         def __init__(self):
             super().__init__()
-            self.w = mo.Tensor(torch.randn(4, 2, requires_grad=True), (mo.Space(list("abcd"), "in"), mo.Space(2, "out")))
+            self.w = mo.Tensor(
+                torch.randn(4, 2, requires_grad=True), (mo.Space(list("abcd"), "in"), mo.Space(2, "out"))
+            )
             self.scale = nn.Parameter(torch.randn(2))
             mo.nn.tie(self, "again", to="scale")
             self.dropout = nn.Dropout(0.2)
@@ -268,7 +273,9 @@ def an_lstm_with_a_generator_of_its_own_and_a_scaler():
 
 @case
 def two_modules_and_two_optimizers():
-    module = nn.ModuleDict({"generator": nn.Linear(3, 2), "critic": nn.Sequential(nn.Linear(2, 8), nn.Dropout(), nn.Linear(8, 1))})
+    module = nn.ModuleDict(
+        {"generator": nn.Linear(3, 2), "critic": nn.Sequential(nn.Linear(2, 8), nn.Dropout(), nn.Linear(8, 1))}
+    )
     optimizers = {name: torch.optim.Adam(each.parameters(), lr=1e-2) for name, each in module.items()}
     schedulers = {name: torch.optim.lr_scheduler.StepLR(each, 2) for name, each in optimizers.items()}
 

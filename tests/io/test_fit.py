@@ -65,7 +65,9 @@ def test_an_older_version_loads_by_its_edits_and_the_optimizer_follows(path):
         if name not in result.fresh:
             assert torch.equal(value, source)
             parameter = dict(new.named_parameters())[name]
-            assert torch.equal(fresh.state[parameter]["exp_avg"], optimizer.state[dict(old.named_parameters())[name]]["exp_avg"])
+            assert torch.equal(
+                fresh.state[parameter]["exp_avg"], optimizer.state[dict(old.named_parameters())[name]]["exp_avg"]
+            )
         else:
             assert torch.equal(value, before[name])
     assert mio.inspect(path).version == 0
@@ -85,7 +87,9 @@ def test_edits_that_are_in_the_checkpoint_already_explain_nothing(path):
     assert mio.load(path, later).fresh == ("more",)
     behind = body()
     species(behind)
-    with pytest.raises(mio.CheckpointError, match="newer; make its edits here first: version 1: module '2' was assigned"):
+    with pytest.raises(
+        mio.CheckpointError, match="newer; make its edits here first: version 1: module '2' was assigned"
+    ):
         mio.load(path, behind)
     apart = body()
     species(apart)
@@ -140,7 +144,9 @@ def test_groups_follow_their_parameters(path):
         return nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
 
     old, new = net(), net()
-    optimizer = stepped(old, groups=[{"params": old["a"].parameters(), "lr": 0.1}, {"params": old["b"].parameters(), "lr": 0.2}])
+    optimizer = stepped(
+        old, groups=[{"params": old["a"].parameters(), "lr": 0.1}, {"params": old["b"].parameters(), "lr": 0.2}]
+    )
     mio.save(path, old, optimizer=optimizer)
     fresh = torch.optim.Adam([{"params": list(new["b"].parameters())[::-1]}, {"params": new["a"].parameters()}])
     mio.load(path, new, optimizer=fresh)
@@ -194,7 +200,10 @@ class ByName:
     """An optimizer that keeps its state by name, as ours do."""
 
     def __init__(self, names):
-        self.state = {"links": {"0.Adam": {"params": {name: {"m": torch.zeros(2)} for name in names}}}, "order": list(names)}
+        self.state = {
+            "links": {"0.Adam": {"params": {name: {"m": torch.zeros(2)} for name in names}}},
+            "order": list(names),
+        }
 
     def state_dict(self):
         return self.state
@@ -257,7 +266,12 @@ def test_when_a_part_is_refused_the_others_are_put_back(refused, path):
             raise ValueError("boom")
 
         net.register_load_state_dict_post_hook(explode)
-    before = picture(net, optimizer), copy.deepcopy(scheduler.state_dict()), generator.get_state(), torch.get_rng_state()
+    before = (
+        picture(net, optimizer),
+        copy.deepcopy(scheduler.state_dict()),
+        generator.get_state(),
+        torch.get_rng_state(),
+    )
     with pytest.raises(mio.CheckpointError, match="boom" if refused == "module" else "ValueError: not thirteen"):
         mio.load(
             path, net, optimizer=optimizer, scheduler=scheduler, population=population,
@@ -288,7 +302,11 @@ def test_parts_that_are_not_there_are_refused(path):
         mio.load(path, net)
     with pytest.raises(mio.CheckpointError, match="has no module|no module"):
         mio.TensorFile(path)
-    for extra, match in [({"b": 1}, "keys"), ({"a": [1, 2]}, "2 entries"), ({"a": torch.Generator()}, "is a generator")]:
+    for extra, match in [
+        ({"b": 1}, "keys"),
+        ({"a": [1, 2]}, "2 entries"),
+        ({"a": torch.Generator()}, "is a generator"),
+    ]:
         with pytest.raises(mio.CheckpointError, match=match):
             mio.load(path, extra=extra)
     with pytest.raises(FileNotFoundError):

@@ -1,8 +1,8 @@
 """Merging files equals merging what is in them, one tensor at a time."""
 
-import ctypes
 import os
-import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -100,53 +100,47 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is measured in a child, as Linux tells it")
-def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
-    count, size = 24, 1_000_000  # 96 MB in tensors of 4 MB
-    state = {f"w{at}": torch.full((size,), float(at)) for at in range(count)}
-    mio.save(tmp_path / "a", state, fsync=False)
-    mio.save(tmp_path / "b", state, fsync=False)
-    turned = {name: value.view(1000, 1000).t() for name, value in state.items()}
+MEASURE = """
+import ctypes, os, resource, sys
+import torch
+import moduli.io as mio
+from moduli.io import _write
 
-    def grown(work):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            torch.set_num_threads(1)
-            # Freed tensors go back to the system at once, so that only those in use are counted.
-            ctypes.CDLL(None).mallopt(-3, 1 << 20)
-            sum(value.sum() for value in state.values())  # what is shared with the parent counts from now on
-            before = anonymous()
-            peak = [0]
-            work(lambda: peak.__setitem__(0, max(peak[0], anonymous() - before)))
-            os.write(write, str(peak[0]).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as file:
-            text = file.read()
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        return int(text)
-
-    def watched(look):
-        # Every write looks at the memory that is in use then.
-        from moduli.io import _write
-
-        original = _write._some
-        _write._some = lambda *args: (look(), original(*args))[1]
-
-    def saving(look):
-        watched(look)
-        mio.save(tmp_path / "c", turned, fsync=False)
-
-    def merging(look):
-        watched(look)
-        mio.merge_files("lerp", [tmp_path / "a", tmp_path / "b"], tmp_path / "d", t=0.5, fsync=False)
-
-    assert grown(saving) < 2 * 4 * size
-    assert grown(merging) < 5 * 4 * size
-
+# Freed tensors go back to the system at once, so that only those in use are counted.
+ctypes.CDLL(None).mallopt(-3, 1 << 20)
+torch.set_num_threads(1)
+directory, size = sys.argv[1], 1_000_000  # 24 tensors of 4 MB
 
 def anonymous():
-    """Bytes of memory that no file stands behind."""
     resident, shared = (int(each) for each in open("/proc/self/statm").read().split()[1:3])
     return (resident - shared) * resource.getpagesize()
+
+def grown(work):
+    before, peak, original = anonymous(), [0], _write._some
+    # Every write looks at the memory that is in use then and that no file stands behind.
+    _write._some = lambda *args: (peak.append(anonymous() - before), original(*args))[1]
+    work()
+    _write._some = original
+    return max(peak) / (4 * size)
+
+state = {f"w{at}": torch.full((1000, 1000), float(at)) for at in range(24)}
+turned = {name: value.t() for name, value in state.items()}
+other = {name: value + 1 for name, value in state.items()}
+a, b, c = (os.path.join(directory, name) for name in "abc")
+print(grown(lambda: mio.save(a, state, fsync=False)))
+print(grown(lambda: mio.save(a, turned, fsync=False)))
+mio.save(b, other, fsync=False)
+print(grown(lambda: mio.merge_files("lerp", [a, b], c, t=0.5, fsync=False)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is measured as Linux tells it")
+def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", MEASURE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    straight, copied, merged = map(float, done.stdout.split())
+    assert straight < 0.5  # tensors
+    assert copied < 1.5
+    assert merged < 4

@@ -64,7 +64,9 @@ def test_views_of_all_kinds(path):
         "conj": z.conj(), "imag": z.conj().imag, "real": z.real, "tail": base[3:], "last": base.permute(1, 0)[None],
     }  # fmt: skip
     mio.save(path, tensors)
-    assert {name: raw(value) for name, value in mio.read(path).module.items()} == {n: raw(v) for n, v in tensors.items()}
+    assert {name: raw(value) for name, value in mio.read(path).module.items()} == {
+        n: raw(v) for n, v in tensors.items()
+    }
 
 
 @settings(max_examples=60, deadline=None)
