@@ -100,8 +100,9 @@ class Target:
         self.before = values(*self.objects)
 
     def attempt(self, data, faithful):
-        with open(self.path, "wb") as file:
-            file.write(data)
+        # A new file each time: disks are slow to write over an old one.
+        self.path.unlink(missing_ok=True)
+        self.path.write_bytes(data)
         module, optimizer, scheduler = self.objects
         try:
             mio.load(self.path, module, optimizer=optimizer, scheduler=scheduler)
