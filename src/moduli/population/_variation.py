@@ -305,7 +305,7 @@ class Variation(Indexing):
         if self._graph:
             raise RuntimeError("a population that keeps its history cannot be changed in place")
         places = self._indices(index)
-        if len(places) != len(places.unique()):
+        if len(places) != len(torch.unique(places)):
             raise ValueError("a member is replaced twice; give every index once")
         if isinstance(source, Indexing):
             if len(source) != len(places):
