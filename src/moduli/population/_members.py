@@ -191,7 +191,7 @@ def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
         )
     with torch.no_grad():
         known.copy_(value)
-    return known
+    return known  # type: ignore[no-any-return]
 
 
 def _install() -> None:
