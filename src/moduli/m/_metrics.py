@@ -43,7 +43,9 @@ def axes_of(tensor: Tensor, dim: Axes, inverse_dims: bool, min_size: int) -> tup
         whole = not inverse_dims
     else:
         asked = (dim,) if isinstance(dim, int) else tuple(dim)
-        named = {axis % tensor.dim() for axis in asked if -tensor.dim() <= axis < tensor.dim()} if tensor.dim() else set()
+        named = (
+            {axis % tensor.dim() for axis in asked if -tensor.dim() <= axis < tensor.dim()} if tensor.dim() else set()
+        )
         axes = tuple(axis for axis in range(tensor.dim()) if (axis in named) != inverse_dims)
         whole = False
     if not axes and not whole:
@@ -75,18 +77,22 @@ def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
             return (tensor.real if tensor.is_complex() else tensor).sum(axes, keepdim=True)
         variance = torch.var(tensor, axes, correction=0, keepdim=True)
         return variance.sqrt() if ord == "std" else variance
-    return torch.linalg.vector_norm(tensor, _power(ord), axes if axes else None, keepdim=bool(axes))
+    norm: Tensor = torch.linalg.vector_norm(tensor, _power(ord), axes if axes else None, keepdim=bool(axes))
+    return norm
 
 
 def lengths(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean length over all tensors for each member of a population, in double."""
     squares = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1, dtype=torch.float64).square() for t in tensors]
-    return torch.stack(squares).sum(0).sqrt()
+    total: Tensor = torch.stack(squares).sum(0)
+    return total.sqrt()
 
 
 def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> float:
     """The measure over all tensors as one vector."""
     if ord in (2, "l2"):
         return float(kernels.norm(list(tensors)))
-    whole = torch.cat([tensor.reshape(-1).double() if not tensor.is_complex() else tensor.reshape(-1) for tensor in tensors])
+    whole = torch.cat(
+        [tensor.reshape(-1).double() if not tensor.is_complex() else tensor.reshape(-1) for tensor in tensors]
+    )
     return float(metric(whole, ord, (0,))) if whole.numel() else 0.0

@@ -20,9 +20,7 @@ class NormLink(TensorTransform):
 
     static = ("ord", "dim", "min_size")
 
-    def __init__(
-        self, key: str, value: Any, ord: Any, dim: Axes | str, inverse_dims: bool, min_size: int
-    ) -> None:
+    def __init__(self, key: str, value: Any, ord: Any, dim: Axes | str, inverse_dims: bool, min_size: int) -> None:
         name = type(self).__name__
         non_negative(name, **{key: value})
         check_metric(name, ord)
