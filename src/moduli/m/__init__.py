@@ -7,7 +7,25 @@
 * `ops`: pointwise functions and sources.
 """
 
-from .adaptive import Adagrad, Adam, Lion, RMSprop
+from .adaptive import (
+    ASAM,
+    GGT,
+    SAM,
+    SOAP,
+    Adagrad,
+    Adam,
+    Adan,
+    FullMatrixAdagrad,
+    Lion,
+    Orthogonalize,
+    OrthoGrad,
+    PSGDKronWhiten,
+    RMSprop,
+    Rprop,
+    ScaleLRBySignChange,
+    Shampoo,
+    SignConsistencyLRs,
+)
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
 from .momentum import EMA, NAG, Cautious, HeavyBall
 from .ops import Clip, Grad, Identity, Noop, Sign
@@ -15,25 +33,38 @@ from .step_size import LR, Warmup
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
-    "EMA",
-    "LR",
-    "NAG",
+    "ASAM",
     "Adagrad",
     "Adam",
+    "Adan",
     "Cautious",
     "CautiousWeightDecay",
     "Centralize",
     "Clip",
     "ClipNorm",
     "ClipValue",
+    "EMA",
+    "FullMatrixAdagrad",
+    "GGT",
     "Grad",
     "HeavyBall",
     "Identity",
+    "LR",
     "Lion",
+    "NAG",
     "Noop",
     "Normalize",
+    "OrthoGrad",
+    "Orthogonalize",
+    "PSGDKronWhiten",
     "RMSprop",
+    "Rprop",
+    "SAM",
+    "SOAP",
+    "ScaleLRBySignChange",
+    "Shampoo",
     "Sign",
+    "SignConsistencyLRs",
     "Warmup",
     "WeightDecay",
 ]
