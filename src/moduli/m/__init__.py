@@ -7,7 +7,25 @@
 * `ops`: pointwise functions and sources.
 """
 
-from .adaptive import Adagrad, Adam, Lion, RMSprop
+from .adaptive import (
+    ASAM,
+    GGT,
+    SAM,
+    SOAP,
+    Adagrad,
+    Adam,
+    Adan,
+    FullMatrixAdagrad,
+    Lion,
+    Orthogonalize,
+    OrthoGrad,
+    PSGDKronWhiten,
+    RMSprop,
+    Rprop,
+    ScaleLRBySignChange,
+    Shampoo,
+    SignConsistencyLRs,
+)
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
 from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
 from .meta import (
@@ -140,6 +158,7 @@ from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
     "ARS",
+    "ASAM",
     "Abs",
     "AccumulateMaximum",
     "AccumulateMean",
@@ -148,6 +167,7 @@ __all__ = [
     "AccumulateSum",
     "Adagrad",
     "Adam",
+    "Adan",
     "Add",
     "Alternate",
     "BirginMartinezRestart",
@@ -179,7 +199,9 @@ __all__ = [
     "ExpHomotopy",
     "Fill",
     "FillLoss",
+    "FullMatrixAdagrad",
     "GA",
+    "GGT",
     "Grad",
     "GradSign",
     "GradToNone",
@@ -222,8 +244,11 @@ __all__ = [
     "Ones",
     "Online",
     "OpenES",
+    "OrthoGrad",
+    "Orthogonalize",
     "PBT",
     "PGPE",
+    "PSGDKronWhiten",
     "PSO",
     "Params",
     "Pow",
@@ -248,11 +273,17 @@ __all__ = [
     "RestartEvery",
     "RestartOnStuck",
     "RestartStrategy",
+    "Rprop",
+    "SAM",
     "SNES",
+    "SOAP",
     "SaveBest",
     "ScalarProjection",
+    "ScaleLRBySignChange",
     "Sequential",
+    "Shampoo",
     "Sign",
+    "SignConsistencyLRs",
     "Split",
     "Sqrt",
     "SqrtEMASquared",
