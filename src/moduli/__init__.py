@@ -8,8 +8,10 @@ turns the structure of any module into numbers, `moduli.kernels` runs one functi
 are in `moduli.m`.
 """
 
-from . import device, kernels, labels, layout, linalg, m, nn, optim, particles, population
+from . import device, evolve, io, kernels, labels, layout, linalg, m, nn, optim, particles, population, presets
 from .device import Device, DeviceBounded
+from .evolve import search
+from .io import Checkpointer, CheckpointError, load, save
 from .labels import (
     BROADCAST,
     QR,
@@ -183,6 +185,8 @@ __all__ = [
     "__version__",
     "AmbiguousTruthError",
     "BROADCAST",
+    "CheckpointError",
+    "Checkpointer",
     "Device",
     "DeviceBounded",
     "Eigen",
@@ -248,6 +252,7 @@ __all__ = [
     "empty_like",
     "equal",
     "erf",
+    "evolve",
     "exp",
     "expm1",
     "eye",
@@ -263,6 +268,7 @@ __all__ = [
     "index_add",
     "inv",
     "invalidate",
+    "io",
     "isclose",
     "isel",
     "isfinite",
@@ -274,7 +280,7 @@ __all__ = [
     "layout",
     "lerp",
     "linalg",
-    "m",
+    "load",
     "log",
     "log10",
     "log1p",
@@ -286,6 +292,7 @@ __all__ = [
     "logical_or",
     "logsumexp",
     "lowdin",
+    "m",
     "matmul",
     "matrix_exp",
     "max",
@@ -306,13 +313,14 @@ __all__ = [
     "one_hot",
     "ones",
     "ones_like",
-    "outer",
     "optim",
+    "outer",
     "particles",
-    "population",
     "permute",
     "pinv",
+    "population",
     "pow",
+    "presets",
     "prod",
     "qr",
     "rand",
@@ -328,6 +336,8 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "save",
+    "search",
     "sel",
     "sigmoid",
     "sign",

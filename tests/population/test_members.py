@@ -117,7 +117,7 @@ def test_moving_keeps_members_and_leaves():
     pop = Population.of(net(), 3, init=0.1)
     member, leaves, before = pop[1], list(pop.parameters()), pop.matrix.clone()
     assert pop.to(torch.float64) is pop
-    assert list(pop.parameters())[0] is leaves[0]
+    assert next(iter(pop.parameters())) is leaves[0]
     assert pop.matrix.dtype is torch.float64
     assert torch.equal(pop.matrix, before.double())
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_copies_pickles_and_states(name):
     other = pop * 0
     other.load_state_dict(pop.state_dict())
     same_members(other, nets)
-    assert set(pop.state_dict()) == {key for key in nets[0].state_dict()}
+    assert set(pop.state_dict()) == set(nets[0].state_dict())
     small = pickle.dumps(pop[:1])
     assert len(small) <= len(pickle.dumps(pop))
     before = other.matrices[0].clone()

@@ -14,25 +14,25 @@ The methods: `PSO`, `DE`, `GA` and `CEM` keep a population. `OpenES`, `PGPE`, `A
 covariances of `XNES` and `CMAES`.
 """
 
-from ._ars import ARS
-from ._base import Search
-from ._cem import CEM
-from ._cmaes import CMAES
-from ._coordinates import Bounds
-from ._de import DE
+from .._searches._ars import ARS
+from .._searches._base import Search
+from .._searches._cem import CEM
+from .._searches._cmaes import CMAES
+from .._searches._coordinates import Bounds
+from .._searches._de import DE
+from .._searches._ga import GA
+from .._searches._guided_es import GuidedES
+from .._searches._open_es import OpenES
+from .._searches._pgpe import PGPE
+from .._searches._pso import PSO
+from .._searches._reason import Reason
+from .._searches._snes import SNES
+from .._searches._xnes import XNES
 from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess
-from ._ga import GA
-from ._guided_es import GuidedES
-from ._open_es import OpenES
-from ._pgpe import PGPE
 from ._pool import Pool
-from ._pso import PSO
 from ._rank import Ranks
 from ._ray import Ray
-from ._reason import Reason
 from ._search import SearchResult, search
-from ._snes import SNES
-from ._xnes import XNES
 
 __all__ = [
     "search",

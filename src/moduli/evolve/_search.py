@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._ars import ARS
-from ._base import Search
-from ._cem import CEM
+from .._searches._ars import ARS
+from .._searches._base import Search
+from .._searches._cem import CEM
+from .._searches._cmaes import CMAES
+from .._searches._de import DE
+from .._searches._ga import GA
+from .._searches._guided_es import GuidedES
+from .._searches._open_es import OpenES
+from .._searches._pgpe import PGPE
+from .._searches._pso import PSO
+from .._searches._reason import Reason
+from .._searches._snes import SNES
+from .._searches._xnes import XNES
 from ._checkpoint import Journal, load_state, save_state
 from ._chosen import Chosen, ModuleFitness
-from ._cmaes import CMAES
-from ._de import DE
 from ._executor import EvaluationWarning, Executor, InProcess, evaluated, member_seeds
-from ._ga import GA
-from ._guided_es import GuidedES
-from ._open_es import OpenES
-from ._pgpe import PGPE
-from ._pso import PSO
-from ._reason import Reason
-from ._snes import SNES
-from ._xnes import XNES
 
 __all__ = ["SearchResult", "search"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._errors import CheckpointError
 
-__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "array", "dtype_name", "stored"]
+__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "Scratch", "array", "dtype_name", "stored"]
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "BOOL": torch.bool,
@@ -85,17 +85,35 @@ def _kind(tensor: Tensor) -> str:
     return "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
 
 
-def array(tensor: Tensor) -> "np.ndarray[Any, Any]":
+class Scratch:
+    """Memory for one tensor at a time.
+
+    Allocators may not use the place of a large tensor that was freed for the next one, so that copying one after the
+    other could need as much memory as all of them.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def contiguous(self, value: Tensor) -> Tensor:
+        """A contiguous copy on the CPU, good until the next one is made."""
+        if self._bytes.numel() < value.nbytes:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is there
+            self._bytes = torch.empty(value.nbytes, dtype=torch.uint8)
+        return self._bytes[: value.nbytes].view(value.dtype).view(value.shape).copy_(value)
+
+
+def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, Any]":
     """The values of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
     value = tensor.detach()
-    if value.device.type != "cpu":
-        value = value.cpu()
     if value.dtype in COMPLEX:
+        # What is conjugated lazily is resolved by a copy, which is contiguous.
         value = torch.view_as_real(value.resolve_conj())
     if value.is_neg():
         value = value.resolve_neg()
-    if not value.is_contiguous():
-        value = value.contiguous()
+    if scratch is not None and (value.device.type != "cpu" or not value.is_contiguous()):
+        value = scratch.contiguous(value)
+    value = value.cpu().contiguous()
     if value.dtype not in NUMPY:
         value = value.view(_INTEGERS[value.dtype.itemsize])
     found: np.ndarray[Any, Any] = value.numpy()

@@ -1,6 +1,5 @@
 """Files that others wrote with `torch.save`: state dicts, read by torch's reader that builds nothing but tensors."""
 
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,8 +31,7 @@ def read_torch_file(path: PathLike) -> Mapping[str, Any]:
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, KeyError, EOFError, AttributeError,
-            IndexError, UnicodeDecodeError, OverflowError, MemoryError, OSError) as error:  # fmt: skip
+    except Exception as error:  # torch's reader fails in many ways on files that are damaged
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DamagedFileError(f"{str(path)!r} cannot be read with weights_only=True: {first}") from error
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):

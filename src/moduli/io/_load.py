@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,12 +14,15 @@ from torch import Tensor, nn
 from . import _random
 from ._errors import CheckpointError, DamagedFileError
 from ._foreign import is_torch_file, read_torch_file
+from ._in_memory import InMemory
 from ._match import NameMap, renaming
-from ._module import Plan, Saved, collect, plan
+from ._module import Plan, plan
 from ._optimizer import Known, class_name, fitted, parameter_names
 from ._read import Reader
 from ._save import PARTS
-from ._tree import Tensors, decode, is_stateful, tensor_names
+from ._saved import Saved
+from ._steps import Steps
+from ._tree import decode, is_stateful, tensor_names
 from ._write import PathLike
 
 __all__ = ["Contents", "Loaded", "load", "read"]
@@ -138,7 +140,7 @@ def load(
     used += tensor_names([source.content.get(part) for part in (*wanted, "extra", "rng", "module")])
     verified = source.reader.verify(source.known(used)) if checksums else False
     known = _known(source.saved, module, plans, mapping, strict)
-    steps, fresh, dropped = _Steps(), [], []
+    steps, fresh, dropped = Steps(), [], []
     if plans is not None:
         fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
     for part, value in wanted.items():
@@ -252,7 +254,9 @@ def _known(saved: Saved, module: Any, plans: Plan | None, mapping: NameMap | Non
     rename = plans.rename if plans is not None else renaming(mapping, saved.every)
     fresh = set(plans.match.fresh) if plans is not None else set()
     dropped = set(plans.match.dropped) if plans is not None else set()
-    return Known(parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict)
+    return Known(
+        parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict, saved.every
+    )
 
 
 def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
@@ -277,7 +281,8 @@ def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any,
     for one, saved in pairs:
         if not is_stateful(one):
             raise TypeError(f"{part} is a {class_name(one)}, which has no state_dict() and load_state_dict()")
-        if strict and saved.get("class") != class_name(one):
+        # Not the module it is in: that is __main__ today and something else tomorrow.
+        if strict and str(saved.get("class")).rpartition(".")[2] != type(one).__name__:
             raise CheckpointError(
                 f"the {part} in the checkpoint is a {saved.get('class')}, and a {class_name(one)} is to be loaded; make one "
                 "of the same kind, or use strict=False if their states are alike"
@@ -285,7 +290,7 @@ def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any,
     return pairs
 
 
-def _live(live: Any, found: Any, where: str, steps: _Steps) -> None:
+def _live(live: Any, found: Any, where: str, steps: Steps) -> None:
     """Find the objects in a tree that take the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator):
@@ -323,73 +328,6 @@ def _states(source: _Source, part: str) -> Any:
     return source.decode(content.get("state"))
 
 
-class _Steps:
-    """Objects to load into, and how to put them back."""
-
-    def __init__(self) -> None:
-        self._todo: list[tuple[Any, Any]] = []
-
-    def load(self, value: Any, state: Any) -> None:
-        self._todo.append((value, state))
-
-    def generator(self, value: torch.Generator, found: torch.Generator) -> None:
-        if value.device != found.device:
-            raise CheckpointError(f"a generator on {value.device} cannot take the state of one on {found.device}")
-        self._todo.append((value, found))
-
-    def run(self, plans: Plan | None) -> None:
-        """Load everything, the module last: of it alone is it known beforehand that it fits."""
-        undo: list[Callable[[], None]] = []
-        try:
-            for value, state in self._todo:
-                undo.append(_undo(value))
-                _take(value, state)
-            if plans is not None:
-                plans.apply()
-        except BaseException:
-            for back in reversed(undo):
-                back()
-            raise
-
-
-def _take(value: Any, state: Any) -> None:
-    if isinstance(value, torch.Generator):
-        value.set_state(state.get_state())
-        return
-    try:
-        value.load_state_dict(state)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever an object says about a state that is not its own
-        raise CheckpointError(
-            f"the {type(value).__name__} refuses its state: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _undo(value: Any) -> Callable[[], None]:
-    if isinstance(value, torch.Generator):
-        before = value.get_state()
-
-        def rewind() -> None:
-            value.set_state(before)
-
-        return rewind
-    if (
-        isinstance(value, torch.optim.Optimizer)
-        and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict
-    ):
-        # Loading gives it new dicts and leaves the old ones and the tensors in them alone.
-        held = dict(value.__dict__)
-
-        def back() -> None:
-            value.__dict__.clear()
-            value.__dict__.update(held)
-
-        return back
-    state = copy.deepcopy(value.state_dict())
-    return lambda: value.load_state_dict(state)
-
-
 def _load_torch_file(
     path: PathLike, module: nn.Module | None, others: dict[str, Any], mapping: NameMap | None, strict: bool
 ) -> Loaded:
@@ -401,42 +339,6 @@ def _load_torch_file(
     state = read_torch_file(path)
     if module is None:
         return Loaded()
-    found = plan(_InMemory(path, state), module, mapping, strict, os.fspath(path))
-    _Steps().run(found)
+    found = plan(InMemory(path, state), module, mapping, strict, os.fspath(path))
+    Steps().run(found)
     return Loaded(None, tuple(found.match.fresh), tuple(found.match.dropped), tuple(found.converted))
-
-
-class _InMemory(Saved):
-    """A state dict that is in memory already, seen as the module part of a file."""
-
-    def __init__(self, path: PathLike, state: Mapping[str, Any]) -> None:
-        tensors = Tensors()
-        found, content = collect(state, tensors)
-        self.present = True
-        self.reader: Any = _Held(os.fspath(path), {**found, **tensors.found})
-        self.names = list(found)
-        self.ties, self.extra = content.get("ties", {}), content.get("extra_state", {})
-        self.metadata = self._metadata(content["metadata"])
-        self.history, self.policies, self.virtual, self.frozen, self.kind = [], {}, [], [], ""
-
-
-class _Held:
-    """Tensors in memory, with what `plan` asks a reader for."""
-
-    def __init__(self, path: str, tensors: dict[str, Tensor]) -> None:
-        self.path = path
-        self._tensors = tensors
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._tensors[name].dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    copy = tensor
-
-    def damaged(self, why: str) -> DamagedFileError:
-        return DamagedFileError(f"{self.path!r} was damaged: {why}")

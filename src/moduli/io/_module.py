@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,19 +18,14 @@ from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor
 from moduli.nn._state import load_all_or_nothing
 from moduli.nn._virtual import virtual
 from moduli.particles import buffer_policy
-from moduli.particles._config import KEY as CONFIG
-from moduli.particles._record import Event
 from moduli.particles._template import POLICY
 
-from ._errors import CheckpointError, DamagedFileError
+from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming
-from ._read import Reader
-from ._tree import Tensors, decode, encode, tensor_names
+from ._saved import CONFIG, EXTRA, LABELS, PREFIXES, Saved
+from ._tree import Tensors, decode, encode
 
-__all__ = ["Plan", "Saved", "collect", "plan"]
-
-_LABELS = "labels"
-_EXTRA = "_extra_state"
+__all__ = ["Plan", "collect", "plan"]
 
 
 # -- into a file -------------------------------------------------------------------------------------------------------
@@ -63,7 +59,7 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     for name, value in state.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{name!r} is not a name: the keys of a state dict are strings")
-        if name.rpartition(".")[2] == _EXTRA:
+        if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue
         _check(name, value)
@@ -138,118 +134,6 @@ _declared: dict[type, list[str]] = {}
 # -- out of a file -----------------------------------------------------------------------------------------------------
 
 
-class Saved:
-    """The module part of a file.
-
-    Raises:
-        DamagedFileError: If what the file says about it makes no sense.
-    """
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        content = reader.content or {}
-        part = content.get("module", {} if reader.content is None else None)
-        self.present = part is not None
-        part = {} if part is None else part
-        if not isinstance(part, dict):
-            raise reader.damaged("what it says about a module is not a mapping")
-        self.extra: dict[str, Any] = _mapping(reader, part, "extra_state")
-        others = set(tensor_names([value for key, value in content.items() if key != "module"]))
-        others.update(tensor_names([self.extra, part.get("metadata")]))
-        self.names = [name for name in reader.slots if name not in others] if self.present else []
-        self.ties = self._ties(_mapping(reader, part, "ties"))
-        self.metadata = self._metadata(part.get("metadata", {}))
-        self.history = self._history(part.get("history", []))
-        self.policies = self._policies(_mapping(reader, part, "policies"))
-        self.virtual = self._strings(part.get("virtual", []))
-        self.frozen = self._strings(part.get("frozen", []))
-        self.kind = str(part.get("class", ""))
-
-    @property
-    def every(self) -> list[str]:
-        """Every name, of tensors and of extra state."""
-        return [*self.names, *self.ties, *self.extra]
-
-    def source(self, name: str) -> str:
-        """The name under which the tensor of a name is in the file."""
-        return self.ties.get(name, name)
-
-    def _ties(self, ties: dict[str, Any]) -> dict[str, str]:
-        own = set(self.names)
-        for name, first in ties.items():
-            if name in own or not isinstance(first, str) or first not in own:
-                raise self.reader.damaged(f"{name!r} is tied to {first!r}, which is not so")
-        return ties
-
-    def _metadata(self, node: Any) -> dict[str, dict[str, Any]]:
-        try:
-            found = decode(node, self.reader.copy)
-        except DamagedFileError as error:
-            raise self.reader.damaged(str(error)) from None
-        if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-            raise self.reader.damaged("its metadata is not a mapping of mappings")
-        for path, entry in found.items():
-            if not _sound(entry.get(_LABELS, {})) or not _configured(entry.get(CONFIG, {})):
-                raise self.reader.damaged(f"its labels or configurations of {path!r} are malformed")
-        return found
-
-    def _history(self, found: Any) -> list[Event]:
-        try:
-            events = [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
-        except (TypeError, ValueError):
-            raise self.reader.damaged("its history is malformed") from None
-        return events
-
-    def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-        try:
-            return {path: [(_text(pattern), _text(policy)) for pattern, policy in each] for path, each in found.items()}
-        except (TypeError, ValueError):
-            raise self.reader.damaged("its policies for buffers are malformed") from None
-
-    def _strings(self, found: Any) -> list[str]:
-        try:
-            return [_text(each) for each in found]
-        except TypeError:
-            raise self.reader.damaged("a list of names in it is malformed") from None
-
-
-def _mapping(reader: Reader, part: dict[str, Any], key: str) -> dict[str, Any]:
-    found = part.get(key, {})
-    if not isinstance(found, dict):
-        raise reader.damaged(f"its {key} is not a mapping")
-    return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _configured(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
-
-
-def _sound(labels: Any) -> bool:
-    """Whether labels are lists of axes, each with a name and perhaps labels or a range."""
-    if not isinstance(labels, dict):
-        return False
-    for axes in labels.values():
-        if not isinstance(axes, list):
-            return False
-        for axis in axes:
-            if not isinstance(axis, dict) or not isinstance(axis.get("name", 0), str | None):
-                return False
-            if not isinstance(axis.get("labels", []), list):
-                return False
-            bounds = axis.get("range", [0, 0, 1])
-            if not isinstance(bounds, list) or len(bounds) != 3 or not all(type(each) is int for each in bounds):
-                return False
-            if bounds[2] == 0:
-                return False
-    return True
-
-
 @dataclass
 class Plan:
     """What loading a module will do, found out before anything is changed.
@@ -285,7 +169,7 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
     converted: list[str] = []
 
     def fits(source: str, name: str) -> str | None:
-        if (source in saved.extra) != (name.rpartition(".")[2] == _EXTRA):
+        if (source in saved.extra) != (name.rpartition(".")[2] == EXTRA):
             return f"{name!r} is a tensor on one side only"
         if source in saved.extra:
             return None
@@ -338,28 +222,25 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
             state[name] = tensors[place]
     own = getattr(held, "_metadata", {})
     state._metadata = _restated(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
-    wanted = {path: pairs for path, pairs in saved.policies.items() if _takes_policy(module, path)}
-    load_all_or_nothing(module, state, lambda: _load(module, state))
-    for path, pairs in wanted.items():
-        each = module.get_submodule(path)
-        for pattern, policy in pairs:
-            buffer_policy(each, policy, pattern)
-
-
-def _load(module: nn.Module, state: Mapping[str, Any]) -> None:
+    policies = _policies_to_set(module, saved)
     try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
+        load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
+    except Exception as error:  # torch's, or that of a hook: the module is as it was in any case
         raise CheckpointError(f"the {type(module).__name__} refuses the checkpoint: {error}") from error
+    for each, policy, pattern in policies:
+        buffer_policy(each, policy, pattern)
 
 
-def _takes_policy(module: nn.Module, path: str) -> bool:
-    """Whether a module of that path is there and has no policies for buffers of its own."""
-    try:
-        each = module.get_submodule(path)
-    except AttributeError:
-        return False
-    return POLICY not in each.__dict__
+def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, str, str]]:
+    """Saved policies for buffers that are there, of modules without policies of their own."""
+    found = []
+    for path, pairs in saved.policies.items():
+        each = next((each for at, each in module.named_modules() if at == path), None)
+        if each is None or POLICY in each.__dict__:
+            continue
+        names = [name for name, _ in each.named_buffers()]
+        found += [(each, policy, pattern) for pattern, policy in pairs if fnmatch.filter(names, pattern)]
+    return found
 
 
 def _labelled_names(metadata: dict[str, dict[str, Any]]) -> set[str]:
@@ -367,8 +248,8 @@ def _labelled_names(metadata: dict[str, dict[str, Any]]) -> set[str]:
     return {
         f"{path}.{prefix}{name}" if path else prefix + name
         for path, entry in metadata.items()
-        for name in entry.get(_LABELS, {})
-        for prefix in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
+        for name in entry.get(LABELS, {})
+        for prefix in PREFIXES
     }
 
 
@@ -382,12 +263,12 @@ def _restated(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], found: M
     for name, source in found.taken.items():
         (path, _, key), (old_path, _, old_key) = name.rpartition("."), source.rpartition(".")
         entry, old = result.setdefault(path, {}), saved.get(old_path, {})
-        entry.update({k: v for k, v in old.items() if k not in (_LABELS, CONFIG)})
-        labels, public = old.get(_LABELS, {}), _public(old_key)
+        entry.update({k: v for k, v in old.items() if k not in (LABELS, CONFIG)})
+        labels, public = old.get(LABELS, {}), _public(old_key)
         if public in labels:
-            entry.setdefault(_LABELS, {})[_public(key)] = labels[public]
-        elif entry.get(_LABELS, {}).pop(_public(key), None) is not None and not entry[_LABELS]:
-            del entry[_LABELS]
+            entry.setdefault(LABELS, {})[_public(key)] = labels[public]
+        elif entry.get(LABELS, {}).pop(_public(key), None) is not None and not entry[LABELS]:
+            del entry[LABELS]
     for path, entry in saved.items():
         if CONFIG in entry and path in result:
             prefix = f"{path}." if path else ""

@@ -75,6 +75,7 @@ class Known:
         fresh: Names here that may start fresh.
         dropped: Names of the checkpoint that may be left out.
         strict: Whether anything else must match.
+        every: All names in the checkpoint.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Known:
         fresh: set[str],
         dropped: set[str],
         strict: bool,
+        every: list[str],
     ) -> None:
         self.names, self.rename, self.tied = names, rename, tied
-        self.fresh, self.dropped, self.strict = fresh, dropped, strict
+        self.fresh, self.dropped, self.strict, self.every = fresh, dropped, strict, every
 
 
 def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) -> tuple[Any, list[str], list[str]]:
@@ -112,7 +114,8 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) ->
                 f"the checkpoint has the state of {part.get('class')}, which is by name, and {class_name(optimizer)} keeps "
                 "its state by position; load it into the kind of optimizer that wrote it"
             )
-        return _renamed(state, known.rename), [], []
+        new = {name: known.rename(name) for name in known.every}
+        return _renamed(state, {name: here for name, here in new.items() if name != here}), [], []
     if not _by_position(state) or not _by_position(here):
         raise CheckpointError(
             f"the checkpoint has the state of {part.get('class')} by position, which {class_name(optimizer)} does not take; "
@@ -228,17 +231,19 @@ def _refuse(optimizer: Any, fresh: list[str], dropped: list[str]) -> None:
         )
 
 
-def _renamed(tree: Any, rename: Rename) -> Any:
+def _renamed(tree: Any, new: Mapping[str, str | None]) -> Any:
     """A tree in which every key that is a name in the checkpoint has become the name here; what is gone is left out."""
+    if not new:
+        return tree
     if isinstance(tree, dict):
         found = type(tree)()
         for key, value in tree.items():
-            new = rename(key) if isinstance(key, str) else key
-            if new is not None:
-                found[new] = _renamed(value, rename)
+            here = new.get(key, key) if isinstance(key, str) else key
+            if here is not None:
+                found[here] = _renamed(value, new)
         return found
     if isinstance(tree, list) and tree and all(isinstance(each, str) for each in tree):
-        return [new for new in map(rename, tree) if new is not None]
+        return [here for here in (new.get(each, each) for each in tree) if here is not None]
     if type(tree) in (list, tuple):
-        return type(tree)(_renamed(each, rename) for each in tree)
+        return type(tree)(_renamed(each, new) for each in tree)
     return tree

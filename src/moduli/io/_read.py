@@ -149,7 +149,12 @@ class Reader:
                 found = found.view(slot.shape)
         if dtype is torch.bool and found.numel() and int(found.view(torch.uint8).max()) > 1:
             raise self.damaged(f"{name!r} has truth values that are neither true nor false")
-        return torch.view_as_complex(found) if name in self._views else found
+        if name not in self._views:
+            return found
+        if offset % self._views[name].itemsize:
+            # Torch reads complex numbers by instructions that need them aligned as a whole, and crashes if they are not.
+            found = found.clone()
+        return torch.view_as_complex(found)
 
     def copy(self, name: str) -> Tensor:
         """A tensor in memory of its own; the same one each time."""

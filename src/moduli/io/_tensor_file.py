@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ._errors import DamagedFileError
-from ._module import Saved
 from ._read import Reader
+from ._saved import Saved
 from ._write import PathLike
 
 __all__ = ["TensorFile"]

@@ -185,7 +185,9 @@ def decode(node: Any, read: Read) -> Any:
         return _decode(node, read)
     except RecursionError:
         raise DamagedFileError("a tree in it is nested too deeply") from None
-    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError, AttributeError) as error:
+    except (
+        TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, AttributeError, struct.error,
+    ) as error:  # fmt: skip
         if isinstance(error, CheckpointError):
             raise
         raise DamagedFileError(f"a tree in it stands for no value: {error}") from None

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ._dtypes import array
+from ._dtypes import Scratch, array
 from ._errors import CheckpointError
 from ._header import Slot, arrange, compose, seal
 
@@ -80,12 +80,14 @@ class _Data:
     def write(self, tensors: Iterable[tuple[str, Tensor]], checksums: bool) -> dict[str, int]:
         sums = dict.fromkeys(self._slots, 0)
         left = set(self._slots)
+        scratch = Scratch()
         for name, tensor in tensors:
             if name not in left:
                 raise CheckpointError(f"{name!r} was not announced, or comes twice; this is not a complete model")
             left.remove(name)
             slot = self._slots[name]
-            values: Any = array(tensor)
+            # Small ones wait to be written together, so they cannot share memory.
+            values: Any = array(tensor, scratch if tensor.nbytes >= _CHUNK else None)
             if values.nbytes != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {values.nbytes} bytes where {slot.end - slot.begin} are expected")
             if values.nbytes >= _CHUNK:

@@ -7,8 +7,27 @@
 * `ops`: pointwise functions and sources.
 """
 
-from .adaptive import Adagrad, Adam, Lion, RMSprop
+from .adaptive import (
+    ASAM,
+    GGT,
+    SAM,
+    SOAP,
+    Adagrad,
+    Adam,
+    Adan,
+    FullMatrixAdagrad,
+    Lion,
+    Orthogonalize,
+    OrthoGrad,
+    PSGDKronWhiten,
+    RMSprop,
+    Rprop,
+    ScaleLRBySignChange,
+    Shampoo,
+    SignConsistencyLRs,
+)
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
 from .meta import (
     Alternate,
     GradientAccumulation,
@@ -117,7 +136,7 @@ from .ops import (
     WeightedSum,
     Zeros,
 )
-from .population import PSO
+from .population import CEM, DE, GA, PBT, PSO
 from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
 from .step_size import LR, Warmup
@@ -138,6 +157,8 @@ from .termination import (
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
+    "ARS",
+    "ASAM",
     "Abs",
     "AccumulateMaximum",
     "AccumulateMean",
@@ -146,9 +167,12 @@ __all__ = [
     "AccumulateSum",
     "Adagrad",
     "Adam",
+    "Adan",
     "Add",
     "Alternate",
     "BirginMartinezRestart",
+    "CEM",
+    "CMAES",
     "Cautious",
     "CautiousWeightDecay",
     "CenteredEMASquared",
@@ -162,6 +186,7 @@ __all__ = [
     "CopyMagnitude",
     "CopySign",
     "CustomUnaryOperation",
+    "DE",
     "Debias",
     "Debias2",
     "Div",
@@ -174,6 +199,9 @@ __all__ = [
     "ExpHomotopy",
     "Fill",
     "FillLoss",
+    "FullMatrixAdagrad",
+    "GA",
+    "GGT",
     "Grad",
     "GradSign",
     "GradToNone",
@@ -185,6 +213,7 @@ __all__ = [
     "GraftToGrad",
     "GraftToParams",
     "GramSchmidt",
+    "GuidedES",
     "HeavyBall",
     "Identity",
     "LR",
@@ -214,6 +243,12 @@ __all__ = [
     "Normalize",
     "Ones",
     "Online",
+    "OpenES",
+    "OrthoGrad",
+    "Orthogonalize",
+    "PBT",
+    "PGPE",
+    "PSGDKronWhiten",
     "PSO",
     "Params",
     "Pow",
@@ -238,10 +273,17 @@ __all__ = [
     "RestartEvery",
     "RestartOnStuck",
     "RestartStrategy",
+    "Rprop",
+    "SAM",
+    "SNES",
+    "SOAP",
     "SaveBest",
     "ScalarProjection",
+    "ScaleLRBySignChange",
     "Sequential",
+    "Shampoo",
     "Sign",
+    "SignConsistencyLRs",
     "Split",
     "Sqrt",
     "SqrtEMASquared",
@@ -276,6 +318,7 @@ __all__ = [
     "WeightedMean",
     "WeightedSum",
     "Wrap",
+    "XNES",
     "Zeros",
     "make_termination_criteria",
 ]

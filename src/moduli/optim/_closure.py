@@ -61,7 +61,7 @@ class Closure:
 
 
 def _takes_model(fn: Callable[..., Any]) -> bool:
-    """Whether a function needs one argument. (`lambda x=x: ...` needs none: it only keeps a value of the loop.)"""
+    """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
     if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case, made anew at every step
         count = fn.__code__.co_argcount - len(fn.__defaults__ or ())
         if count < 2:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli.particles._operand import graphing, refuse_graph
+from moduli.particles._operand import _mode, refuse_graph
 
 from ._core import Core
 from ._operands import broadcast, check_dtype, matched, rows, scalar
@@ -27,6 +27,11 @@ _OUT: dict[Any, Callable[..., Tensor]] = {
     operator.floordiv: torch.floor_divide,
     operator.mod: torch.remainder,
 }
+
+
+def graphing() -> bool:
+    """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
+    return _mode.graph or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _binary(fn: Any, reflected: bool = False) -> Any:
@@ -64,8 +69,8 @@ def _temporaries() -> tuple[int, int, int]:
     left, right = named = _Probe(), _Probe()
     alone: Any = _Probe() + _Probe()
     with_names: Any = left + right
-    reflected: Any = (3.0 * _Probe())[0]  # type: ignore[operator]
-    reflected_named: Any = (3.0 * left)[0]  # type: ignore[operator]
+    reflected: Any = (3.0 * _Probe())[0]
+    reflected_named: Any = (3.0 * left)[0]
     del named
     return (
         alone[0] if with_names[0] > alone[0] else 0,

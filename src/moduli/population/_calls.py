@@ -200,7 +200,7 @@ class Calls(Core):
         if known is None or known.module is not self.template:
             known = Swap(self.template, self._entries, [held for _, held in self.template.named_buffers()])
             self._plans["swap"] = known
-        return known  # type: ignore[no-any-return]
+        return known
 
     def _plan(self, args: Any, fn: Any, vectorize: str, chunk_size: int | None) -> Plan:
         kind = self._plans.get("kind")
@@ -242,10 +242,11 @@ def _one_each(made: Any, count: int) -> Tensor:
 
     Raises:
         ValueError: If there is anything else.
+        TypeError: If it is no tensor.
     """
     values = made.data if isinstance(made, LabelledTensor) else made
     if not isinstance(values, Tensor):
-        raise ValueError(f"a loss is one number per member; the function returned a {type(values).__name__}")
+        raise TypeError(f"a loss is one number per member; the function returned a {type(values).__name__}")
     if values.shape != (count,):
         raise ValueError(
             f"a loss is one number per member; the function returned shape {tuple(values.shape[1:])}: end it with .mean() "

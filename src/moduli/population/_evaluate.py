@@ -285,7 +285,7 @@ def _nothing(swap: Swap, fn: Callable[..., Any], args: Arguments, results: Resul
 @contextmanager
 def _no_shortcuts() -> Iterator[None]:
     """Attention takes the form that can be vectorised and differentiated, as in training."""
-    before = torch.backends.mha.get_fastpath_enabled()  # type: ignore[no-untyped-call]
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
@@ -299,7 +299,7 @@ def _is_labelled(value: Any) -> bool:
 
 
 def _data(value: Any) -> Tensor:
-    return value._data if type(value) is LabelledTensor else value  # type: ignore[no-any-return]
+    return value._data if type(value) is LabelledTensor else value
 
 
 def _equal(ours: list[Any], theirs: list[Any]) -> bool:

@@ -45,7 +45,8 @@ class Indexing(Core):
         if self._parent is not None and self._parent._values.seen and not self._graph:
             offset = self._offset()
             if offset is not None:
-                return self._parent._member(offset[0] + place * offset[1])
+                whole: Any = self._parent
+                return whole._member(offset[0] + place * offset[1])  # type: ignore[no-any-return]
         known = self._members.get(place)
         if known is not None:
             return known
@@ -166,7 +167,8 @@ class Indexing(Core):
             index = [index]
         elif isinstance(index, slice):
             index = torch.arange(self._count)[index]
-        self.replace(index, value)
+        whole: Any = self
+        whole.replace(index, value)
 
 
 def _is_bool(tensor: Tensor) -> bool:

@@ -56,13 +56,13 @@ def of_class(
 ) -> Any:
     """A population of what a class makes."""
     with _seeded(generator):
-        outside = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index, union-attr]
+        outside = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
         with _Recorder() as recorder:
             first = make(*args, **kwargs)
         if not isinstance(first, nn.Module):
             raise TypeError(f"{getattr(make, '__name__', make)!r} made a {type(first).__name__}, not a torch.nn.Module")
         _, tensors = layout_and_tensors(first)
-        replayable = outside == (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index, union-attr]
+        replayable = outside == (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
         held = [tensor.detach() for tensor in (*tensors, *first.buffers())]
         made = recorder.replayed(held, count) if replayable and count else None
         pop = like(adopt(first), count)
@@ -96,11 +96,11 @@ def _seeded(generator: torch.Generator | None) -> Iterator[None]:
         yield
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation on tensors, with the tensors it took and gave."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -37,7 +37,7 @@ class Guard:
     It refers to the module weakly, so that it does not keep the member alive.
     """
 
-    __slots__ = ("buffers", "children", "index", "module", "parameters", "path")
+    __slots__ = ("buffers", "children", "held", "index", "module", "parameters", "path")
 
     def __init__(self, module: nn.Module, index: int, path: str) -> None:
         self.module = weakref.ref(module)
@@ -46,24 +46,27 @@ class Guard:
         self.parameters: dict[str, Any] = dict(module._parameters)
         self.buffers: dict[str, Any] = dict(module._buffers)
         self.children: dict[str, Any] = dict(module._modules)
-
-    def _pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        module = self.module()
-        if module is None:
-            return []
-        held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
-        return list(zip(held, (self.parameters, self.buffers, self.children), strict=True))
+        # The registries themselves, which do not lead back to the module.
+        self.held = [
+            (live, known)
+            for live, known in (
+                (module._parameters, self.parameters),
+                (module._buffers, self.buffers),
+                (module._modules, self.children),
+            )
+            if live
+        ]
 
     def restore(self) -> None:
         """Put back what an edit took away or exchanged."""
-        for held, known in self._pairs():
+        for held, known in self.held:
             if not _same(held, known):
                 held.clear()
                 held.update(known)
 
     def edited(self) -> str | None:
         """The first name that was edited, or None."""
-        for held, known in self._pairs():
+        for held, known in self.held:
             if not _same(held, known):
                 changed = [key for key in {**held, **known} if held.get(key) is not known.get(key)]
                 return f"{self.path}.{changed[0]}" if self.path else changed[0]
@@ -71,7 +74,11 @@ class Guard:
 
 
 def _same(held: dict[str, Any], known: dict[str, Any]) -> bool:
-    return list(held) == list(known) and all(x is y for x, y in zip(held.values(), known.values(), strict=True))
+    try:
+        # Comparing dicts asks for identity first, in C; only what differs is compared further, which tensors refuse.
+        return held == known
+    except (RuntimeError, ValueError, TypeError):
+        return False
 
 
 class Members:
@@ -124,7 +131,7 @@ class Members:
                         f"copy of the member (`copy.deepcopy(pop[{index}])`)"
                     )
             for guard in guards:
-                name = guard.edited()
+                name = None if all(_same(held, known) for held, known in guard.held) else guard.edited()
                 if name is not None:
                     for each in guards:
                         each.restore()
@@ -168,11 +175,12 @@ def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
     """A buffer that is assigned anew keeps its place in the population: the values are copied there."""
     if not _guards or (guard := _guard(module)) is None:
         return None
-    known = guard.buffers.get(name)
+    known: Any = guard.buffers.get(name)
     if known is None:
         guard.restore()
         raise StructureError(f"buffer {name!r} of member {guard.index} cannot be added: {_REMEDY}")
-    if value is known or module._buffers.get(name) is not known:
+    here: Any = module._buffers.get(name)
+    if value is known or here is not known:
         # Somebody exchanged the buffer for the time of a call, as torch.func.functional_call does.
         return None
     if not isinstance(value, Tensor) or value.shape != known.shape or value.dtype != known.dtype:
@@ -183,14 +191,14 @@ def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
         )
     with torch.no_grad():
         known.copy_(value)
-    return known
+    return known  # type: ignore[no-any-return]
 
 
 def _install() -> None:
     global _installed
     if not _installed:
         _torch_module.register_module_parameter_registration_hook(_refuse)
-        _torch_module.register_module_module_registration_hook(_refuse)  # type: ignore[arg-type]
+        _torch_module.register_module_module_registration_hook(_refuse)
         _torch_module.register_module_buffer_registration_hook(_rebind)  # type: ignore[arg-type]
         _installed = True
 

@@ -99,12 +99,14 @@ class Population(State, Calls, Variation, Statistics):
             return pop
         if not callable(net):
             raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
-        if isinstance(init, float | int | str):
-            raise ValueError("a class initialises its members itself; give init= with a module, or a function")
+        if init is not None and not callable(init):
+            raise ValueError(
+                f"a class initialises its members itself; init={init!r} is for a module that is built already"
+            )
         pop = of_class(cls._like, net, count, args, kwargs, generator)
         if init is not None:
             initialise(pop, init, generator)
-        return pop  # type: ignore[no-any-return]
+        return pop
 
     @classmethod
     def from_modules(cls, modules: Iterable[nn.Module]) -> Self:

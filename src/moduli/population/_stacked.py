@@ -35,7 +35,7 @@ class Stacked(Tensor):
     def __new__(cls, physical: Tensor, randomness: str) -> Stacked:
         """Wrap a tensor whose first dimension is the members."""
         shape, strides = physical.shape[1:], physical.stride()[1:]
-        self: Stacked = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: Stacked = Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=physical.dtype, device=physical.device
         )
         self.physical = physical
@@ -53,7 +53,9 @@ class Stacked(Tensor):
         return _mapped(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         # Operations that torch runs without asking __torch_function__ first.
         return _mapped(func, args, kwargs or {})
 
@@ -140,51 +142,30 @@ def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda each: Stacked(each, randomness), made)
 
 
-_RULES: dict[Any, Callable[..., Any]] = {F.linear: _linear, Tensor.requires_grad.__get__: _requires}  # type: ignore[attr-defined]
-_RULES.update(
-    dict.fromkeys(
-        [
-            *(
-                getattr(Tensor, name).__get__
-                for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")
-            ),
-            *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
-            *(torch.is_floating_point, torch.is_complex, torch.numel),
-        ],
-        _about,
-    )
-)
-_RULES.update(
-    dict.fromkeys(
-        [
-            *(
-                torch.relu,
-                torch.tanh,
-                torch.sigmoid,
-                torch.exp,
-                torch.neg,
-                torch.abs,
-                torch.sin,
-                torch.cos,
-                torch.square,
-            ),
-            *(F.relu, F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.leaky_relu, F.softplus, F.hardtanh, F.relu6),
-            *(F.hardswish, F.hardsigmoid, F.logsigmoid, F.softsign, F.tanhshrink, F.tanh, F.sigmoid),
-            *(Tensor.relu, Tensor.tanh, Tensor.sigmoid, Tensor.exp, Tensor.neg, Tensor.abs, Tensor.sin, Tensor.cos),
-            *(Tensor.square, Tensor.__neg__),
-        ],
-        _pointwise,
-    )
-)
-_RULES.update(
-    dict.fromkeys(
-        [
-            *(torch.add, torch.sub, torch.mul, torch.div, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div),
-            *(Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
-        ],
-        _paired,
-    )
-)
+_ABOUT: list[Any] = [
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+]
+_POINTWISE: list[Any] = []
+for _names, _homes in (
+    ("relu tanh sigmoid exp neg abs sin cos square", (torch, Tensor)),
+    ("relu gelu silu elu selu celu mish leaky_relu softplus hardtanh relu6 hardswish hardsigmoid logsigmoid", (F,)),
+    ("softsign tanhshrink tanh sigmoid", (F,)),
+    ("__neg__ __abs__", (Tensor,)),
+):
+    _POINTWISE += [getattr(home, name) for name in _names.split() for home in _homes]
+_PAIRED: list[Any] = [
+    *(torch.add, torch.sub, torch.mul, torch.div, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div),
+    *(Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
+]
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_ABOUT, _about),
+    **dict.fromkeys(_POINTWISE, _pointwise),
+    **dict.fromkeys(_PAIRED, _paired),
+    F.linear: _linear,
+    Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
+}
 
 
 def run(

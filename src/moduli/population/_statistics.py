@@ -67,7 +67,7 @@ class Statistics(Arithmetic):
             size = other.norm()  # type: ignore[attr-defined]
         else:
             size = _hypot([torch.linalg.vector_norm(v).reshape(1) for v in self._against(other)], 1)
-        return self.dot(other) / (self.norm() * size)
+        return torch.div(self.dot(other), self.norm() * size)
 
     def distance(self, other: Any) -> Tensor:
         """The Euclidean distance of each member to another population's, or to one module: (N,).
@@ -114,7 +114,7 @@ class Statistics(Arithmetic):
         self._some("diversity")
         self._ready()
         parts = [torch.linalg.vector_norm(m - m.mean(0)).reshape(1) for m in self._matrices()]
-        return _hypot(parts, 1)[0] / self._count**0.5
+        return torch.div(_hypot(parts, 1)[0], self._count**0.5)
 
     def mean(self) -> nn.Module:
         """The mean of all members, as a module. Integers and buffers are those of the first member.
@@ -267,11 +267,12 @@ class Statistics(Arithmetic):
             tensor([0., 0., 0.])
         """
         if isinstance(other, Core):
-            step = self._made(Values([m.detach() for m in other._values.settle()]), self._count, {})
+            step: Any = self._made(Values([m.detach() for m in other._values.settle()]), self._count, {})
             matched(self, other)
             step._values.pending = broadcast(self, factor)[0] if isinstance(factor, Tensor) and factor.dim() else factor
             if not self._floating():
-                step = other * factor  # type: ignore[operator]
+                whole: Any = other
+                step = factor * whole
         else:
             step = factor * (self.zeros_like() + other)
         self += step

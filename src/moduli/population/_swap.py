@@ -31,7 +31,7 @@ class Swap:
                 (each._parameters, places, self._parameters),
                 (each._buffers, kept, self._buffers),
             ):
-                found += [(slots, name, known[id(held)]) for name, held in slots.items() if id(held) in known]  # type: ignore[arg-type]
+                found += [(slots, name, known[id(held)]) for name, held in slots.items() if id(held) in known]
             for key, held in each.__dict__.items():
                 if isinstance(held, list | tuple) and any(id(item) in places for item in held):
                     self._lists.append((each.__dict__, key, held, [places.get(id(item), -1) for item in held]))

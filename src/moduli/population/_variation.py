@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from moduli.particles import StructureError
 
 from . import selection
+from ._choosing import Choosing
 from ._indexing import Indexing
 from ._noise import normal, seeds, uniform
 from ._operands import matched, rows
@@ -24,95 +25,10 @@ __all__ = ["Variation"]
 _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 
 
-class Variation(Indexing):
+class Variation(Choosing):
     """How new members come about."""
 
     __slots__ = ()
-
-    # -- selection ---------------------------------------------------------------------------------------------------
-
-    def sort(self, fitness: Tensor, maximize: bool = False) -> Self:
-        """All members, best first.
-
-        Args:
-            fitness: One number per member; lower is better.
-            maximize: Whether higher is better.
-
-        Raises:
-            ValueError: If there is not one number per member.
-
-        Example:
-            >>> from moduli.population import Population
-            >>> pop = Population.of(nn.Linear, 3, 1, 1)
-            >>> torch.equal(pop.sort(torch.tensor([3.0, 1.0, 2.0]))[0].weight, pop[1].weight)
-            True
-        """
-        self._fits(fitness)
-        return self._taken(selection.order(fitness, maximize))
-
-    def top(self, fitness: Tensor, k: int, maximize: bool = False) -> Self:
-        """The `k` best members, best first.
-
-        Args:
-            fitness: One number per member; lower is better.
-            k: How many.
-            maximize: Whether higher is better.
-
-        Example:
-            >>> from moduli.population import Population
-            >>> len(Population.of(nn.Linear, 3, 1, 1).top(torch.tensor([3.0, 1.0, 2.0]), 2))
-            2
-        """
-        self._fits(fitness)
-        return self._taken(selection.top(fitness, k, maximize))
-
-    def tournament(
-        self,
-        fitness: Tensor,
-        k: int | None = None,
-        size: int = 2,
-        maximize: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Self:
-        """The winners of `k` tournaments, as many as there are members by default.
-
-        Args:
-            fitness: One number per member; lower is better.
-            k: How many tournaments.
-            size: How many members take part in each.
-            maximize: Whether higher is better.
-            generator: Where the randomness comes from; torch's own by default.
-
-        Example:
-            >>> from moduli.population import Population
-            >>> len(Population.of(nn.Linear, 3, 1, 1).tournament(torch.tensor([3.0, 1.0, 2.0]), 7))
-            7
-        """
-        self._fits(fitness)
-        return self._taken(selection.tournament(fitness, self._count if k is None else k, size, maximize, generator))
-
-    def roulette(
-        self,
-        fitness: Tensor,
-        k: int | None = None,
-        maximize: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Self:
-        """`k` members drawn in proportion to how much better than the worst they are.
-
-        Args:
-            fitness: One number per member; lower is better.
-            k: How many; as many as there are members by default.
-            maximize: Whether higher is better.
-            generator: Where the randomness comes from; torch's own by default.
-
-        Example:
-            >>> from moduli.population import Population
-            >>> len(Population.of(nn.Linear, 3, 1, 1).roulette(torch.tensor([3.0, 1.0, 2.0])))
-            3
-        """
-        self._fits(fitness)
-        return self._taken(selection.roulette(fitness, self._count if k is None else k, maximize, generator))
 
     # -- variation ---------------------------------------------------------------------------------------------------
 
@@ -305,7 +221,7 @@ class Variation(Indexing):
         if self._graph:
             raise RuntimeError("a population that keeps its history cannot be changed in place")
         places = self._indices(index)
-        if len(places) != len(places.unique()):
+        if len(places) != len(torch.unique(places)):
             raise ValueError("a member is replaced twice; give every index once")
         if isinstance(source, Indexing):
             if len(source) != len(places):
@@ -372,13 +288,6 @@ class Variation(Indexing):
         return source
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _fits(self, numbers: Any, what: str = "fitness") -> None:
-        self._ready()
-        shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else None
-        if shape != (self._count,):
-            got = f"shape {shape}" if shape is not None else f"a {type(numbers).__name__}"
-            raise ValueError(f"{what} is a tensor of one number for each of {self._count} members; got {got}")
 
     def _keys(self, generator: torch.Generator | None, given: Tensor | None) -> Tensor:
         if given is None:

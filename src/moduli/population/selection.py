@@ -17,8 +17,6 @@ __all__ = ["order", "roulette", "top", "tournament"]
 
 def ranked(fitness: Tensor, count: int | None = None, maximize: bool = False) -> Tensor:
     """Fitness as costs: lower is better, and what is not a number costs infinitely much."""
-    if not isinstance(fitness, Tensor):
-        fitness = torch.as_tensor(fitness)
     if fitness.dim() != 1 or (count is not None and len(fitness) != count):
         wanted = "one number per member" if count is None else f"one number for each of {count} members"
         raise ValueError(f"fitness is {wanted}; got shape {tuple(fitness.shape)}")
