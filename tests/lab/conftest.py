@@ -25,7 +25,9 @@ def finished():
 @pytest.fixture(scope="session")
 def browser():
     """Debian's chromium, driven by Playwright."""
-    api = pytest.importorskip("playwright.sync_api", reason="the report is tested in a browser by playwright, which is not installed")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="the report is tested in a browser by playwright, which is not installed"
+    )
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("the report is tested in chromium, which is not installed: apt-get install chromium")

@@ -99,7 +99,9 @@ def test_curves_maps_and_labels_are_there(visit, finished):
     assert page.locator("#problem-rosenbrock .map g.cloud circle").count() == 8
     labels = page.locator("#legend button").all_inner_texts()
     assert labels == [contender["label"] for contender in finished.header["contenders"]]
-    pixels = page.evaluate("[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448).data]")
+    pixels = page.evaluate(
+        "[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448).data]"
+    )
     assert len(set(zip(pixels[::4], pixels[1::4], pixels[2::4], strict=True))) == 14
     assert "a 'quoted' <name>" in page.inner_text("#command").replace("'\"'\"'", "'")
     assert "torch 2" in page.inner_text("#about")
@@ -122,7 +124,9 @@ def test_the_legend_hides_and_shows(visit):
 
 def test_the_slider_moves_the_population(visit):
     page = visit()
-    places = lambda: page.evaluate("[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])")  # noqa: E731, E501
+    places = lambda: page.evaluate(
+        "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
+    )  # noqa: E731, E501
     slider = page.locator("#problem-rosenbrock input[type=range]")
     slider.fill("0")
     start, told = places(), page.inner_text("#problem-rosenbrock output")
@@ -136,7 +140,9 @@ def test_the_slider_moves_the_population(visit):
 
 def test_the_table_sorts_and_opens(visit):
     page = visit()
-    column = lambda place: [text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()]  # noqa: E731
+    column = lambda place: [
+        text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()
+    ]  # noqa: E731
     first = column(3)
     page.locator("#results th[data-key=median]").click()
     rising = column(3)

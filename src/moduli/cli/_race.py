@@ -63,7 +63,7 @@ def race(
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
             "contenders": field,
-            "seeds": _seeds(seeds), "budget": budget, "seconds": seconds, "threads": threads,
+            "seeds": _seeds(seeds), "budget": budget if problem or budget else lab.DEFAULT_BUDGET, "seconds": seconds, "threads": threads,
         }  # fmt: skip
     watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False

@@ -13,7 +13,7 @@ The `moduli` command is a thin layer over this room.
 
 from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
-from ._default import DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
+from ._default import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
 from ._fit import Ended, Fit, fit
 from ._grammar import Chain, ChainError, Link, parse
 from ._picture import picture, write_picture
@@ -38,6 +38,7 @@ __all__ = [
     "Reason",
     "run",
     "race",
+    "DEFAULT_BUDGET",
     "DEFAULT_FIELD",
     "DEFAULT_PROBLEMS",
     "default_field",

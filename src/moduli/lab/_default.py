@@ -6,9 +6,10 @@ from . import catalogue
 from ._contender import Contender, contender
 from ._grammar import Chain, parse
 
-__all__ = ["DEFAULT_FIELD", "DEFAULT_PROBLEMS", "default_field"]
+__all__ = ["DEFAULT_BUDGET", "DEFAULT_FIELD", "DEFAULT_PROBLEMS", "default_field"]
 
 DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "bands", "ground-state", "spirals")
+DEFAULT_BUDGET = 600
 
 # Label, and chain: first order, quasi-Newton, trust regions, without gradients, populations, and torch to compare with.
 DEFAULT_FIELD = (
