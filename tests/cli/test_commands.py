@@ -3,15 +3,17 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from cli.terminal import Terminal
+from typer.testing import CliRunner
 
 from moduli import io, lab
+from moduli.cli import app
 
 SMALL = [
     "race",
@@ -28,14 +30,19 @@ SMALL = [
 
 
 @pytest.fixture
-def call(tmp_path):
-    def call(*arguments, **environment):
-        clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-        clean |= {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
-        command = [sys.executable, "-m", "moduli", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=clean, timeout=120, check=False
-        )
+def call(tmp_path, monkeypatch):
+    """The command with its output in pipes. In this process: starting Python and torch costs more than what is tested."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments):
+        words = [str(word) for word in arguments]
+        monkeypatch.setattr(sys, "argv", ["moduli", *words])
+        done = CliRunner().invoke(app, words)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
     return call
 
@@ -54,7 +61,7 @@ def terminal(tmp_path):
 
 
 def test_a_race_prints_a_table_and_writes_a_report(call, tmp_path):
-    done = call(*SMALL, "--picture", "race.svg")
+    done = call(*SMALL, "--workers", "0", "--picture", "race.svg")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -62,7 +69,7 @@ def test_a_race_prints_a_table_and_writes_a_report(call, tmp_path):
     assert len(lines) == 3
     assert "first" in lines[2]
     assert {file.name for file in tmp_path.iterdir()} == {"race.html", "race.jsonl", "race.svg"}
-    again = call("race", "--repeat", "race.jsonl", "--out", "again.html", "--json")
+    again = call("race", "--repeat", "race.jsonl", "--out", "again.html", "--json", "--workers", "0")
     assert again.returncode == 0, again.stderr
     digests = [run["digest"] for run in lab.Results.read(tmp_path / "race.jsonl").runs]
     found = json.loads(again.stdout)
@@ -98,7 +105,7 @@ def test_json_is_stable(call):
         (["race", "--repeat", "nowhere.jsonl"], 2, "there is no file"),
         (["race", "rosenbrock", "--budget", "0"], 2, "budget"),
         (["fit", "nowhere.py:problem"], 2, "there is no file nowhere.py"),
-        (["fit", "rosenbrock", "--with", "Adma"], 2, "did you mean 'Adam'"),
+        (["fit", "rosenbrock", "--with", "Adma"], 2, "'Adam'"),
         (["fit", "rosenbrock", "--resume"], 2, "--out"),
         (["fit", "rosenbrock", "--with", "torch.SGD(lr=1e9)"], 1, ""),
         (["inspect", "nowhere.safetensors"], 2, "there is no file"),
