@@ -176,7 +176,7 @@ def test_a_compiled_step_is_the_step(caplog):
     assert all(torch.equal(a, b) for a, b in zip(compiled, run(False), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # both are the tracer's
 def test_a_step_inside_a_compiled_training_loop():
     def run(compiled):
         model = net()
