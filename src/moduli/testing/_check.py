@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _numbers, _safety, _saving, _settings, _tensors
+from . import _numbers, _populations, _safety, _saving, _settings, _tensors
 from ._case import Case, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
@@ -17,6 +17,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     **_saving.LAWS,
     **_settings.LAWS,
     **_safety.LAWS,
+    **_populations.LAWS,
 }
 """Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
 
