@@ -7,7 +7,7 @@ from typing import Any
 
 from ..optim import Module
 from . import _numbers, _populations, _safety, _saving, _settings, _tensors
-from ._case import Case, NotApplicable, Report
+from ._case import Case, LawError, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
 
@@ -49,6 +49,10 @@ def check_law(case: Case, law: str) -> str | None:
         LAWS[law](case)
     except NotApplicable as reason:
         return str(reason)
+    except LawError:
+        raise
+    except Exception as error:
+        raise case.fail(law, f"{type(error).__name__}: {error}") from error
     return None
 
 
