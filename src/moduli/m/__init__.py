@@ -29,14 +29,29 @@ from .adaptive import (
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
 from .momentum import EMA, NAG, Cautious, HeavyBall
 from .ops import Clip, Grad, Identity, Noop, Sign
-from .step_size import LR, Warmup
+from .step_size import (
+    LR,
+    AdGD,
+    BarzilaiBorwein,
+    BBStab,
+    BoldDriver,
+    PolyakStepSize,
+    RandomStepSize,
+    StepSize,
+    Warmup,
+    WarmupNormClip,
+)
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
     "ASAM",
+    "AdGD",
     "Adagrad",
     "Adam",
     "Adan",
+    "BBStab",
+    "BarzilaiBorwein",
+    "BoldDriver",
     "Cautious",
     "CautiousWeightDecay",
     "Centralize",
@@ -57,7 +72,9 @@ __all__ = [
     "OrthoGrad",
     "Orthogonalize",
     "PSGDKronWhiten",
+    "PolyakStepSize",
     "RMSprop",
+    "RandomStepSize",
     "Rprop",
     "SAM",
     "SOAP",
@@ -65,6 +82,8 @@ __all__ = [
     "Shampoo",
     "Sign",
     "SignConsistencyLRs",
+    "StepSize",
     "Warmup",
+    "WarmupNormClip",
     "WeightDecay",
 ]
