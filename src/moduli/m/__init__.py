@@ -26,7 +26,17 @@ from .adaptive import (
     Shampoo,
     SignConsistencyLRs,
 )
-from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .clipping import (
+    Centralize,
+    ClipNorm,
+    ClipNormByEMA,
+    ClipNormGrowth,
+    ClipValue,
+    ClipValueByEMA,
+    ClipValueGrowth,
+    Normalize,
+    NormalizeByEMA,
+)
 from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
 from .meta import (
     Alternate,
@@ -165,6 +175,7 @@ from .termination import (
     TerminationCriteria,
     make_termination_criteria,
 )
+from .variance_reduction import SVRG, MARSCorrection
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
@@ -196,7 +207,11 @@ __all__ = [
     "Clip",
     "ClipModules",
     "ClipNorm",
+    "ClipNormByEMA",
+    "ClipNormGrowth",
     "ClipValue",
+    "ClipValueByEMA",
+    "ClipValueGrowth",
     "Clone",
     "CopyMagnitude",
     "CopySign",
@@ -241,6 +256,7 @@ __all__ = [
     "LerpModules",
     "Lion",
     "LogHomotopy",
+    "MARSCorrection",
     "Maximum",
     "MaximumModules",
     "Mean",
@@ -256,6 +272,7 @@ __all__ = [
     "NoiseSign",
     "Noop",
     "Normalize",
+    "NormalizeByEMA",
     "Ones",
     "Online",
     "OpenES",
@@ -294,6 +311,7 @@ __all__ = [
     "SAM",
     "SNES",
     "SOAP",
+    "SVRG",
     "SaveBest",
     "ScalarProjection",
     "ScaleLRBySignChange",
