@@ -26,7 +26,17 @@ from .adaptive import (
     Shampoo,
     SignConsistencyLRs,
 )
-from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .clipping import (
+    Centralize,
+    ClipNorm,
+    ClipNormByEMA,
+    ClipNormGrowth,
+    ClipValue,
+    ClipValueByEMA,
+    ClipValueGrowth,
+    Normalize,
+    NormalizeByEMA,
+)
 from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
 from .meta import (
     Alternate,
@@ -139,7 +149,18 @@ from .ops import (
 from .population import CEM, DE, GA, PBT, PSO
 from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
-from .step_size import LR, Warmup
+from .step_size import (
+    LR,
+    AdGD,
+    BarzilaiBorwein,
+    BBStab,
+    BoldDriver,
+    PolyakStepSize,
+    RandomStepSize,
+    StepSize,
+    Warmup,
+    WarmupNormClip,
+)
 from .termination import (
     TerminateAfterNEvaluations,
     TerminateAfterNSeconds,
@@ -154,6 +175,7 @@ from .termination import (
     TerminationCriteria,
     make_termination_criteria,
 )
+from .variance_reduction import SVRG, MARSCorrection
 from .weight_decay import CautiousWeightDecay, WeightDecay
 
 __all__ = [
@@ -165,12 +187,16 @@ __all__ = [
     "AccumulateMinimum",
     "AccumulateProduct",
     "AccumulateSum",
+    "AdGD",
     "Adagrad",
     "Adam",
     "Adan",
     "Add",
     "Alternate",
+    "BBStab",
+    "BarzilaiBorwein",
     "BirginMartinezRestart",
+    "BoldDriver",
     "CEM",
     "CMAES",
     "Cautious",
@@ -181,7 +207,11 @@ __all__ = [
     "Clip",
     "ClipModules",
     "ClipNorm",
+    "ClipNormByEMA",
+    "ClipNormGrowth",
     "ClipValue",
+    "ClipValueByEMA",
+    "ClipValueGrowth",
     "Clone",
     "CopyMagnitude",
     "CopySign",
@@ -226,6 +256,7 @@ __all__ = [
     "LerpModules",
     "Lion",
     "LogHomotopy",
+    "MARSCorrection",
     "Maximum",
     "MaximumModules",
     "Mean",
@@ -241,6 +272,7 @@ __all__ = [
     "NoiseSign",
     "Noop",
     "Normalize",
+    "NormalizeByEMA",
     "Ones",
     "Online",
     "OpenES",
@@ -251,6 +283,7 @@ __all__ = [
     "PSGDKronWhiten",
     "PSO",
     "Params",
+    "PolyakStepSize",
     "Pow",
     "PowModules",
     "PowellRestart",
@@ -268,6 +301,7 @@ __all__ = [
     "RSub",
     "Randn",
     "RandomSample",
+    "RandomStepSize",
     "Reciprocal",
     "Relative",
     "RestartEvery",
@@ -277,6 +311,7 @@ __all__ = [
     "SAM",
     "SNES",
     "SOAP",
+    "SVRG",
     "SaveBest",
     "ScalarProjection",
     "ScaleLRBySignChange",
@@ -289,6 +324,7 @@ __all__ = [
     "SqrtEMASquared",
     "SqrtHomotopy",
     "SquareHomotopy",
+    "StepSize",
     "Sub",
     "SubModules",
     "Sum",
@@ -314,6 +350,7 @@ __all__ = [
     "VectorProjection",
     "ViewAsReal",
     "Warmup",
+    "WarmupNormClip",
     "WeightDecay",
     "WeightedMean",
     "WeightedSum",
