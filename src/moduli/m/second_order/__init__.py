@@ -1,0 +1,1 @@
+"""Second-order links: Newton's method and its relatives, with the Hessian or products with it."""
