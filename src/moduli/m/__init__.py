@@ -2,6 +2,29 @@
 
 from ._adam import Adam
 from ._lr import LR
+from .conjugate_gradient import (
+    DYHS,
+    ConjugateDescent,
+    ConjugateGradient,
+    DaiYuan,
+    FletcherReeves,
+    HagerZhang,
+    HestenesStiefel,
+    LiuStorey,
+    PolakRibiere,
+)
+from .grad_approximation import (
+    FDM,
+    RDSA,
+    SPSA,
+    GaussianSmoothing,
+    GradApproximator,
+    MeZO,
+    RandomizedFDM,
+)
+from .least_squares import (
+    GaussNewton,
+)
 from .line_search import (
     AdaptiveBacktracking,
     Backtracking,
@@ -29,6 +52,8 @@ from .quasi_newton import (
 )
 from .second_order import (
     Newton,
+    NewtonCG,
+    NewtonCGSteihaug,
 )
 from .trust_region import (
     CubicRegularization,
@@ -42,6 +67,23 @@ from .trust_region import (
 __all__ = [
     "Adam",
     "LR",
+    "DYHS",
+    "ConjugateDescent",
+    "ConjugateGradient",
+    "DaiYuan",
+    "FletcherReeves",
+    "HagerZhang",
+    "HestenesStiefel",
+    "LiuStorey",
+    "PolakRibiere",
+    "FDM",
+    "RDSA",
+    "SPSA",
+    "GaussianSmoothing",
+    "GradApproximator",
+    "MeZO",
+    "RandomizedFDM",
+    "GaussNewton",
     "AdaptiveBacktracking",
     "Backtracking",
     "LineSearchBase",
@@ -64,6 +106,8 @@ __all__ = [
     "QuasiNewton",
     "ShorR",
     "Newton",
+    "NewtonCG",
+    "NewtonCGSteihaug",
     "CubicRegularization",
     "Dogleg",
     "LevenbergMarquardt",
