@@ -29,6 +29,7 @@ class Line:
         self.params = params = objective.params
         objective._remember_start()
         self.held = [param.grad for param in params]
+        self.versions = tuple(param._version for param in params)
         # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
         x, u = flat(params), flat(masked(update, objective.present))
         same = x.dtype is u.dtype and all(param.dtype is x.dtype for param in params)
@@ -103,6 +104,9 @@ class Line:
             param.copy_(value)
         for param, grad in zip(self.params, self.held, strict=True):
             param.grad = grad
+        if objective._graph is not None:
+            # The parameters hold the same numbers as before, so the graph that was recorded there is still right.
+            torch._C._autograd._unsafe_set_version_counter(tuple(self.params), self.versions)
         if a is None or a == 0.0:
             objective.updates = [torch.zeros_like(param) for param in self.params]
             return objective
