@@ -94,7 +94,9 @@ def minimize(
     if bounds is not None:
         transform = bounds_by == "transform" or (bounds_by == "auto" and name not in PROJECTED)
         if not transform and name not in PROJECTED:
-            raise ValueError(f"minimize: {name} takes bounds by transform; projection works with {', '.join(PROJECTED)}")
+            raise ValueError(
+                f"minimize: {name} takes bounds by transform; projection works with {', '.join(PROJECTED)}"
+            )
         box = Box(point, bounds, transform)
         with torch.no_grad():
             for leaf, start in zip(point.leaves, box.start(point.leaves), strict=True):
@@ -144,9 +146,7 @@ def _chain(name: str, box: Box | None) -> list[Module]:
     return [Free(box), *direction, Free(box), *along]
 
 
-def _run_direct(
-    record: Record, name: str, tol: float, steps: int | None, after: Callable[[Record], bool]
-) -> None:
+def _run_direct(record: Record, name: str, tol: float, steps: int | None, after: Callable[[Record], bool]) -> None:
     leaves = record.point.leaves
     start = flat(leaves).double().numpy().copy()
 

@@ -16,7 +16,13 @@ __all__ = ["minimize_batched"]
 
 
 def minimize_batched(
-    fun: Callable[[Any], Any], x0: Any, *, tol: float | None, max_evals: int | None, max_steps: int | None, history: int = 10
+    fun: Callable[[Any], Any],
+    x0: Any,
+    *,
+    tol: float | None,
+    max_evals: int | None,
+    max_steps: int | None,
+    history: int = 10,
 ) -> Result:
     """All starts along the first axis of every leaf; `fun` is of one point, and is vectorised.
 

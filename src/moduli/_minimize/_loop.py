@@ -44,7 +44,9 @@ class Record:
         found = self.fun(self.point.arguments(seen))
         data = getattr(found, "data", found) if not isinstance(found, Tensor) else found
         if not isinstance(data, Tensor):
-            raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
+            raise TypeError(
+                f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor"
+            )
         if data.dim() > 0 and not residuals:
             if data.numel() != 1:
                 raise ValueError(
@@ -150,7 +152,9 @@ def run_chain(
                 still += 1
                 opt.reset()
                 if still > (10 if values_only else 2):
-                    _at_rest(record, "No lower point was found: the loss is at the limit of its precision.", leaves[0].dtype)
+                    _at_rest(
+                        record, "No lower point was found: the loss is at the limit of its precision.", leaves[0].dtype
+                    )
                     return
             else:
                 still = 0

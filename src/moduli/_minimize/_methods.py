@@ -49,9 +49,13 @@ PROJECTED: dict[str, Callable[[], tuple[list[Module], list[Module]]]] = {
 def canonical(name: str) -> str:
     """A name as it is in the tables: case, underscores and spaces do not matter."""
     plain = name.lower().replace("_", "-").replace(" ", "-")
-    plain = {"l-bfgs": "lbfgs", "l-bfgs-b": "lbfgs", "levenberg-marquardt": "lm", "gauss-newton": "gn", "neldermead": "nelder-mead"}.get(
-        plain, plain
-    )
+    plain = {
+        "l-bfgs": "lbfgs",
+        "l-bfgs-b": "lbfgs",
+        "levenberg-marquardt": "lm",
+        "gauss-newton": "gn",
+        "neldermead": "nelder-mead",
+    }.get(plain, plain)
     known = sorted({*CHAINS, *DIRECT, "auto"})
     if plain not in known:
         raise ValueError(f"minimize: there is no method {name!r}; it can be {', '.join(known)}, or a list of links")

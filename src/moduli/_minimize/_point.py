@@ -40,7 +40,9 @@ class Point:
             raise ValueError("minimize: x0 has no numbers in it")
         for name, leaf in zip(self.names, self.leaves, strict=True):
             if not bool(torch.isfinite(torch.view_as_real(leaf) if leaf.is_complex() else leaf).all()):
-                raise ValueError(f"minimize: {name} is not finite at the start; give a point where the function is defined")
+                raise ValueError(
+                    f"minimize: {name} is not finite at the start; give a point where the function is defined"
+                )
 
     def _leaf(self, value: Tensor, name: str) -> Callable[[list[Tensor]], Any]:
         if not (value.is_floating_point() or value.is_complex()):
