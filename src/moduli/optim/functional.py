@@ -45,6 +45,8 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
         elif objective.members is not None and not _members.lifts(segment):
             objective = _members.each(segment, objective)
         else:
+            if segment.vector_state:
+                segment.follow(objective.params)
             objective = segment.step(objective)
         if not isinstance(objective, Objective):
             raise TypeError(
@@ -117,7 +119,7 @@ def step_tensors(
         >>> optim.functional.step_tensors([m.ClipValue(1.0), m.LR(0.1)], [torch.tensor([5.0, 0.5])])
         [tensor([0.1000, 0.0500])]
     """
-    from .chain import maybe_chain
+    from .chain import Chain, maybe_chain
 
     if objective is not None and any(value is not None for value in (grads, loss, closure)):
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
@@ -135,7 +137,9 @@ def step_tensors(
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
-        inner.grads = list(tensors)
+        # Links transform the update in place; whoever looks at the gradient must not see that.
+        looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
+        inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)
     out = step(inner, [link])
     if objective is not None:

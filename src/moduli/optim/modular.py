@@ -12,7 +12,10 @@ from torch import Tensor
 
 from . import _explain, _groups, _members, _saved
 from ._binding import Binding
+from ._closure import Evaluator
 from ._needs import ChainError, ClosureError, Need, join
+from ._processes import OverProcesses
+from ._tracing import keep_from_tracing
 from .chain import flatten
 from .functional import step as run_links
 from .module import Chainable, Module
@@ -88,7 +91,6 @@ class Optimizer(torch.optim.Optimizer):
         self.should_terminate = False
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
-        self.post_load: list[str] = []
         self._needs = join(link.all_needs() for link in self.modules)
         self._check_chain()
         self._reduce = self._reduction(reduce)
@@ -135,7 +137,8 @@ class Optimizer(torch.optim.Optimizer):
                         f"the same {name} is used twice, at {seen[id(link)]} and {here}: its state would be shared. "
                         f"Make two: {name}(...), {name}(...)"
                     )
-                if link._owner is not None and link._owner() is not None:
+                owner = None if link._owner is None else link._owner()
+                if owner is not None and owner is not self:
                     raise ChainError(
                         f"{name} at {here} already belongs to another optimizer, and its state would be shared; "
                         f"make a new {name}(...), or copy.deepcopy the link before its first use"
@@ -157,6 +160,24 @@ class Optimizer(torch.optim.Optimizer):
             for link in self.modules:
                 _members.check(link)
 
+    def relink(self) -> None:
+        """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
+        links = self._claim()
+        needs = join(link.all_needs() for link in self.modules)
+        before = self._links, self._needs
+        self._links, self._needs = links, needs
+        try:
+            self._check_chain()
+        except BaseException:
+            self._links, self._needs = before
+            raise
+        for _, link in links:
+            link.settings.binding = self.binding
+            link._owner = weakref.ref(self)
+            link.settings.forget()
+        self._options = []
+        self._sync()
+
     def _reduction(self, reduce: Any) -> Callable[[Tensor], Tensor] | None:
         if callable(reduce) or reduce is None:
             return reduce  # type: ignore[no-any-return]
@@ -175,22 +196,23 @@ class Optimizer(torch.optim.Optimizer):
                     "processes train one model) or reduce=None (each trains its own)"
                 )
             reduce = "mean"
-        divide = reduce == "mean"
-
-        def over_processes(loss: Tensor) -> Tensor:
-            total = loss.clone()
-            torch.distributed.all_reduce(total)
-            return total / torch.distributed.get_world_size() if divide else total
-
-        return over_processes
+        return OverProcesses(mean=reduce == "mean")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings of their own. State of what is there already stays."""
         group = dict(param_group)
         _groups.check_keys(group, [link for _, link in self._links])
-        tensors = _groups.tensors_of(group.get("params", ()))
+        group["params"] = _groups.listed(group.get("params", ()))
+        tensors = _groups.tensors_of(group["params"])
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+        taken = {name: None for old in self.param_groups for name in old.get("param_names", ())}
+        for name in _groups.names_of(group["params"]):
+            if name in taken:
+                raise ValueError(
+                    f"two parameters are named {name!r}; names address the saved state, so give each its own"
+                )
+            taken[name] = None
         for key, names in ((key, names) for _, link in self._links for key, names in link.aliases.items()):
             if key not in group and any(name in group for name in names) and key in self._shown:
                 shown = self._shown[key]
@@ -201,18 +223,12 @@ class Optimizer(torch.optim.Optimizer):
     def _name(self) -> None:
         binding = self.binding
         binding.group_of.clear()
-        names: dict[str, Tensor] = {}
         position = 0
         for i, group in enumerate(self.param_groups):
             given = group.get("param_names") or [None] * len(group["params"])
             for param, name in zip(group["params"], given, strict=True):
                 binding.group_of[param] = i
                 chosen = str(position) if name is None else name
-                if chosen in names:
-                    raise ValueError(
-                        f"two parameters are named {chosen!r}; names address the saved state, so give each its own"
-                    )
-                names[chosen] = param
                 binding.names[param] = chosen
                 position += 1
         self._list, self._every = [], ([], [])
@@ -281,7 +297,6 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             return self._step(closure, loss, kwargs)
 
-    # torch.compile must not trace this: the pass is compiled already. (The decorator would import the compiler.)
     def _step(self, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]) -> Tensor | None:
         binding = self.binding
         binding.step = self.current_step
@@ -289,7 +304,8 @@ class Optimizer(torch.optim.Optimizer):
         params = self._active()
         if not params:
             self.current_step += 1
-            return None if closure is None else torch.as_tensor(closure()).detach()
+            self.num_evaluations += 1
+            return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
         objective = Objective(
             params,
             closure,
@@ -308,7 +324,8 @@ class Optimizer(torch.optim.Optimizer):
             self._without_closure(objective, loss)
             if objective.present is not None and not any(objective.present):
                 self.current_step += 1
-                return None
+                self.num_evaluations += 1
+                return objective.loss
         elif evaluator.fixed:
             self._take_over(objective)
         try:
@@ -317,7 +334,9 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             objective.restore_start()
             raise
-        self._carried = last.accepted if evaluator is not None and evaluator.fixed else None
+        # What was accepted under another objective (a reformulation) says nothing about this one.
+        same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
+        self._carried = last.accepted if same else None
         self.attrs.update(last.attrs)
         self.reasons = last.attrs.get("reasons", self.reasons)
         if last.should_terminate is not None:
@@ -412,11 +431,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
         self._links = []
-        for i, top in enumerate(self.modules):
-            for path, link in top.links():
-                self._links.append((f"{i}.{type(top).__name__}" + (f"/{path}" if path else ""), link))
-                link._owner = weakref.ref(self)
+        self._links = self._claim()
+        for _, link in self._links:
+            link._owner = weakref.ref(self)
 
 
-Optimizer._step._torchdynamo_disable = True  # type: ignore[attr-defined]
+keep_from_tracing(Optimizer._step)

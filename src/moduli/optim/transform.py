@@ -67,6 +67,8 @@ class Transform(Module):
 
     def update(self, objective: Objective) -> None:
         """Learn, when it is this link's turn."""
+        if self.vector_state:
+            self.follow(objective.params)
         if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.update_states(objective, *self._lists(objective))
 

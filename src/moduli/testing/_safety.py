@@ -6,7 +6,7 @@ import gc
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -229,7 +229,9 @@ def _no_such_setting(case: Case, link: Module, group: list[dict[str, Any]], word
     _refused(case, "unknown", what, lambda: link.set_param_groups(group), ValueError, word, name)
     kinds = {p.kind for p in inspect.signature(type(link).__init__).parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        _refused(case, "unknown", f"{name}({word}=1)", lambda: type(link)(**{word: 1.0}), TypeError, word, name)
+        _refused(
+            case, "unknown", f"{name}({word}=1)", lambda: cast("Any", type(link))(**{word: 1.0}), TypeError, word, name
+        )
 
 
 LAWS = {

@@ -74,14 +74,12 @@ def groups(case: Case) -> None:
 
         def nothing(opt: Optimizer, at: Problem) -> None: ...
 
+        def addressed(params: Any, key: str = f"{name}.{key}", new: float = new) -> Any:
+            return [{"params": params, key: new}]
+
         expected = _trial(case, by_default)
-        for where, got in (
-            (
-                "the optimizer's group",
-                _trial(case, nothing, lambda p, a=f"{name.lower()}.{key}", new=new: [{"params": p, a: new}]),
-            ),
-            ("set_param_groups", _trial(case, by_link)),
-        ):
+        by_group = _trial(case, nothing, addressed)
+        for where, got in (("the optimizer's group", by_group), ("set_param_groups", _trial(case, by_link))):
             if (gap := same(got, expected, 1e-12)) is not None:
                 raise case.fail("groups", f"{name}.{key}={new:g} given by {where} is not obeyed: {gap}")
 
