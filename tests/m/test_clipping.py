@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from m.first_order import close, run
 
+from m.first_order import close, run
 from moduli import m, optim
 
 FUSE = pytest.mark.parametrize("fuse", ["auto", False])

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from m.first_order import close, run
 
 import moduli as mo
+from m.first_order import close, run
 from moduli import m, optim
 
 
@@ -24,7 +24,8 @@ def test_identity_takes_anything_and_is_its_own_hessian():
     w = torch.nn.Parameter(torch.ones(2, 2))
     objective = optim.Objective([w], mo.closure(lambda: w.sum()))
     H = m.Identity(1, anything=2).get_H(objective)
-    assert torch.equal(H.to_dense(), torch.eye(4)) and m.Noop is m.Identity
+    assert torch.equal(H.to_dense(), torch.eye(4))
+    assert m.Noop is m.Identity
 
 
 def test_clip_bounds():

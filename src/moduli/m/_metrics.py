@@ -77,13 +77,15 @@ def metric(tensor: Tensor, ord: Any, axes: tuple[int, ...]) -> Tensor:
             return (tensor.real if tensor.is_complex() else tensor).sum(axes, keepdim=True)
         variance = torch.var(tensor, axes, correction=0, keepdim=True)
         return variance.sqrt() if ord == "std" else variance
-    return torch.linalg.vector_norm(tensor, _power(ord), axes if axes else None, keepdim=bool(axes))
+    norm: Tensor = torch.linalg.vector_norm(tensor, _power(ord), axes if axes else None, keepdim=bool(axes))
+    return norm
 
 
 def lengths(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean length over all tensors for each member of a population, in double."""
     squares = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1, dtype=torch.float64).square() for t in tensors]
-    return torch.stack(squares).sum(0).sqrt()
+    total: Tensor = torch.stack(squares).sum(0)
+    return total.sqrt()
 
 
 def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> float:

@@ -59,4 +59,5 @@ class Lion(TensorTransform):
     ) -> Tensor:
         # The mean has already moved; u - m_t = beta2 (u - m_{t-1}), so the old one need not be kept.
         back = setting["beta1"] / setting["beta2"]
-        return (tensor - (tensor - state["exp_avg"]) * back).sign()
+        mixed: Tensor = tensor - (tensor - state["exp_avg"]) * back
+        return mixed.sign()
