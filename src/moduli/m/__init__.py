@@ -9,6 +9,7 @@
 
 from .adaptive import Adagrad, Adam, Lion, RMSprop
 from .clipping import Centralize, ClipNorm, ClipValue, Normalize
+from .line_search import AdaptiveBacktracking, Backtracking, LineSearchBase, StrongWolfe
 from .meta import (
     Alternate,
     GradientAccumulation,
@@ -118,6 +119,7 @@ from .ops import (
     Zeros,
 )
 from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
+from .quasi_newton import LBFGS
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
 from .step_size import LR, Warmup
 from .termination import (
@@ -145,8 +147,10 @@ __all__ = [
     "AccumulateSum",
     "Adagrad",
     "Adam",
+    "AdaptiveBacktracking",
     "Add",
     "Alternate",
+    "Backtracking",
     "BirginMartinezRestart",
     "Cautious",
     "CautiousWeightDecay",
@@ -186,6 +190,7 @@ __all__ = [
     "GramSchmidt",
     "HeavyBall",
     "Identity",
+    "LBFGS",
     "LR",
     "LambdaHomotopy",
     "LastAbsoluteRatio",
@@ -194,6 +199,7 @@ __all__ = [
     "LastProduct",
     "LastRatio",
     "LerpModules",
+    "LineSearchBase",
     "Lion",
     "LogHomotopy",
     "Maximum",
@@ -245,6 +251,7 @@ __all__ = [
     "SqrtEMASquared",
     "SqrtHomotopy",
     "SquareHomotopy",
+    "StrongWolfe",
     "Sub",
     "SubModules",
     "Sum",

@@ -1,0 +1,3 @@
+from ._lbfgs import LBFGS
+
+__all__ = ["LBFGS"]
