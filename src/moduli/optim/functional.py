@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from . import _fusion, _members
@@ -38,6 +39,9 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
     """
     from .module import Module
 
+    if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
+        with torch.no_grad():
+            return step(objective, modules, owner=owner)
     links = [modules] if isinstance(modules, Module) else list(modules)
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
@@ -71,7 +75,8 @@ def update(
         >>> sorted(states[0])
         ['exp_avg', 'step']
     """
-    module.update_states(objective, states, _settings(objective, module, settings))
+    with torch.no_grad():
+        module.update_states(objective, states, _settings(objective, module, settings))
 
 
 def apply(
@@ -86,7 +91,8 @@ def apply(
         >>> optim.functional.apply(optim.Objective([w], mo.closure(lambda: w.sum())), m.LR(0.1), [{}]).updates
         [tensor([0.1000])]
     """
-    return module.apply_states(objective, states, _settings(objective, module, settings))
+    with torch.no_grad():
+        return module.apply_states(objective, states, _settings(objective, module, settings))
 
 
 def _settings(objective: Objective, module: Transform, settings: Sequence[Any] | None) -> Sequence[Any]:
