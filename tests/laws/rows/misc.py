@@ -103,7 +103,12 @@ ROWS = [
     _row("LambdaHomotopy", lambda: [m.LambdaHomotopy(scaled_loss)], _homotopy(lambda f: 2 + 2 * f), closure=True),
     _row("SquareHomotopy", lambda: [m.SquareHomotopy()], _homotopy(lambda f: 2 * f), closure=True),
     _row("SqrtHomotopy", lambda: [m.SqrtHomotopy()], _homotopy(lambda f: 0.5 / (f + 1e-12).sqrt()), closure=True),
-    _row("ExpHomotopy", lambda: [m.ExpHomotopy()], _homotopy(torch.exp), closure=True, complex=False),
+    _row(
+        "ExpHomotopy",
+        lambda: [m.SqrtHomotopy(), m.ExpHomotopy()],
+        _homotopy(lambda f: 0.5 * ((f + 1e-12).sqrt().exp()) / (f + 1e-12).sqrt()),
+        closure=True,
+    ),
     _row("LogHomotopy", lambda: [m.LogHomotopy()], _homotopy(lambda f: 1 / (f + 1e-12)), closure=True),
     *(_print(name) for name in ("PrintLoss", "PrintParams", "PrintShape", "PrintUpdate")),
 ]

@@ -35,6 +35,7 @@ ROWS = [
         "RestartEvery, all others",
         lambda: [m.RestartEvery(steps=5), m.HeavyBall(0.9), m.LR(0.02)],
         reference=formula(_every(5)),
+        skip={"no_rebuild": "the first step after a reset has a kernel of its own, made once"},
     ),
     Row("PowellRestart", lambda: [m.PowellRestart(m.HeavyBall(0.9)), m.LR(0.05)]),
     Row("BirginMartinezRestart", lambda: [m.BirginMartinezRestart(m.HeavyBall(0.9)), m.LR(0.02)]),
