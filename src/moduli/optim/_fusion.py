@@ -324,6 +324,7 @@ class FusedRun:
             chosen = [as_real(tensor) for tensor in chosen]
             params = [as_real(param.detach()) for param in params]
             picked = None if picked is None else [as_real(grad) for grad in picked]
+            params = [as_real(param.detach()) for param in params]
         return self.links[0].measure(chosen, params, picked, settings, objective.members)
 
     def _run(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..population import Population
 from . import _explain, _groups, _members, _saved
 from ._binding import Binding
 from ._closure import Evaluator
@@ -82,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         self.binding = Binding()
         self.binding.fuse = fuse == "auto"
         self.model: torch.nn.Module | None = None
-        self.population: Any = None
+        self.population: Population | None = None
         given = self._parameters(params)
         self._links = self._claim()
         self._segments: Any = None
@@ -115,11 +116,10 @@ class Optimizer(torch.optim.Optimizer):
             if not named:
                 raise ValueError(f"{type(params).__name__} has no parameters to optimize")
             return named
-        stacked = getattr(params, "stacked_parameters", None)
-        if callable(stacked):
+        if isinstance(params, Population):
             self.population = params
             self.binding.members = len(params)
-            return list(stacked().items())
+            return list(params.named_parameters())
         if isinstance(params, Tensor):
             raise TypeError("params is one tensor; give a list of parameters: Optimizer([w], ...)")
         return params
@@ -310,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):
             params,
             closure,
             loss,
-            self.model,
+            self.model if self.population is None else self.population,
             self.current_step,
             modular=self,
             storage=storage,

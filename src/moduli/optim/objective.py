@@ -16,6 +16,7 @@ from ._moving import Moving
 from ._needs import ClosureError, Need
 
 if TYPE_CHECKING:
+    from ..population import Population
     from .modular import Optimizer
 
 __all__ = ["Objective"]
@@ -69,7 +70,7 @@ class Objective(Curvature, Moving):
         params: Sequence[Tensor],
         closure: Callable[..., Any] | None = None,
         loss: Tensor | None = None,
-        model: torch.nn.Module | None = None,
+        model: torch.nn.Module | Population | None = None,
         current_step: int = 0,
         parent: Objective | None = None,
         modular: Optimizer | None = None,
@@ -82,6 +83,8 @@ class Objective(Curvature, Moving):
         self.params = params if type(params) is list else list(params)
         self.evaluator = closure if isinstance(closure, Evaluator) or closure is None else Evaluator(closure)
         self.model = model
+        if self.evaluator is not None and self.evaluator.closure is not None and model is not None:
+            self.evaluator.closure.model = model
         self.current_step = current_step
         self.parent = parent
         self.modular = modular
