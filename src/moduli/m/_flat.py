@@ -12,13 +12,16 @@ from ..optim._vectors import as_real
 __all__ = ["dot", "flat", "masked", "size", "unflat"]
 
 _LOW = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.float32, torch.float64)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """One real vector, complex numbers as pairs, half precision as float32. May share memory with a single tensor."""
     if len(tensors) == 1:
         tensor = tensors[0].detach()
-        vector = (as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+        if tensor.dim() == 1 and tensor.dtype in _PLAIN and tensor.is_contiguous():
+            return tensor
+        vector = as_real(tensor).reshape(-1)
     else:
         vector = torch.cat([as_real(tensor.detach()).reshape(-1) for tensor in tensors])
     return vector.float() if vector.dtype in _LOW else vector
@@ -32,7 +35,7 @@ def size(params: Sequence[Tensor]) -> int:
 def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     """The vector in pieces shaped and typed like the parameters."""
     if len(params) == 1 and params[0].dtype is vector.dtype:
-        return [vector.view(params[0].shape)]
+        return [vector if params[0].dim() == 1 else vector.view(params[0].shape)]
     out = []
     position = 0
     for param in params:

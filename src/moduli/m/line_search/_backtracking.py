@@ -158,10 +158,11 @@ class AdaptiveBacktracking(LineSearchBase):
         first = float(self.global_state.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
         a, found, tries = first, None, 0
-        for tries in range(settings["maxiter"]):
+        while tries < settings["maxiter"]:
             if accepts(settings["condition"], a, line.value(a), loss, slope, settings["c"]):
                 found = a
                 break
+            tries += 1
             a *= beta
         if found is None and line.lowest is not None and line.lowest[1] < loss:
             found = line.lowest[0]

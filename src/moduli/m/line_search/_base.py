@@ -6,10 +6,8 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-from torch import Tensor
-
 from ...optim import Module, Need, Objective
-from .._flat import dot, masked
+from .._flat import dot
 from ._line import Line
 
 __all__ = ["LineSearchBase"]
@@ -61,19 +59,18 @@ class LineSearchBase(Module):
         found, grads = objective.get_loss_grads()
         if found is None:
             found = objective.get_loss(backward=True)
-        loss = float(found)
-        update: list[Tensor] = objective.get_updates()
         settings = self.settings[objective.params[0]]
-        slope = -dot(masked(grads, objective.present), update)
+        line = Line(objective, objective.peek_updates())
+        slope = -line.along(grads)
         if slope > 0 and settings.get("plus_minus"):
-            update, slope = [-u for u in update], -slope
+            line.u, slope = -line.u, -slope
         if not slope < 0 or not math.isfinite(slope):
             size = dot(grads, grads)
             if size == 0.0 or not math.isfinite(size):
-                return Line(objective, update).finish(None)
+                return line.finish(None)
+            update = objective.peek_updates()
             length = dot(update, update)
             ratio = math.sqrt(length / size) if math.isfinite(length) and length > 0 else 1 / math.sqrt(size)
-            update = [grad * ratio for grad in grads]
+            line = Line(objective, [grad * ratio for grad in grads])
             slope = -size * ratio
-        line = Line(objective, update)
-        return line.finish(self.search(line, loss, slope, settings))
+        return line.finish(self.search(line, found.item(), slope, settings))

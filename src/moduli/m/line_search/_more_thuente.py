@@ -12,8 +12,7 @@ Trial = tuple[float, float, float]
 
 
 def _cubic(p: Trial, q: Trial) -> tuple[float, float, float]:
-    """Of the cubic through two points with slopes: theta, and gamma (the root of the discriminant, scaled), and theta's sign
-    of the difference. The minimiser lies at p + r (q - p) with r made of these."""
+    """What the minimiser of the cubic through two points with slopes is made of: theta, a scale, the discriminant."""
     (a, fa, da), (b, fb, db) = p, q
     theta = 3 * (fa - fb) / (b - a) + da + db
     scale = max(abs(theta), abs(da), abs(db))
@@ -131,15 +130,15 @@ def more_thuente(
             # As long as no point has satisfied the first condition with a rising slope, search on the function minus
             # what the condition demands, which has its minimisers where both conditions hold.
             tilt = (low, other, new)
-            l, o, n = ((p, v - p * demanded, s - demanded) for p, v, s in tilt)
+            x, o, n = ((p, v - p * demanded, s - demanded) for p, v, s in tilt)
         else:
-            l, o, n = low, other, new
+            x, o, n = low, other, new
         try:
-            following = trial_step(l, o, n, bracketed, least, upper)
+            following = trial_step(x, o, n, bracketed, least, upper)
         except (ZeroDivisionError, OverflowError):
             following = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
-        chosen_low, chosen_other, closed = _narrow(l, o, n)
-        pick = {id(l): low, id(o): other, id(n): new}
+        chosen_low, chosen_other, closed = _narrow(x, o, n)
+        pick = {id(x): low, id(o): other, id(n): new}
         low, other = pick[id(chosen_low)], pick[id(chosen_other)]
         bracketed = bracketed or closed
         if bracketed:

@@ -43,7 +43,7 @@ class LBFGS(Transform):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
         >>> opt = mo.Optimizer([w], m.LBFGS(), m.StrongWolfe())
-        >>> for _ in range(9):
+        >>> for _ in range(15):
         ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum(), fixed=True))
         >>> bool(w.abs().max() < 1e-6)
         True
@@ -91,53 +91,57 @@ class LBFGS(Transform):
         )
 
     def _memory(self, like: Tensor, state: Any, setting: Any) -> PairMemory:
-        return PairMemory(state, like, setting["history_size"])
+        held: PairMemory | None = self.__dict__.get("_held")
+        if held is None or not held.still(state, like, setting["history_size"]):
+            held = self._held = PairMemory(state, like, setting["history_size"])
+        return held
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        kept.pop("_held", None)
+        return kept
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Takes in the pair of the last step."""
         state, setting = states[0], settings[0]
-        x, u, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
         memory = self._memory(x, state, setting)
         if s is None or y is None:
-            memory.clear()
+            if verdict == "new":
+                memory.clear()
             return
         if verdict:
-            if setting["ptol_restart"] and verdict == "step" or setting["gtol_restart"] and verdict == "gradient":
+            if (setting["ptol_restart"] and verdict == "step") or (setting["gtol_restart"] and verdict == "gradient"):
                 memory.clear()
             return
         if setting["damping"] == "powell":
             y = _powell(s, y, self._operator(memory))
-        sy = torch.dot(s, y).item()
-        lengths = float(torch.linalg.vector_norm(s)) * float(torch.linalg.vector_norm(y))
-        if sy > setting["sy_tol"] and sy > torch.finfo(x.dtype).eps * lengths and math.isfinite(lengths):
-            memory.add(s, y)
+        pair: tuple[Any, Any] = (s.numpy(), y.numpy()) if memory.numpy else (s, y)
+        sy, lengths = float(pair[0].dot(pair[1])), float(pair[0].dot(pair[0])) * float(pair[1].dot(pair[1]))
+        if sy > setting["sy_tol"] and sy > torch.finfo(x.dtype).eps * math.sqrt(lengths) and sy < math.inf:
+            memory.add(*pair, sy)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""
         state, setting = states[0], settings[0]
-        u = flat(masked(objective.get_updates(), objective.present))
+        u = flat(masked(objective.peek_updates(), objective.present))
         memory = self._memory(u, state, setting)
-        if not len(memory):
-            if setting["scale_first"]:
-                length = float(torch.linalg.vector_norm(u))
-                if length > 1 and math.isfinite(length):
-                    objective.updates = unflat(u / length, objective.params)
-            return objective
-        sy, yy, inverse = memory.small("sy"), memory.small("yy"), memory.small("inverse")
-        gamma = sy[-1, -1] / yy[-1, -1]
-        of_s, of_y = memory.products(u)
-        v = inverse @ of_s
-        w = inverse.T @ (sy.diagonal() * v + gamma * (yy @ v - of_y))
-        out = memory.combination(float(gamma), u, w, -gamma * v)
-        objective.updates = unflat(out, objective.params)
+        if memory.slots:
+            out = torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
+            objective.updates = unflat(out, objective.params)
+        elif setting["scale_first"]:
+            length = float(torch.linalg.vector_norm(u))
+            if length > 1 and math.isfinite(length):
+                objective.updates = unflat(u / length, objective.params)
         return objective
 
     def _operator(self, memory: PairMemory) -> LinearOperator:
         if not len(memory):
-            return ScaledIdentity(memory.rows.shape[1], torch.ones((), dtype=memory.rows.dtype, device=memory.rows.device))
+            return ScaledIdentity(
+                memory.rows.shape[1], torch.ones((), dtype=memory.rows.dtype, device=memory.rows.device)
+            )
         s, y = memory.ordered()
-        grams = {key: torch.from_numpy(memory.small(key).copy()).to(s) for key in ("sy", "ss", "yy")}
-        return LBFGSOperator(s, y, sy=grams["sy"], ss=grams["ss"], yy=grams["yy"])
+        return LBFGSOperator(s, y)
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The BFGS matrix of the pairs, in compact form."""
