@@ -1,4 +1,11 @@
-"""The catalogue of links."""
+"""The catalogue of links, a folder per family.
+
+* `momentum`: running means and sums of updates, and caution;
+* `adaptive`: steps scaled by what updates were like so far;
+* `step_size`: given, scheduled, or found from what the steps do;
+* `clipping`: the size of updates; `weight_decay`: regularisation;
+* `ops`: pointwise functions and sources.
+"""
 
 from .adaptive import (
     ASAM,
