@@ -385,8 +385,8 @@ class Optimizer(torch.optim.Optimizer):
             >>> print(opt.explain())
             1 parameter, 3 numbers
             one pass, which also moves the parameters:
-              Adam   needs the gradient
-              LR     needs the gradient
+              Adam  needs the gradient
+              LR    needs the gradient
         """
         return _explain.explain(self)
 
