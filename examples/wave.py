@@ -13,13 +13,14 @@ from moduli.lab import as_problem, fit
 
 TIME = torch.linspace(0, 10, 200)
 MEASURED = 1.5 * torch.exp(-0.2 * TIME) * torch.sin(2.0 * TIME) + 0.5 * torch.exp(-0.05 * TIME) * torch.sin(3.0 * TIME)
+AMPLITUDE, DECAY, FREQUENCY = torch.tensor([1.0, 1.0]), torch.tensor([0.1, 0.1]), torch.tensor([1.9, 3.1])
 MEASURED = MEASURED + 0.01 * torch.randn(200, generator=torch.Generator().manual_seed(0))
 
 
 def problem(
-    amplitude: torch.Tensor = torch.tensor([1.0, 1.0]),
-    decay: torch.Tensor = torch.tensor([0.1, 0.1]),
-    frequency: torch.Tensor = torch.tensor([1.9, 3.1]),
+    amplitude: torch.Tensor = AMPLITUDE,
+    decay: torch.Tensor = DECAY,
+    frequency: torch.Tensor = FREQUENCY,
 ) -> torch.Tensor:
     """Two damped waves."""
     waves = amplitude[:, None] * torch.exp(-decay[:, None] * TIME) * torch.sin(frequency[:, None] * TIME)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cli.terminal import Terminal
 from typer.testing import CliRunner
 
+from cli.terminal import Terminal
 from moduli import io, lab
 from moduli.cli import app
 
@@ -126,7 +126,8 @@ def test_exit_codes_and_messages(call, tmp_path, arguments, code, message):
 def test_fit_and_resume(call, tmp_path):
     (tmp_path / "wave.py").write_text(
         "import torch\nx = torch.linspace(0, 6, 50)\n"
-        "def problem(amplitude=0.5, phase=0.0):\n    return ((amplitude * torch.sin(x + phase) - 2 * torch.sin(x + 0.3)) ** 2).mean()\n"
+        "def problem(amplitude=0.5, phase=0.0):\n"
+        "    return ((amplitude * torch.sin(x + phase) - 2 * torch.sin(x + 0.3)) ** 2).mean()\n"
     )
     first = call("fit", "wave.py:problem", "--with", "Adam | LR(0.1)", "--steps", "50", "--out", "wave.safetensors")
     assert first.returncode == 0, first.stderr

@@ -17,7 +17,7 @@ CHAINS = ["torch.Adam(lr=0.05)", "Adam | LR(0.05)", "Population(4, spread=0.1) |
 
 
 def values(path):
-    return {name: tensor for name, tensor in load_file(path).items()}
+    return dict(load_file(path))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

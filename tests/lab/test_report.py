@@ -124,9 +124,12 @@ def test_the_legend_hides_and_shows(visit):
 
 def test_the_slider_moves_the_population(visit):
     page = visit()
-    places = lambda: page.evaluate(
-        "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
-    )  # noqa: E731, E501
+
+    def places():
+        return page.evaluate(
+            "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
+        )
+
     slider = page.locator("#problem-rosenbrock input[type=range]")
     slider.fill("0")
     start, told = places(), page.inner_text("#problem-rosenbrock output")
@@ -142,7 +145,7 @@ def test_the_table_sorts_and_opens(visit):
     page = visit()
     column = lambda place: [
         text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()
-    ]  # noqa: E731
+    ]
     first = column(3)
     page.locator("#results th[data-key=median]").click()
     rising = column(3)

@@ -72,7 +72,7 @@ class Backtrack(Module):
 
     def apply(self, objective):
         start = [p.detach().clone() for p in objective.params]
-        first, grads = objective.get_loss_grads()
+        first = objective.get_loss_grads()[0]
         direction = objective.get_updates()
         size = 1.0
         for _ in range(self.defaults["tries"]):

@@ -5,12 +5,12 @@ from collections import deque
 
 import pytest
 import torch
-from optim.helpers import Backtrack, Half, Momentum, Noise, Stop, Terminate, Vector, WantsLoss
 
 import moduli as mo
 from moduli import m, optim
 from moduli.optim import Chain, ChainError, Module, Objective, Optimizer, maybe_chain
-from moduli.optim import functional as F  # noqa: N812
+from moduli.optim import functional as F
+from optim.helpers import Backtrack, Half, Momentum, Noise, Stop, Terminate, Vector, WantsLoss
 
 
 def parameter(*values):
@@ -153,7 +153,7 @@ def test_children_on_other_shapes_are_saved():
                 v = torch.nn.Parameter(w.detach().clone())
                 w, opt = v, Optimizer([v], Inside(Momentum()), m.LR(0.1))
                 opt.load_state_dict(state)
-            opt.step(mo.closure(lambda: (w**2).sum()))  # noqa: B023
+            opt.step(mo.closure(lambda: (w**2).sum()))
         return w.detach()
 
     assert torch.equal(run(None), run(3))
@@ -416,7 +416,7 @@ def test_only_one_hessian_under_a_link():
     from moduli.linalg import Diagonal
 
     class Curved(Half):
-        def get_H(self, objective):  # noqa: N802
+        def get_H(self, objective):
             return Diagonal(torch.ones(1))
 
     parent = Half()

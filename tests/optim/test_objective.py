@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from optim.helpers import Backtrack, Counted, Half, Momentum, Newton, WantsLoss, WantsProducts
 
 import moduli as mo
 from moduli import optim
 from moduli.optim import ClosureError, Need, Objective, Optimizer
+from optim.helpers import Backtrack, Counted, Half, Momentum, Newton, WantsLoss, WantsProducts
 
 
 def parameter(*values):
@@ -181,7 +181,15 @@ def test_moved_gives_back_values_and_gradients():
     assert objective.grads[0].item() == 2.0
 
 
-HESSIANS = ["batched_autograd", "autograd", "func", "functional_revrev", "functional_fwdrev", "gfd_forward", "gfd_central"]
+HESSIANS = [
+    "batched_autograd",
+    "autograd",
+    "func",
+    "functional_revrev",
+    "functional_fwdrev",
+    "gfd_forward",
+    "gfd_central",
+]
 
 
 @pytest.mark.parametrize("method", [*HESSIANS, "fd", "fd_full"])

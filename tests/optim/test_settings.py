@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from optim.helpers import Half, Momentum
 
 import moduli as mo
 from moduli import m
 from moduli.optim import Optimizer
+from optim.helpers import Half, Momentum
 
 
 def parameter(*values):

@@ -60,10 +60,11 @@ def race(
             field = [_labelled(text) for text in chain] if chain else lab.default_field()
         except lab.ChainError as error:
             wrong(str(error))
+        given = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
             "contenders": field,
-            "seeds": _seeds(seeds), "budget": budget if problem or budget else lab.DEFAULT_BUDGET, "seconds": seconds, "threads": threads,
+            "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads,
         }  # fmt: skip
     watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False

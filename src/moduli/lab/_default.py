@@ -9,7 +9,10 @@ from ._grammar import Chain, parse
 __all__ = ["DEFAULT_BUDGET", "DEFAULT_FIELD", "DEFAULT_PROBLEMS", "default_field"]
 
 DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "bands", "ground-state", "spirals")
+"""The problems of the default race; none of them needs an extra."""
+
 DEFAULT_BUDGET = 600
+"""How many evaluations a run of the default race has."""
 
 # Label, and chain: first order, quasi-Newton, trust regions, without gradients, populations, and torch to compare with.
 DEFAULT_FIELD = (
@@ -25,6 +28,7 @@ DEFAULT_FIELD = (
     ("Adam in a swarm", "Population(12, spread=0.5) | Adam | LR(0.05) | PSO(inertia=0.2, cognitive=0.1, social=0.3)"),
     ("torch L-BFGS", "torch.LBFGS(line_search_fn='strong_wolfe')"),
 )
+"""The contenders of the default race: label, and chain."""
 
 
 def default_field() -> list[Contender]:

@@ -76,7 +76,7 @@ class Results:
         >>> from moduli.lab import race
         >>> results = race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=50, workers=0)
         >>> results.header["seeds"], results.runs[0]["evaluations"]
-        ([0], 45)
+        ([0], 48)
     """
 
     header: dict[str, Any]

@@ -112,10 +112,10 @@ def find(name: str) -> Entry:
     Raises:
         ChainError: When there is none; the message suggests the nearest names.
 
-    >>> find("torch.Adma")
+    >>> find("torch.SDG")
     Traceback (most recent call last):
     ...
-    moduli.lab._grammar.ChainError: nothing is called 'torch.Adma'; did you mean 'torch.Adam'...
+    moduli.lab._grammar.ChainError: nothing is called 'torch.SDG'; did you mean 'torch.SGD'...
     """
     return _find(Link(name), "")
 

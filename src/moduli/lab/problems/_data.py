@@ -46,7 +46,8 @@ class LeastSquares(Problem):
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean squared residual."""
         x: torch.Tensor = model()
-        return (self.matrix @ x - self.target).square().mean()
+        residual: torch.Tensor = self.matrix @ x - self.target
+        return residual.square().mean()
 
 
 @cache

@@ -56,8 +56,8 @@ class Bands(Problem):
     >>> problem = Bands()
     >>> problem.dimension
     7
-    >>> print(problem.model(0).hoppings.dims)
-    (Space('bond', ...
+    >>> print(problem.model(0).hoppings.dims[0].name)
+    bond
     """
 
     name = "bands"
@@ -110,7 +110,7 @@ class GroundState(Problem):
     high levels grows like n^2, so the problem is ill-conditioned, and it does not change along the state's length.
 
     >>> round(GroundState().optimum, 6)
-    0.803771
+    0.803774
     """
 
     name = "ground-state"
