@@ -143,9 +143,10 @@ def test_the_slider_moves_the_population(visit):
 
 def test_the_table_sorts_and_opens(visit):
     page = visit()
-    column = lambda place: [
-        text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()
-    ]
+
+    def column(place):
+        return [text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()]
+
     first = column(3)
     page.locator("#results th[data-key=median]").click()
     rising = column(3)
