@@ -71,10 +71,12 @@ def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
     return found
 
 
-def _reduce(kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
+def _reduce(
+    kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0, known: _Known | None = None
+) -> torch.Tensor:
     setting = _backend.mode()
     if setting != "eager" and not transformed() and not torch.compiler.is_compiling():
-        facts = _fast(lists)
+        facts = _fast(lists) if known is None else known
         shared = _backend.native() if facts is not None else ""
         if isinstance(shared, Runtime) and facts is not None:
             count = len(lists[0])
@@ -212,31 +214,31 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
-    if type(tensors) is list and not torch.is_grad_enabled() and _seen(tensors):
-        found = tensors  # the same kinds as before, so everything asked below is known
-    else:
-        found = _checked(tensors, ord)
+    known = _seen(tensors) if type(tensors) is list and not torch.is_grad_enabled() else None
+    # Of the same kinds as before, so everything that is asked of strangers is known.
+    found: list[torch.Tensor] = _checked(tensors, ord) if known is None else list(tensors)
     if not found:
         return torch.zeros((), dtype=torch.float64, device="cpu")
+    lists = [found]
     if ord == 1:
-        return _reduce("absolutes", [found])
+        return _reduce("absolutes", lists, known=known)
     if ord != 2:
-        return _reduce("largest", [found])
-    squares = _reduce("squares", [found])
+        return _reduce("largest", lists, known=known)
+    squares = _reduce("squares", lists, known=known)
     if 1e-280 < squares < 1e300 or squares != squares:
         return squares.sqrt()
-    largest = float(_reduce("largest", [found]))
+    largest = float(_reduce("largest", lists))
     if largest == 0 or not math.isfinite(largest):
         return torch.tensor(largest, dtype=torch.float64, device="cpu")
     # A power of two, so that scaling rounds nothing.
     scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
-    return _reduce("squares", [found], scale).sqrt() / scale
+    return _reduce("squares", lists, scale).sqrt() / scale
 
 
-def _seen(tensors: list[torch.Tensor]) -> bool:
-    """Whether the last list of this length looked the same, and had elements."""
+def _seen(tensors: list[torch.Tensor]) -> _Known | None:
+    """What is known of the last list of this length, if this one looks the same and has elements."""
     known = _known.get((1, len(tensors)))
-    return known is not None and known.firsts[-1] > 0 and known.watches[0].same(tensors)
+    return known if known is not None and known.firsts[-1] > 0 and known.watches[0].same(tensors) else None
 
 
 def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:

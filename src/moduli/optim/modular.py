@@ -106,6 +106,8 @@ class Optimizer(torch.optim.Optimizer):
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
         self._sync()
+        for _, link in self._links:
+            link.attached(self)
 
     # ------------------------------------------------------------------ building
 

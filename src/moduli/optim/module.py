@@ -21,6 +21,7 @@ from ._vector_state import VECTOR, described
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
+    from .modular import Optimizer
     from .objective import Objective
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
@@ -105,6 +106,9 @@ class Module(metaclass=LinkType):
 
     def check(self) -> None:
         """Refuse a construction that can never work; called when the optimizer is built."""
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Called when an optimizer with this link is complete: refuse what can't work with it, or prepare it."""
 
     # ------------------------------------------------------------------ settings
 

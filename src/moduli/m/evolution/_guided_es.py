@@ -39,8 +39,6 @@ class GuidedES(SearchLink):
         N. Maheswaranathan, L. Metz, G. Tucker, D. Choi, J. Sohl-Dickstein, "Guided evolutionary strategies", ICML 2019.
     """
 
-    gradient = True
-
     def __init__(
         self,
         *,

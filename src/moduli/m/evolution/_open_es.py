@@ -41,8 +41,6 @@ class OpenES(SearchLink):
         learning", 2017, equation (1).
     """
 
-    gradient = True
-
     def __init__(
         self, *, population: int = 64, sigma: float = 0.1, antithetic: bool = True, shape: str = "ranks", seed: int = 0
     ) -> None:

@@ -39,8 +39,6 @@ class PGPE(SearchLink):
         Neural Networks 23 (2010), algorithm 1.
     """
 
-    gradient = True
-
     def __init__(
         self,
         *,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class Split(Module):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
                 part = _part(objective, indices)
-                out = how(self.children[key], part)
+                with _untouched([p for i, p in enumerate(objective.params) if passed[i] is not wanted]):
+                    out = how(self.children[key], part)
                 if isinstance(out, Objective):
                     _put_back(objective, out, indices)
         return objective
@@ -90,6 +92,19 @@ class Split(Module):
     def step(self, objective: Objective) -> Objective:
         """Each chain makes its step on its part."""
         return self._each(objective, lambda child, part: run(part, [child]))
+
+
+@contextmanager
+def _untouched(others: list[Tensor]) -> Iterator[None]:
+    """Evaluations of one part leave gradients at the other parameters too; theirs from the step's start are kept."""
+    held = [param.grad for param in others]
+    for param in others:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(others, held, strict=True):
+            param.grad = grad
 
 
 def _part(objective: Objective, indices: list[int]) -> Objective:

@@ -16,6 +16,10 @@ from ...optim.functional import step as run
 __all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]
 
 
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return float(kernels.dot(a, b).real)
+
+
 class RestartStrategy(Module):
     """Resets links when a condition is met: those inside, or, without any, all others of the optimizer after the step.
 
@@ -130,7 +134,9 @@ class RestartEvery(RestartStrategy):
 
     def should_reset(self, objective: Objective) -> bool:
         every = sum(p.numel() for p in objective.params) if self.steps == "ndim" else self.steps
-        return self.increment_counter("steps", 0) % max(every, 1) == 0 and self.global_state["steps"] > 0
+        # Links inside are reset before the step that follows the n-th, all others after the n-th: it is the same.
+        done = self.increment_counter("steps", 0 if "modules" in self.children else 1)
+        return done > 0 and done % max(every, 1) == 0
 
 
 class PowellRestart(RestartStrategy):
@@ -165,10 +171,10 @@ class PowellRestart(RestartStrategy):
         setting = self.settings[objective.params[0]]
         fresh = any("gradient" not in self.state[param] for param in objective.params)
         before = self.get_state(objective.params, "gradient", init=torch.zeros_like)
-        square = float(kernels.dot(grads, grads))
+        square = _dot(grads, grads)
         reset = False
         if not fresh and setting["cond1"] is not None:
-            reset = abs(float(kernels.dot(grads, before))) >= setting["cond1"] * square
+            reset = abs(_dot(grads, before)) >= setting["cond1"] * square
         direction = self.state[objective.params[0]].get("direction_slope")
         if not fresh and not reset and setting["cond2"] is not None and direction is not None:
             slope, size = direction
@@ -181,8 +187,8 @@ class PowellRestart(RestartStrategy):
         """Also remembers the slope along the direction, for the second test of the next step."""
         grads = [grad.clone() for grad in objective.get_grads()]
         out = super().step(objective)
-        slope = float(kernels.dot(out.peek_updates(), grads))
-        self.state[objective.params[0]]["direction_slope"] = (slope, float(kernels.dot(grads, grads)))
+        slope = _dot(out.peek_updates(), grads)
+        self.state[objective.params[0]]["direction_slope"] = (slope, _dot(grads, grads))
         return out
 
 
@@ -230,7 +236,7 @@ class BirginMartinezRestart(Module):
     def _judge(self, objective: Objective, grads: list[Tensor]) -> Objective:
         update = objective.get_updates()
         cond = self.settings[objective.params[0]]["cond"]
-        slope = float(kernels.dot(update, grads))
+        slope = _dot(update, grads)
         if slope < cond * float(kernels.norm(update)) * float(kernels.norm(grads)):
             self.children["module"].reset()
             objective.updates = grads
