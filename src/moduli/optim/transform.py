@@ -258,7 +258,7 @@ class TensorTransform(Transform):
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         chosen = [settings[i] for i in kept]
         if objective.members is not None:
-            chosen = [_per_member(setting, tensors[i].dim()) for i, setting in zip(kept, chosen, strict=True)]
+            chosen = [_per_member(setting, tensors[i]) for i, setting in zip(kept, chosen, strict=True)]
         real = as_real if self.elementwise else _as_it_is
         return (
             kept,
@@ -312,9 +312,7 @@ class TensorTransform(Transform):
             return settings
         if objective.members is None:
             return [{**setting, **found} for setting in settings]
-        return [
-            {**setting, **_per_member(found, tensor.dim())} for setting, tensor in zip(settings, tensors, strict=True)
-        ]
+        return [{**setting, **_per_member(found, tensor)} for setting, tensor in zip(settings, tensors, strict=True)]
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -325,12 +323,15 @@ def _at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
     return None if tensors is None else tensors[i]
 
 
-def _per_member(setting: Setting, dims: int) -> Setting:
-    """One number per member, shaped so that it multiplies tensors whose first axis is the members."""
+def _per_member(setting: Setting, tensor: Tensor) -> Setting:
+    """One number per member, shaped so that it multiplies tensors whose first axis is the members, in their dtype."""
     if not any(is_per_member(value) for value in setting.values()):
         return setting
+    real = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+    shape = (-1, *([1] * (tensor.dim() - 1)))
     return {
-        key: value.reshape(-1, *([1] * (dims - 1))) if is_per_member(value) else value for key, value in setting.items()
+        key: (value.to(real) if value.is_floating_point() else value).reshape(shape) if is_per_member(value) else value
+        for key, value in setting.items()
     }
 
 

@@ -31,8 +31,8 @@ class _Model(nn.Module):
         return 0.5 * (bent * bent).sum()
 
 
-def _model(case: Case, index: int) -> _Model:
-    at = problem(case)
+def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
+    at = problem(case, dtype=dtype)
     with torch.no_grad():
         for param in at.params:
             param.mul_(1 + 0.3 * index)
@@ -69,26 +69,29 @@ def population(case: Case) -> None:
         raise NotApplicable("it couples the members")
     has_rate = any(isinstance(part.defaults.get("lr"), float) for top in links for _, part in top.links())
     for per_member in (False, True) if has_rate else (False,):
-        together = Population.from_modules([_model(case, i) for i in range(_MEMBERS)])
-        alone = [_model(case, i) for i in range(_MEMBERS)]
-        opt = _stacked(case, together, per_member)
-        each = closure(lambda: together.losses(lambda net: net()))  # noqa: B023
+        _compare(case, per_member, torch.float64, 1e-10)
+    _compare(case, has_rate, torch.float32, 1e-4)
+
+
+def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float) -> None:
+    together = Population.from_modules([_model(case, i, dtype) for i in range(_MEMBERS)])
+    opt = _stacked(case, together, per_member)
+    for _ in range(_STEPS):
+        opt.step(closure(lambda: together.losses(lambda net: net())))
+    for i in range(_MEMBERS):
+        model, links = _model(case, i, dtype), case.links()
+        if per_member:
+            for top in links:
+                for _, link in top.links():
+                    if isinstance(link.defaults.get("lr"), float):
+                        link.defaults["lr"] = float(link.defaults["lr"] * _rates()[i])
+        one = Optimizer(model, *links)
         for _ in range(_STEPS):
-            opt.step(each)
-        for i, model in enumerate(alone):
-            single = case.links()
-            if per_member:
-                for top in single:
-                    for _, link in top.links():
-                        if isinstance(link.defaults.get("lr"), float):
-                            link.defaults["lr"] = float(link.defaults["lr"] * _rates()[i])
-            one = Optimizer(model, *single)
-            for _ in range(_STEPS):
-                one.step(closure(model))
-            found = [leaf.detach()[i] for leaf in together.parameters()]
-            if (gap := same(found, list(model.parameters()), 1e-10)) is not None:
-                how = " with a learning rate of its own" if per_member else ""
-                raise case.fail("population", f"member {i}{how} is not where it would be by itself: {gap}")
+            one.step(closure(model))
+        found = [leaf.detach()[i] for leaf in together.parameters()]
+        if (gap := same(found, list(model.parameters()), tolerance)) is not None:
+            how = " with a learning rate of its own" if per_member else ""
+            raise case.fail("population", f"member {i}{how} is not where it would be by itself ({dtype}): {gap}")
 
 
 LAWS = {"population": population}
