@@ -15,10 +15,12 @@ from .adaptive import (
     Adagrad,
     Adam,
     Adan,
+    DAdaptAdam,
     FullMatrixAdagrad,
     Lion,
     Orthogonalize,
     OrthoGrad,
+    Prodigy,
     PSGDKronWhiten,
     RMSprop,
     Rprop,
@@ -75,7 +77,7 @@ from .misc import (
     SquareHomotopy,
     UpdateSign,
 )
-from .momentum import EMA, NAG, Cautious, HeavyBall
+from .momentum import EMA, NAG, Cautious, HeavyBall, ScheduleFree
 from .ops import (
     Abs,
     AccumulateMaximum,
@@ -216,6 +218,7 @@ __all__ = [
     "CopyMagnitude",
     "CopySign",
     "CustomUnaryOperation",
+    "DAdaptAdam",
     "DE",
     "Debias",
     "Debias2",
@@ -293,6 +296,7 @@ __all__ = [
     "PrintShape",
     "PrintUpdate",
     "Prod",
+    "Prodigy",
     "Projection",
     "RCopySign",
     "RDiv",
@@ -315,6 +319,7 @@ __all__ = [
     "SaveBest",
     "ScalarProjection",
     "ScaleLRBySignChange",
+    "ScheduleFree",
     "Sequential",
     "Shampoo",
     "Sign",
