@@ -15,10 +15,12 @@ from .adaptive import (
     Adagrad,
     Adam,
     Adan,
+    DAdaptAdam,
     FullMatrixAdagrad,
     Lion,
     Orthogonalize,
     OrthoGrad,
+    Prodigy,
     PSGDKronWhiten,
     RMSprop,
     Rprop,
@@ -89,7 +91,7 @@ from .misc import (
     SquareHomotopy,
     UpdateSign,
 )
-from .momentum import EMA, NAG, Cautious, HeavyBall
+from .momentum import EMA, NAG, Cautious, HeavyBall, ScheduleFree
 from .ops import (
     Abs,
     AccumulateMaximum,
@@ -280,6 +282,7 @@ __all__ = [
     "CopySign",
     "CubicRegularization",
     "CustomUnaryOperation",
+    "DAdaptAdam",
     "DE",
     "DFP",
     "DNRTR",
@@ -396,6 +399,7 @@ __all__ = [
     "PrintShape",
     "PrintUpdate",
     "Prod",
+    "Prodigy",
     "ProjectedGradientMethod",
     "Projection",
     "QuasiNewton",
@@ -426,6 +430,7 @@ __all__ = [
     "SaveBest",
     "ScalarProjection",
     "ScaleLRBySignChange",
+    "ScheduleFree",
     "Sequential",
     "Shampoo",
     "ShorR",
