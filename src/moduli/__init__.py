@@ -8,8 +8,10 @@ turns the structure of any module into numbers, `moduli.kernels` runs one functi
 are in `moduli.m`.
 """
 
-from . import device, kernels, labels, layout, linalg, m, nn, optim, particles
+from . import device, evolve, io, kernels, labels, layout, linalg, m, nn, optim, particles, population, presets
 from .device import Device, DeviceBounded
+from .evolve import search
+from .io import Checkpointer, CheckpointError, load, save
 from .labels import (
     BROADCAST,
     QR,
@@ -175,6 +177,7 @@ from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
 from .optim import Optimizer, closure
 from .particles import NytoModule as Module
 from .particles import adopt, differentiable, merge
+from .population import Population
 
 __version__ = "0.1.0"
 
@@ -182,11 +185,14 @@ __all__ = [
     "__version__",
     "AmbiguousTruthError",
     "BROADCAST",
+    "CheckpointError",
+    "Checkpointer",
     "Device",
     "DeviceBounded",
     "Eigen",
     "Module",
     "Optimizer",
+    "Population",
     "QR",
     "Ranked",
     "SVD",
@@ -246,6 +252,7 @@ __all__ = [
     "empty_like",
     "equal",
     "erf",
+    "evolve",
     "exp",
     "expm1",
     "eye",
@@ -261,6 +268,7 @@ __all__ = [
     "index_add",
     "inv",
     "invalidate",
+    "io",
     "isclose",
     "isel",
     "isfinite",
@@ -272,7 +280,7 @@ __all__ = [
     "layout",
     "lerp",
     "linalg",
-    "m",
+    "load",
     "log",
     "log10",
     "log1p",
@@ -284,6 +292,7 @@ __all__ = [
     "logical_or",
     "logsumexp",
     "lowdin",
+    "m",
     "matmul",
     "matrix_exp",
     "max",
@@ -304,12 +313,14 @@ __all__ = [
     "one_hot",
     "ones",
     "ones_like",
-    "outer",
     "optim",
+    "outer",
     "particles",
     "permute",
     "pinv",
+    "population",
     "pow",
+    "presets",
     "prod",
     "qr",
     "rand",
@@ -325,6 +336,8 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "save",
+    "search",
     "sel",
     "sigmoid",
     "sign",

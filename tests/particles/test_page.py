@@ -18,6 +18,7 @@ from moduli.particles import (
     StructureError,
     make_modules_ref,
 )
+from moduli.particles._operators import Operators
 from moduli.particles.kernel import ParticleKernel, VersionKernel
 
 NAMES = {
@@ -492,9 +493,9 @@ def test_particles_and_products_of_ones_own():
     x //= 3
     assert x.value == 1.0
     with pytest.raises(TypeError):
-        particles.kernel._Operators() + 1
+        Operators() + 1
     with pytest.raises(TypeError):
-        -particles.kernel._Operators()
+        -Operators()
 
 
 def test_copies_of_modules_share_tensors_but_not_registries():

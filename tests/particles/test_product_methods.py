@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.particles import StructureError, adopt, from_vector, lerp_, vector
+from moduli.particles import ParticleModule, PMProduct, StructureError, adopt, from_vector, lerp_, vector
 
 
 def net():
@@ -59,3 +59,43 @@ def test_in_place_methods_leave_out_what_operations_leave_out():
     model.product().axpy_(1.0, model.product() * 0 + 1)
     assert torch.equal(model[0].weight, weight)
     assert not torch.equal(model[0].bias, bias)
+
+
+METHODS = {
+    "norm": lambda x, y: x.norm(),
+    "dot": lambda x, y: x.dot(y),
+    "cosine": lambda x, y: x.cosine(y),
+    "distance": lambda x, y: x.distance(y),
+    "lerp": lambda x, y: x.lerp(y, 0.25),
+    "lerp_": lambda x, y: x.lerp_(y, 0.25),
+    "axpy_": lambda x, y: x.axpy_(0.5, y),
+    "sign": lambda x, y: x.sign(),
+    "sqrt": lambda x, y: abs(x).sqrt(),
+    "exp": lambda x, y: x.exp(),
+    "clamp": lambda x, y: x.clamp(-0.1, 0.1),
+    "map": lambda x, y: x.map(lambda p, q: p * q, y),
+    "zeros_like": lambda x, y: x.zeros_like(),
+    "vector": lambda x, y: x.vector(),
+    "from_vector": lambda x, y: x.from_vector(torch.arange(float(x.vector().numel()))),
+    "rand": lambda x, y: x.rand(2.0, torch.Generator().manual_seed(0)),
+    "randn": lambda x, y: x.randn(2.0, torch.Generator().manual_seed(0)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_products_of_wrappers_have_the_methods_of_products(name):
+    first, second = net(), net()
+    second.load_state_dict((2 * first + 1).state_dict())
+    one, two = ParticleModule(first.clone()), None
+    two = one * 2 + 1
+    expected = METHODS[name](first.product(), (first * 2 + 1).product())
+    got = METHODS[name](one.product(), two.product())
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(got, expected)
+    elif expected is None:
+        assert got is None
+    else:
+        assert isinstance(got, PMProduct)
+        torch.testing.assert_close(got.vector(), expected.vector())
+    with pytest.raises(AttributeError, match="has no attribute"):
+        one.product().missing

@@ -35,15 +35,20 @@ class _Known:
         self.firsts = array("q", itertools.accumulate(chunks, initial=0))
 
 
-_known: dict[int, _Known] = {}
+# By number of lists and of tensors: a program alternates between a few of those.
+_known: dict[tuple[int, int], _Known] = {}
+_KEPT = 16
 
 
 def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
     """The facts a compiled reduction needs, or None where it can't take the lists."""
     count = len(lists[0])
-    last = _known.get(len(lists))
-    fits = last is not None and count and len(last.sizes) == count
-    if fits and last and all(known.same(tensors) for known, tensors in zip(last.watches, lists, strict=True)):
+    last = _known.get((len(lists), count))
+    if (
+        count
+        and last is not None
+        and all(known.same(tensors) for known, tensors in zip(last.watches, lists, strict=True))
+    ):
         return last
     for tensors in lists:
         if not tensors or tensors[0].dtype not in CODES:
@@ -60,7 +65,9 @@ def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
             ):
                 return None
     found = _Known(lists, [watch(tensors) for tensors in lists])
-    _known[len(lists)] = found
+    if len(_known) >= _KEPT:
+        _known.clear()
+    _known[len(lists), count] = found
     return found
 
 
@@ -205,13 +212,11 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
-    found = _listed("norm", tensors)
-    if _kinds("norm", found):
-        if ord != 2:
-            found = [tensor.detach().abs() for tensor in found]
-        else:
-            found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    if not _sum(tensor.numel() for tensor in found):
+    if type(tensors) is list and not torch.is_grad_enabled() and _seen(tensors):
+        found = tensors  # the same kinds as before, so everything asked below is known
+    else:
+        found = _checked(tensors, ord)
+    if not found:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     if ord == 1:
         return _reduce("absolutes", [found])
@@ -226,6 +231,23 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     # A power of two, so that scaling rounds nothing.
     scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
     return _reduce("squares", [found], scale).sqrt() / scale
+
+
+def _seen(tensors: list[torch.Tensor]) -> bool:
+    """Whether the last list of this length looked the same, and had elements."""
+    known = _known.get((1, len(tensors)))
+    return known is not None and known.firsts[-1] > 0 and known.watches[0].same(tensors)
+
+
+def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
+    """The tensors as a reduction takes them; none where there are no elements."""
+    found = _listed("norm", tensors)
+    if _kinds("norm", found):
+        if ord != 2:
+            found = [tensor.detach().abs() for tensor in found]
+        else:
+            found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
+    return found if _sum(tensor.numel() for tensor in found) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["layout_of_tensors"]
+__all__ = ["layout_of_tensors", "question"]
 
 _QUESTIONS = ("data_ptr", "numel", "dtype")
 
@@ -38,6 +38,18 @@ def _probes() -> list[torch.Tensor]:
         inference,
         base.t(),
     ]
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+
+
+def question(name: str) -> int:
+    """The address of a function of torch's C interface that answers about a tensor; 0 if there is none."""
+    try:
+        return ctypes.cast(getattr(_library(), f"aoti_torch_{name}"), ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
 
 
 @lru_cache(maxsize=1)
@@ -64,8 +76,7 @@ def layout_of_tensors() -> array[int] | None:
             for offset in range(0, 192, 8)
             if all(_word(probe._cdata + offset) == key for probe, key in zip(probes, keys, strict=True))
         ]
-        path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-        library = ctypes.CDLL(path)
+        library = _library()
         asks = [getattr(library, f"aoti_torch_get_{name}") for name in _QUESTIONS] + [library.aoti_torch_is_contiguous]
     except (AttributeError, OSError):
         return None

@@ -4,7 +4,8 @@ The nouns, and what is built from them:
 
 * A **Module** is a `torch.nn.Module` whose labelled tensors are attributes: assigned by value, registered with torch,
   read as views of the live storage. `nograd_tensors` declares those that are buffers, `tie` makes two names one tensor,
-  `TensorList` and `TensorDict` hold many. `export` and `export_all` (a `FrozenDict`) give independent values.
+  `TensorList` and `TensorDict` hold many, `labels_of` tells their axes. `export` and `export_all` (a `FrozenDict`) give
+  independent values.
 * A **virtual** tensor is an attribute that is derived, not stored: `virtual` decorates the method that computes it.
   It is reused while nothing it was computed from has changed, inside `cached` even with its gradient graph, and
   recomputed after `invalidate`. `VirtualTensor` is the form made at run time, with a dtype and device of its own.
@@ -19,6 +20,7 @@ from ._cache import cached, invalidate
 from ._containers import TensorDict, TensorList
 from ._frozen import FrozenDict
 from ._functional import Functional
+from ._labels_of import labels_of
 from ._module import Module, ModuleType
 from ._nograd import nograd_tensors
 from ._tie import tie
@@ -33,6 +35,7 @@ __all__ = [
     "TENSOR_PARAM_PREFIX",
     "TENSOR_BUFFER_PREFIX",
     "tie",
+    "labels_of",
     "TensorList",
     "TensorDict",
     "FrozenDict",

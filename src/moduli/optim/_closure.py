@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..population import Population
 from ._needs import ClosureError
 
 __all__ = ["Closure", "Evaluator", "closure"]
@@ -25,7 +27,7 @@ class Closure:
         (9.0, None)
     """
 
-    def __init__(self, fn: Callable[[], Any], *, fixed: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], *, fixed: bool = False) -> None:
         if not callable(fn):
             raise TypeError(
                 f"closure takes a function that returns the loss, got a {type(fn).__name__}; "
@@ -33,26 +35,59 @@ class Closure:
             )
         self.fn = fn
         self.fixed = fixed
+        self.of_model = _takes_model(fn)
+        self.model: Any = None
 
     def __repr__(self) -> str:
         return f"closure({getattr(self.fn, '__name__', self.fn)!s}{', fixed=True' if self.fixed else ''})"
 
     def __call__(self, backward: bool = True) -> Any:
         with torch.enable_grad():
-            loss = self.fn()
+            loss = self.value()
             if backward:
                 torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
         return loss.detach()
 
+    def value(self) -> Any:
+        """The loss, with its graph where grad mode is on."""
+        if not self.of_model:
+            return self.fn()
+        if self.model is None:
+            raise ClosureError(
+                "the loss is a function of the model, so the optimizer has to know it: Optimizer(net, ...), not "
+                "Optimizer(net.parameters(), ...)"
+            )
+        return self.model.losses(self.fn) if isinstance(self.model, Population) else self.fn(self.model)
 
-def closure(fn: Callable[[], Any], *, fixed: bool = False) -> Closure:
+
+def _takes_model(fn: Callable[..., Any]) -> bool:
+    """Whether a function needs one argument; `lambda x=x: ...` needs none, it only keeps a value of the loop."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):  # the usual case, made anew at every step
+        count = fn.__code__.co_argcount - len(fn.__defaults__ or ())
+        if count < 2:
+            return count == 1
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    if len(needed) > 1:
+        names = ", ".join(p.name for p in needed)
+        raise TypeError(f"closure takes a function of nothing, or of the model; this one needs {names}")
+    return len(needed) == 1
+
+
+def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
     """Make a closure from a plain loss function, so that a step may evaluate it with or without a gradient.
 
     The optimizer clears old gradients itself: there is no `zero_grad` to write.
 
     Args:
         fn: A function without arguments that returns the loss: a 0-d tensor; a vector of residuals for least-squares
-            links; the losses of all members for a population.
+            links; the losses of all members for a population. Or a function of the model, `lambda net: loss(net(x), y)`,
+            for an optimizer that was given the module or the population: links that try many models at once then
+            evaluate them together.
         fixed: Whether the function is the same at every step (the same batch, no dropout). Line searches then hand the
             loss and gradient of the accepted point to the next step instead of evaluating it twice.
 
@@ -88,7 +123,9 @@ def _kind(fn: Callable[..., Any]) -> str:
         if parameter.name == "backward" or parameter.kind is parameter.VAR_KEYWORD:
             kind = "keyword"
             break
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL):
+        # A default that is no bool only keeps a value of the loop around it, `lambda x=x: ...`.
+        asks = parameter.default is parameter.empty or isinstance(parameter.default, bool)
+        if asks and parameter.kind is not parameter.KEYWORD_ONLY:
             kind = "position"
     if key is not None:
         _kinds[key] = kind
@@ -105,7 +142,8 @@ class Evaluator:
                 "opt.step(mo.closure(lambda: loss(net(x), y)))"
             )
         self.source = source
-        self.fn = source.fn if isinstance(source, Closure) else None
+        self.closure = source if isinstance(source, Closure) else None
+        self.fn = source.value if isinstance(source, Closure) else None
         self.fixed = bool(getattr(source, "fixed", False))
         self.kind = "function" if self.fn is not None else _kind(source)
         self.count = 0

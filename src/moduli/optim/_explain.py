@@ -25,17 +25,15 @@ def explain(optimizer: Optimizer) -> str:
     lines = [f"{len(params)} parameter{'s' * (len(params) != 1)}, {numbers:,} numbers"]
     if optimizer.binding.members is not None:
         lines[0] += f", {optimizer.binding.members} members"
-    width = max(len(type(link).__name__) for _, link in optimizer._links) + 2
+    width = max(len(type(link).__name__) for link in optimizer.modules)
     fusing = optimizer.binding.fuse
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
             end = ", which also moves the parameters" if segment.tail and fusing else ""
             lines.append(f"one pass{end}:" if fusing else "one by one (fuse=False):")
-            lines += [
-                f"  {type(link).__name__:<{width}} {_needs(link)}".replace("   needs", "  needs")
-                for link in segment.links
-            ]
+            lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
         else:
-            lines.append(f"{type(segment).__name__:<{width}} {_needs(segment)}; on its own: {_fusion.why_not(segment)}")
-            lines += [f"  {path:<{width}} inside it" for path, _ in segment.links() if path]
+            name = type(segment).__name__
+            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own: {_fusion.why_not(segment)}")
+            lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def why_not(link: Module) -> str | None:
 def _measures(link: TensorTransform) -> bool:
     from .transform import TensorTransform
 
-    return type(link).measure is not TensorTransform.measure
+    return link.measures and type(link).measure is not TensorTransform.measure
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
@@ -177,12 +178,13 @@ class FusedRun:
     # ------------------------------------------------------------------ counters
 
     def flush(self) -> None:
-        """Write the counts of the last steps into the links' states."""
+        """Write the counts of the last steps into the links' states, once: later the states may be newer than they."""
+        owed = [link._pending is not None for link in self.links]
         for link in self.links:
             link._pending = None
         for cohort in self._cohorts:
-            for link, count in zip(self.links, cohort.counts, strict=True):
-                if link.counts:
+            for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
+                if due:
                     for param in cohort.params:
                         link._state[param].quietly("step", count)
 
@@ -192,10 +194,13 @@ class FusedRun:
         return (present, *[link._state.changes[0] for link in self.links])
 
     def _known(self, objective: Objective) -> bool:
-        if self._params is not objective.params or self._valid is None:
+        if self._valid is None or self._valid != self._stamp(objective.present):
             return False
-        if self._valid != self._stamp(objective.present):
-            return False
+        if self._params is not objective.params:
+            known, here = self._params or [], objective.params
+            if len(known) != len(here) or not all(map(operator.is_, known, here)):
+                return False
+            self._params = here
         for cohort in self._cohorts:
             first = cohort.params[0]
             for link, raw in zip(self.links, cohort.raw, strict=True):
@@ -275,7 +280,8 @@ class FusedRun:
         found = self._measured(objective, tensors, grads, now)
         if found and any(is_per_member(value) for value in found.values()):
             return self._unfused(objective)
-        tail = self.tail and not objective.skip_update
+        # Whoever looks at the update after the step has to find one.
+        tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
         for cohort, settings in zip(self._cohorts, now, strict=True):
             self._run(cohort, objective, settings, found, tensors, grads, updates)
@@ -316,7 +322,9 @@ class FusedRun:
             settings = [setting for _, setting in order]
         if any(tensor.is_complex() for tensor in chosen):
             chosen = [as_real(tensor) for tensor in chosen]
+            params = [as_real(param.detach()) for param in params]
             picked = None if picked is None else [as_real(grad) for grad in picked]
+            params = [as_real(param.detach()) for param in params]
         return self.links[0].measure(chosen, params, picked, settings, objective.members)
 
     def _run(
@@ -379,9 +387,14 @@ def _split(
     names, values, constants = [], [], []
     for key, value in setting.items() if found is None else {**setting, **found}.items():
         kind = type(value)
-        if (kind is float or kind is int) and key not in link.static:
+        if key in link.static:
+            constants.append((key, value))
+        elif kind is float or kind is int:
             names.append(key)
             values.append(value)
+        elif isinstance(value, float | int) and kind is not bool:  # NumPy's
+            names.append(key)
+            values.append(float(value))
         else:
             constants.append((key, value))
     return tuple(names), values, tuple(constants)

@@ -92,21 +92,49 @@ def exported(links: Iterable[Module]) -> dict[str, Any]:
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
     """Refuse settings that no link has, and numbers that are none."""
-    known = {key for link in links for key in (*link.defaults, *link.aliases)}
     for key, value in group.items():
         if key in _FOREIGN:
             continue
-        addressed = "." in key and any(
-            (name := _address(key, link)) is not None and name in link.defaults for link in links
-        )
-        if key not in known and not addressed:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
+        if not known(key, links):
+            every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
+            near = difflib.get_close_matches(key, every, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"a parameter group sets {key!r}, which no link of the chain has{hint} "
-                f"(settings here: {', '.join(sorted(known)) or 'none'}; 'adam.beta1' names the one of a single link)"
+                f"(settings here: {', '.join(every) or 'none'}; 'adam.beta1' names the one of a single link)"
             )
-        check_number("a parameter group", key, value)
+        owners = [type(link).__name__ for link in links if _takes(link, key)]
+        check_number(f"a parameter group, for {' and '.join(dict.fromkeys(owners))}", key, value)
+        for link in links:
+            count = len(link.aliases.get(key, ()))
+            if count > 1 and (not isinstance(value, tuple | list) or len(value) != count):
+                raise ValueError(
+                    f"a parameter group sets {key}={value!r}; for {type(link).__name__} it is {count} numbers, "
+                    f"{' and '.join(link.aliases[key])}"
+                )
+
+
+def known(key: str, links: Sequence[Module]) -> bool:
+    """Whether a key may be in a group: a setting of a link, or something torch writes for itself."""
+    return key in _FOREIGN or any(_takes(link, key) for link in links)
+
+
+def _takes(link: Module, key: str) -> bool:
+    return key in link.defaults or key in link.aliases or _address(key, link) in link.defaults
+
+
+def listed(params: Any) -> Any:
+    """A group's "params" as a list that can be looked at twice; a set is refused, as torch does."""
+    if isinstance(params, torch.Tensor):
+        return [params]
+    if isinstance(params, set):
+        raise TypeError("parameters are given as a set, which has no order; give a list")
+    return list(params)
+
+
+def names_of(params: Any) -> list[str]:
+    """The names in a group's "params"."""
+    return [item[0] for item in params if isinstance(item, tuple)]
 
 
 def tensors_of(params: Any) -> list[Tensor]:

@@ -53,7 +53,7 @@ def each(link: Module, objective: Objective) -> Objective:
     for path, _ in inner:
         keep.setdefault(path, [{} for _ in range(count)])
     own = [part.global_state for _, part in inner]
-    losses = objective.loss
+    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     try:
         for i in range(count):
             for (path, part), _ in zip(inner, own, strict=True):
@@ -69,6 +69,8 @@ def each(link: Module, objective: Objective) -> Objective:
             one.present = objective.present
             one.grads = [grad[i] for grad in grads]
             one.updates = [tensor[i].clone() for tensor in updates]
+            if link.vector_state:
+                link.follow(rows[i])
             one = link.step(one)
             for tensor, new in zip(updates, one.get_updates(), strict=True):
                 tensor[i] = new

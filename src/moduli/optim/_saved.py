@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from . import _groups, _members
 from ._plain import decode, encode
 from ._stand_ins import StandIns
+from ._vector_state import VECTOR, Vector
 
 if TYPE_CHECKING:
     from .modular import Optimizer
@@ -59,7 +61,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         for param, row in link.state.items():
             if not row or param not in names:
                 continue
-            name = ALL if link.vector_state else names[param]
+            name = f"{ALL}:{path}" if link.vector_state else names[param]
             into = state.setdefault(name, {})
             for key, value in row.items():
                 into[f"{path}/{key}"] = encode(value, f"{path}: state {key!r}")
@@ -87,6 +89,11 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         "should_terminate": optimizer.should_terminate,
         "reasons": list(optimizer.reasons),
         "members": binding.members,
+        "made_with": {
+            "torch": str(torch.__version__),
+            "kernels": os.environ.get("MODULI_KERNELS", "auto"),
+            "threads": torch.get_num_threads(),
+        },
     }
 
 
@@ -103,38 +110,33 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         by_name = {name: param for param, name in binding.names.items()}
     by_name.update({name: tensor for tensor, name in _stand_in_names(optimizer).items()})
     active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    moved = _permutation(saved, active, binding.names)
+    vectors = {
+        path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names)
+        for path, link in known.items()
+        if link.vector_state and path in saved["links"]
+    }
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
-    gone, fresh = [], []
+    gone = []
     for name, entries in saved["state"].items():
-        param = active[0] if name == ALL and active else by_name.get(name)
-        if param is None:
-            gone.append(name)
-            continue
+        whole = name.startswith(f"{ALL}:")
         for key, value in entries.items():
             path, _, field = key.rpartition("/")
-            if path not in known:
+            if path not in known or (whole and vectors[path].fresh):
                 continue
-            device = param.device if param.numel() else None
-            found = decode(value, device)
-            if name == ALL and moved is not None:
-                if isinstance(moved, str):
-                    fresh.append(path)
-                    continue
-                found = _permute(found, moved)
-            rows[path].setdefault(param, {})[field] = found
+            param = vectors[path].first if whole else by_name.get(name)
+            if param is None:
+                gone.append(name)
+                break
+            found = decode(value, param.device if param.numel() else None)
+            rows[path].setdefault(param, {})[field] = vectors[path].permute(found) if whole else found
     for path, link in known.items():
         entry = saved["links"].get(path)
         if entry is None:
             continue
         extra = decode(entry["extra"], None)
         shared = decode(entry["global"], active[0].device if active else None)
-        if link.vector_state and moved is not None:
-            if isinstance(moved, str):
-                shared = {key: value for key, value in shared.items() if isinstance(value, torch.Generator)}
-                fresh.append(path)
-            else:
-                shared = {key: _permute(value, moved) for key, value in shared.items()}
+        if path in vectors:
+            shared = vectors[path].shared(shared)
         link.reset()
         link.global_state.clear()
         link.global_state.update(shared)
@@ -150,9 +152,10 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     optimizer._carried = None
     if gone:
         warnings.warn(f"saved state of {', '.join(sorted(gone))} has no parameter here and is left out", stacklevel=4)
+    fresh = [path for path, vector in vectors.items() if vector.fresh]
     if fresh:
         warnings.warn(
-            f"{', '.join(sorted(set(fresh)))} starts afresh: {moved}; its state is over all parameters together",
+            f"{', '.join(fresh)} starts afresh: its state is over all parameters together, and they are not the same",
             stacklevel=4,
         )
 
@@ -178,6 +181,9 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             + (f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}")
             + "; build the same chain, or load with strict=False to take over the links that agree"
         )
+    for group in _known_options(optimizer, saved) if not strict else saved["param_groups"]:
+        options = {key: decode(value, None) for key, value in _groups.options(group).items()}
+        _groups.check_keys(options, [link for _, link in optimizer._links])
     by_name = {name: param for param, name in optimizer.binding.names.items()}
     for name, shape in saved["shapes"].items():
         if name in by_name and tuple(by_name[name].shape) != tuple(shape):
@@ -186,41 +192,10 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             )
 
 
-def _permutation(saved: Mapping[str, Any], active: list[Tensor], names: Mapping[Tensor, str]) -> Any:
-    """How elements of the concatenated vector moved: None (not at all), an index, or why it can't be said."""
-    order, shapes = list(saved["order"]), saved["shapes"]
-    here = [names[param] for param in active]
-    if order == here:
-        return None
-    if sorted(order) != sorted(here):
-        return "the parameters are not the same as in the saved state"
-    starts, position = {}, 0
-    for name in order:
-        size = torch.Size(shapes[name]).numel()
-        starts[name] = (position, size)
-        position += size
-    return torch.cat([torch.arange(starts[name][0], sum(starts[name])) for name in here])
-
-
-def _permute(value: Any, index: Tensor) -> Any:
-    if isinstance(value, Tensor):
-        for dim, size in enumerate(value.shape):
-            if size == index.numel() and size > 0:
-                value = value.index_select(dim, index.to(value.device))
-        return value
-    if isinstance(value, dict):
-        return {key: _permute(item, index) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_permute(item, index) for item in value)
-    if hasattr(value, "maxlen"):
-        return type(value)((_permute(item, index) for item in value), maxlen=value.maxlen)
-    return value
-
-
 def _make_stand_ins(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     known = dict(optimizer._links)
     for name in saved["state"]:
-        if not name.startswith("@") or name == ALL:
+        if not name.startswith("@") or name.startswith(f"{ALL}:"):
             continue
         path, key, position = name[1:].rsplit(":", 2)
         if path in known:
@@ -229,9 +204,18 @@ def _make_stand_ins(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 stand_ins.tensors.append(torch.empty(0))
 
 
+def _known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The saved groups without settings that no link here has."""
+    links = [link for _, link in optimizer._links]
+    return [
+        {key: value for key, value in group.items() if key == "params" or _groups.known(key, links)}
+        for group in saved["param_groups"]
+    ]
+
+
 def _take_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Options follow the parameters: a group takes those of the saved group that its first known parameter was in."""
-    where = {name: group for group in saved["param_groups"] for name in group["params"]}
+    where = {name: group for group in _known_options(optimizer, saved) for name in group["params"]}
     for group in optimizer.param_groups:
         for param in group["params"]:
             found = where.get(optimizer.binding.names[param])

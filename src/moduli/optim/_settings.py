@@ -104,7 +104,7 @@ class Settings:
         if known is None:
             known = self._resolved[key] = _Resolved(group, local)
             self._fill(known)
-        elif known.defaults != self.defaults:  # they are public, and may be changed by hand
+        elif not _unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
             self._fill(known)
         return known.values
 
@@ -128,6 +128,16 @@ class Settings:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_resolved": {}}
+
+
+def _unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if len(old) != len(new):
+        return False
+    for key, value in new.items():
+        other = old.get(key, old)
+        if value is not other and (isinstance(value, Tensor) or isinstance(other, Tensor) or value != other):
+            return False
+    return True
 
 
 def is_per_member(value: Any) -> bool:

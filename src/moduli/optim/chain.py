@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ._needs import Need
 from .functional import step
 from .module import Chainable, Module
 
@@ -57,12 +59,16 @@ class Chain(Module):
             links[0].update(objective)
         elif links:
             probe = objective.clone(clone_updates=True)
-            for i, link in enumerate(links):
-                link.update(probe)
-                if i + 1 < len(links):
-                    probe = link.apply(probe)
-                    if probe.stop:
-                        break
+            probe.post_step_hooks = []
+            moves = any(Need.CLOSURE in link.all_needs() for link in links[:-1])
+            with objective.moved() if moves else nullcontext():
+                for i, link in enumerate(links):
+                    link.update(probe)
+                    if i + 1 < len(links):
+                        probe = link.apply(probe)
+                        if probe.stop:
+                            break
+            probe.skip_update, probe.accepted = False, None  # where it would have gone does not count
             objective.update_attrs_from_clone_(probe)
 
     def apply(self, objective: Objective) -> Objective:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from . import _fusion, _members
@@ -38,6 +39,9 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
     """
     from .module import Module
 
+    if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
+        with torch.no_grad():
+            return step(objective, modules, owner=owner)
     links = [modules] if isinstance(modules, Module) else list(modules)
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
@@ -45,6 +49,8 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
         elif objective.members is not None and not _members.lifts(segment):
             objective = _members.each(segment, objective)
         else:
+            if segment.vector_state:
+                segment.follow(objective.params)
             objective = segment.step(objective)
         if not isinstance(objective, Objective):
             raise TypeError(
@@ -69,7 +75,8 @@ def update(
         >>> sorted(states[0])
         ['exp_avg', 'step']
     """
-    module.update_states(objective, states, _settings(objective, module, settings))
+    with torch.no_grad():
+        module.update_states(objective, states, _settings(objective, module, settings))
 
 
 def apply(
@@ -84,7 +91,8 @@ def apply(
         >>> optim.functional.apply(optim.Objective([w], mo.closure(lambda: w.sum())), m.LR(0.1), [{}]).updates
         [tensor([0.1000])]
     """
-    return module.apply_states(objective, states, _settings(objective, module, settings))
+    with torch.no_grad():
+        return module.apply_states(objective, states, _settings(objective, module, settings))
 
 
 def _settings(objective: Objective, module: Transform, settings: Sequence[Any] | None) -> Sequence[Any]:
@@ -117,7 +125,7 @@ def step_tensors(
         >>> optim.functional.step_tensors([m.ClipValue(1.0), m.LR(0.1)], [torch.tensor([5.0, 0.5])])
         [tensor([0.1000, 0.0500])]
     """
-    from .chain import maybe_chain
+    from .chain import Chain, maybe_chain
 
     if objective is not None and any(value is not None for value in (grads, loss, closure)):
         raise ValueError("give either an objective, or grads, loss and closure; the objective has its own")
@@ -135,7 +143,9 @@ def step_tensors(
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
-        inner.grads = list(tensors)
+        # Links transform the update in place; whoever looks at the gradient must not see that.
+        looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
+        inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)
     out = step(inner, [link])
     if objective is not None:

@@ -10,9 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..population import Population
 from . import _explain, _groups, _members, _saved
 from ._binding import Binding
+from ._closure import Evaluator
 from ._needs import ChainError, ClosureError, Need, join
+from ._processes import OverProcesses
+from ._tracing import keep_from_tracing
 from .chain import flatten
 from .functional import step as run_links
 from .module import Chainable, Module
@@ -79,15 +83,15 @@ class Optimizer(torch.optim.Optimizer):
         self.binding = Binding()
         self.binding.fuse = fuse == "auto"
         self.model: torch.nn.Module | None = None
-        self.population: Any = None
+        self.population: Population | None = None
         given = self._parameters(params)
         self._links = self._claim()
+        self._segments: Any = None
         self.current_step = 0
         self.num_evaluations = 0
         self.should_terminate = False
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
-        self.post_load: list[str] = []
         self._needs = join(link.all_needs() for link in self.modules)
         self._check_chain()
         self._reduce = self._reduction(reduce)
@@ -95,11 +99,12 @@ class Optimizer(torch.optim.Optimizer):
         self._shown = _groups.exported(link for _, link in self._links)
         self._list: list[Tensor] = []
         self._every: tuple[list[Tensor], list[bool]] = ([], [])
+        self._matrices: list[int] = []
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         super().__init__(given, dict(self._shown))
         for _, link in self._links:
             link.settings.binding = self.binding
-            link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+            link._owner = weakref.ref(self)
         self._sync()
 
     # ------------------------------------------------------------------ building
@@ -111,11 +116,10 @@ class Optimizer(torch.optim.Optimizer):
             if not named:
                 raise ValueError(f"{type(params).__name__} has no parameters to optimize")
             return named
-        stacked = getattr(params, "stacked_parameters", None)
-        if callable(stacked):
+        if isinstance(params, Population):
             self.population = params
             self.binding.members = len(params)
-            return list(stacked().items())
+            return list(params.named_parameters())
         if isinstance(params, Tensor):
             raise TypeError("params is one tensor; give a list of parameters: Optimizer([w], ...)")
         return params
@@ -133,8 +137,8 @@ class Optimizer(torch.optim.Optimizer):
                         f"the same {name} is used twice, at {seen[id(link)]} and {here}: its state would be shared. "
                         f"Make two: {name}(...), {name}(...)"
                     )
-                owner = getattr(link, "_owner", None)
-                if owner is not None and owner() is not None:
+                owner = None if link._owner is None else link._owner()
+                if owner is not None and owner is not self:
                     raise ChainError(
                         f"{name} at {here} already belongs to another optimizer, and its state would be shared; "
                         f"make a new {name}(...), or copy.deepcopy the link before its first use"
@@ -156,6 +160,24 @@ class Optimizer(torch.optim.Optimizer):
             for link in self.modules:
                 _members.check(link)
 
+    def relink(self) -> None:
+        """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
+        links = self._claim()
+        needs = join(link.all_needs() for link in self.modules)
+        before = self._links, self._needs
+        self._links, self._needs = links, needs
+        try:
+            self._check_chain()
+        except BaseException:
+            self._links, self._needs = before
+            raise
+        for _, link in links:
+            link.settings.binding = self.binding
+            link._owner = weakref.ref(self)
+            link.settings.forget()
+        self._options = []
+        self._sync()
+
     def _reduction(self, reduce: Any) -> Callable[[Tensor], Tensor] | None:
         if callable(reduce) or reduce is None:
             return reduce  # type: ignore[no-any-return]
@@ -174,22 +196,23 @@ class Optimizer(torch.optim.Optimizer):
                     "processes train one model) or reduce=None (each trains its own)"
                 )
             reduce = "mean"
-        divide = reduce == "mean"
-
-        def over_processes(loss: Tensor) -> Tensor:
-            total = loss.clone()
-            torch.distributed.all_reduce(total)
-            return total / torch.distributed.get_world_size() if divide else total
-
-        return over_processes
+        return OverProcesses(mean=reduce == "mean")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings of their own. State of what is there already stays."""
         group = dict(param_group)
         _groups.check_keys(group, [link for _, link in self._links])
-        tensors = _groups.tensors_of(group.get("params", ()))
+        group["params"] = _groups.listed(group.get("params", ()))
+        tensors = _groups.tensors_of(group["params"])
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+        taken = {name: None for old in self.param_groups for name in old.get("param_names", ())}
+        for name in _groups.names_of(group["params"]):
+            if name in taken:
+                raise ValueError(
+                    f"two parameters are named {name!r}; names address the saved state, so give each its own"
+                )
+            taken[name] = None
         for key, names in ((key, names) for _, link in self._links for key, names in link.aliases.items()):
             if key not in group and any(name in group for name in names) and key in self._shown:
                 shown = self._shown[key]
@@ -200,18 +223,12 @@ class Optimizer(torch.optim.Optimizer):
     def _name(self) -> None:
         binding = self.binding
         binding.group_of.clear()
-        names: dict[str, Tensor] = {}
         position = 0
         for i, group in enumerate(self.param_groups):
             given = group.get("param_names") or [None] * len(group["params"])
             for param, name in zip(group["params"], given, strict=True):
                 binding.group_of[param] = i
                 chosen = str(position) if name is None else name
-                if chosen in names:
-                    raise ValueError(
-                        f"two parameters are named {chosen!r}; names address the saved state, so give each its own"
-                    )
-                names[chosen] = param
                 binding.names[param] = chosen
                 position += 1
         self._list, self._every = [], ([], [])
@@ -257,6 +274,7 @@ class Optimizer(torch.optim.Optimizer):
             return self._list
         self._every = (list(every), wanted)
         self._list = [param for param, want in zip(every, wanted, strict=True) if want]
+        self._matrices = [i for i, param in enumerate(self._list) if param.dim() > 1]
         return self._list
 
     def step(  # type: ignore[override]
@@ -279,7 +297,6 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             return self._step(closure, loss, kwargs)
 
-    # torch.compile must not trace this: the pass is compiled already. (The decorator would import the compiler.)
     def _step(self, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]) -> Tensor | None:
         binding = self.binding
         binding.step = self.current_step
@@ -287,12 +304,13 @@ class Optimizer(torch.optim.Optimizer):
         params = self._active()
         if not params:
             self.current_step += 1
-            return None if closure is None else torch.as_tensor(closure()).detach()
+            self.num_evaluations += 1
+            return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
         objective = Objective(
             params,
             closure,
             loss,
-            self.model,
+            self.model if self.population is None else self.population,
             self.current_step,
             modular=self,
             storage=storage,
@@ -300,12 +318,14 @@ class Optimizer(torch.optim.Optimizer):
             members=binding.members,
             reduce=self._reduce,
         )
+        objective.matrices = self._matrices
         evaluator = objective.evaluator
         if evaluator is None:
             self._without_closure(objective, loss)
             if objective.present is not None and not any(objective.present):
                 self.current_step += 1
-                return None
+                self.num_evaluations += 1
+                return objective.loss
         elif evaluator.fixed:
             self._take_over(objective)
         try:
@@ -314,7 +334,9 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             objective.restore_start()
             raise
-        self._carried = last.accepted if evaluator is not None and evaluator.fixed else None
+        # What was accepted under another objective (a reformulation) says nothing about this one.
+        same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
+        self._carried = last.accepted if same else None
         self.attrs.update(last.attrs)
         self.reasons = last.attrs.get("reasons", self.reasons)
         if last.should_terminate is not None:
@@ -363,8 +385,8 @@ class Optimizer(torch.optim.Optimizer):
             >>> print(opt.explain())
             1 parameter, 3 numbers
             one pass, which also moves the parameters:
-              Adam   needs the gradient
-              LR     needs the gradient
+              Adam  needs the gradient
+              LR    needs the gradient
         """
         return _explain.explain(self)
 
@@ -388,7 +410,13 @@ class Optimizer(torch.optim.Optimizer):
 
         It goes through `torch.save` and `torch.load(weights_only=True)`.
         """
-        return _saved.pack(self)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        packed = _saved.pack(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, packed)
+            packed = packed if changed is None else changed
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
@@ -400,23 +428,26 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: The chains differ, or a tensor has another shape.
         """
-        _saved.unpack(self, state_dict, strict)
+        given = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, given)
+            given = given if changed is None else changed
+        _saved.unpack(self, given, strict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = dict(self.__dict__)
-        kept.pop("_segments", None)
-        kept["_carried"] = None
-        kept["_reduce"] = None if self._reduce is None else kept["_reduce"]
-        kept["_links"] = None
+        kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None}
+        kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
         self._links = []
-        for i, top in enumerate(self.modules):
-            for path, link in top.links():
-                self._links.append((f"{i}.{type(top).__name__}" + (f"/{path}" if path else ""), link))
-                link._owner = weakref.ref(self)  # type: ignore[attr-defined]
+        self._links = self._claim()
+        for _, link in self._links:
+            link._owner = weakref.ref(self)
 
 
-Optimizer._step._torchdynamo_disable = True  # type: ignore[attr-defined]
+keep_from_tracing(Optimizer._step)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,10 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from ._arguments import LinkType
 from ._needs import ChainError, Need
 from ._settings import Settings, check_number
 from ._stand_ins import StandIns
 from ._state import StateStore
+from ._vector_state import VECTOR, described
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -27,42 +28,7 @@ __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 
 
-class _Link(ABCMeta):
-    """Explains the commonest mistake: a positional argument where a link takes keywords."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except TypeError as error:
-            signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-            try:
-                signature.bind(None, *args, **kwargs)
-            except TypeError:
-                raise TypeError(_explain_arguments(cls, signature, args, kwargs, error)) from None
-            raise
-
-
-def _explain_arguments(
-    cls: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
-) -> str:
-    name = cls.__name__
-    kinds = inspect.Parameter
-    known = [p for p in signature.parameters.values() if p.name != "self"]
-    keywords = [p.name for p in known if p.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    positional = [p for p in known if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    unknown = [key for key in kwargs if key not in keywords]
-    if unknown:
-        return f"{name} has no setting {unknown[0]!r}; it takes {', '.join(keywords) or 'no arguments'}"
-    if len(args) > len(positional):
-        text = ", ".join(map(repr, args))
-        hint = f"its settings are keywords: {', '.join(keywords) or 'none'}"
-        if len(args) == 1 and isinstance(args[0], float | int) and "lr" not in keywords:
-            hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
-        return f"{name}({text}): {hint}"
-    return f"{name}: {error}"
-
-
-class Module(metaclass=_Link):
+class Module(metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
@@ -109,6 +75,8 @@ class Module(metaclass=_Link):
         self._stand_ins: dict[str, StandIns] = {}
         # A weak reference: the run holds the link, and the two must not keep each other alive.
         self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
+        self._owner: weakref.ref[Any] | None = None
+        self._segments: Any = None
 
     # ------------------------------------------------------------------ looking
 
@@ -195,12 +163,21 @@ class Module(metaclass=_Link):
         """Give this link a child: a link, a sequence of links (a chain), or None to have none."""
         from .chain import maybe_chain
 
-        if module is None:
-            self.children.pop(key, None)
-            return
-        if key in self.children:
+        made = None if module is None else maybe_chain(module)
+        if made is not None and key in self.children:
             warnings.warn(f"{type(self).__name__}: the child {key!r} is replaced", stacklevel=2)
-        self.children[key] = maybe_chain(module)
+        before = dict(self.children)
+        if made is None:
+            self.children.pop(key, None)
+        else:
+            self.children[key] = made
+        owner = self._owner() if self._owner is not None else None
+        if owner is not None:
+            try:
+                owner.relink()
+            except BaseException:
+                self.children = before
+                raise
 
     def set_children_sequence(self, modules: Iterable[Chainable], prefix: str = "module_") -> None:
         """Give this link children numbered from 0."""
@@ -395,8 +372,22 @@ class Module(metaclass=_Link):
 
     def step(self, objective: Objective) -> Objective:
         """`update`, then `apply`."""
+        if self.vector_state:
+            self.follow(objective.params)
         self.update(objective)
         return self.apply(objective)
+
+    def follow(self, params: Sequence[Tensor]) -> None:
+        """For links with `vector_state`: start afresh where the parameters are others than at the last step.
+
+        Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
+        """
+        binding = self.settings.binding
+        here = described(params, {} if binding is None else binding.names)
+        if self.global_state.get(VECTOR) != here:
+            if VECTOR in self.global_state:
+                self.reset()
+            self.global_state[VECTOR] = here
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The Hessian, or this link's approximation of it, over all parameters concatenated; None where it has none."""
@@ -422,9 +413,8 @@ class Module(metaclass=_Link):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        kept = {**self.__dict__, "_pending": None}
-        kept.pop("_segments", None)
-        return kept
+        # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
+        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None}
 
     def _settle(self) -> None:
         """Have a fused run that this link is part of write down what it counted."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +12,11 @@ from torch import Tensor
 
 from ._closure import Evaluator
 from ._curvature import Curvature
+from ._moving import Moving
 from ._needs import ClosureError, Need
 
 if TYPE_CHECKING:
+    from ..population import Population
     from .modular import Optimizer
 
 __all__ = ["Objective"]
@@ -26,7 +27,7 @@ _layout = operator.attrgetter("layout")
 _STRIDED = {torch.strided}
 
 
-class Objective(Curvature):
+class Objective(Curvature, Moving):
     """What one step knows: the parameters, their loss and gradient (evaluated once, when first needed), the update.
 
     Links read what they need and replace the update, which in the end is subtracted from the parameters.
@@ -69,7 +70,7 @@ class Objective(Curvature):
         params: Sequence[Tensor],
         closure: Callable[..., Any] | None = None,
         loss: Tensor | None = None,
-        model: torch.nn.Module | None = None,
+        model: torch.nn.Module | Population | None = None,
         current_step: int = 0,
         parent: Objective | None = None,
         modular: Optimizer | None = None,
@@ -82,6 +83,8 @@ class Objective(Curvature):
         self.params = params if type(params) is list else list(params)
         self.evaluator = closure if isinstance(closure, Evaluator) or closure is None else Evaluator(closure)
         self.model = model
+        if self.evaluator is not None and self.evaluator.closure is not None and model is not None:
+            self.evaluator.closure.model = model
         self.current_step = current_step
         self.parent = parent
         self.modular = modular
@@ -100,11 +103,12 @@ class Objective(Curvature):
         self.should_terminate: bool | None = None
         self.temp: Any = None
         self.present: list[bool] | None = None
+        self.matrices: list[int] | None = None
         self.accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
-        self._shared: dict[str, Any] = {}
+        self._starts: dict[Tensor, Tensor] = {}
         self._graph: tuple[Tensor, list[Tensor]] | None = None
         self._residuals: Tensor | None = None
-        self._moved: list[Tensor] | None = None
+        self._elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     # ------------------------------------------------------------------ names
 
@@ -189,7 +193,9 @@ class Objective(Curvature):
                 torch.zeros_like(param) if grad is None else grad
                 for grad, param in zip(found, self.params, strict=True)
             ]
-        if set(map(_layout, found)) != _STRIDED:
+        # Sparse gradients are those of matrices (embeddings), so vectors need not be asked: asking costs 0.07 us each.
+        asked = found if self.matrices is None else [found[i] for i in self.matrices]
+        if asked and set(map(_layout, asked)) != _STRIDED:
             found = [grad.to_dense() if grad.layout is not torch.strided else grad for grad in found]  # type: ignore[union-attr]
         self.grads = found  # type: ignore[assignment]
 
@@ -258,15 +264,17 @@ class Objective(Curvature):
             return self._value(raw)
         if backward:
             return self._value(ask.gradient(self.params, self._scalar))
-        held = [param.grad for param in self.params] if ask.kind == "no" else None
-        if held is not None:  # this kind calls backward whether asked to or not
+        # A user's closure may call backward, or zero gradients in place, whether asked to or not.
+        held = None if ask.kind == "function" else [param.grad for param in self.params]
+        if held is not None:
             for param in self.params:
                 param.grad = None
-        value = self._value(ask.value())
-        if held is not None:
-            for param, grad in zip(self.params, held, strict=True):
-                param.grad = grad
-        return value
+        try:
+            return self._value(ask.value())
+        finally:
+            if held is not None:
+                for param, grad in zip(self.params, held, strict=True):
+                    param.grad = grad
 
     def get_grads(
         self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
@@ -285,7 +293,7 @@ class Objective(Curvature):
         if not at_x0:
             loss = self.get_loss(True, retain_graph, create_graph, at_x0=False)
             if graph:
-                return loss, self._elsewhere_graph[1]
+                return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
             return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         if self.grads is None or (graph and self._graph is None):
             self.get_loss(True, retain_graph, create_graph)
@@ -322,50 +330,6 @@ class Objective(Curvature):
                 parent.loss, parent.loss_approx = self.loss, self.loss_approx
             if parent.grads is None and self.grads is not None and _same(parent.params, self.params):
                 parent.grads, parent.present = self.grads, self.present
-
-    # ------------------------------------------------------------------ moving the parameters
-
-    def _remember_start(self) -> list[Tensor]:
-        start: list[Tensor] | None = self._shared.get("start")
-        if start is None:
-            start = [param.detach().clone() for param in self.params]
-            self._shared["start"] = start
-            self._shared["params"] = self.params
-        if not _same(self._shared["params"], self.params):
-            return [param.detach().clone() for param in self.params]
-        return start
-
-    def restore_start(self) -> None:
-        """Put the parameters back where the step began, if a link has moved them."""
-        start = self._shared.get("start")
-        if start is not None:
-            with torch.no_grad():
-                for param, value in zip(self._shared["params"], start, strict=True):
-                    param.copy_(value)
-
-    @contextmanager
-    def moved(self) -> Iterator[list[Tensor]]:
-        """A block in which a link may move the parameters; they are put back at its end, whatever happens.
-
-        Gives the values at the start of the block.
-        """
-        self._remember_start()
-        before = [param.detach().clone() for param in self.params]
-        grads = [param.grad for param in self.params]
-        try:
-            yield before
-        finally:
-            with torch.no_grad():
-                for param, value, grad in zip(self.params, before, grads, strict=True):
-                    param.copy_(value)
-                    param.grad = grad
-
-    def move_to(self, point: Sequence[Tensor]) -> None:
-        """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
-        self._remember_start()
-        with torch.no_grad():
-            for param, value in zip(self.params, point, strict=True):
-                param.copy_(value)
 
     @torch.no_grad()
     def update_parameters(self) -> None:
@@ -417,7 +381,9 @@ class Objective(Curvature):
     def terminate(self, reason: str) -> None:
         """Ask the training loop to stop, with the reason as a sentence. Several links may ask: one is enough."""
         self.should_terminate = True
-        self.attrs.setdefault("reasons", []).append(reason)
+        reasons = self.attrs.setdefault("reasons", [])
+        if reason not in reasons:
+            reasons.append(reason)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' gradients."""

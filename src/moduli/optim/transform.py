@@ -67,6 +67,8 @@ class Transform(Module):
 
     def update(self, objective: Objective) -> None:
         """Learn, when it is this link's turn."""
+        if self.vector_state:
+            self.follow(objective.params)
         if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.update_states(objective, *self._lists(objective))
 
@@ -95,6 +97,7 @@ class TensorTransform(Transform):
 
     Attributes:
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
+        measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
 
@@ -113,6 +116,7 @@ class TensorTransform(Transform):
     """
 
     elementwise: bool = False
+    measures: bool = True
     counts: ClassVar[bool] = False
     static: ClassVar[tuple[str, ...]] = ()
 

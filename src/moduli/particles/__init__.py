@@ -9,6 +9,9 @@ The nouns, and what is built from them:
 * A **product** (`ParamProduct`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
+  Where two particles edited the same plain child before they met, the edit that was recorded first wins: what the other
+  one removed comes back with the recorded values, sequences are numbered without gaps again, and what is left of its own
+  edit is recorded next.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
 * `merge` holds recipes that make one model of several.
 * A `ParticleModule` wraps a particle as a plain `torch.nn.Module`.

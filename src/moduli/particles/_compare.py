@@ -122,7 +122,9 @@ class _Comparison:
             self._inherit(child, place)
             meta.sub_modules[name] = place
             if forced or was != place:
-                added.append(particle.AddModuleParticleUpdater(key, name, place, modules, params))
+                assigned = particle.AddModuleParticleUpdater(key, name, place, modules, params)
+                assigned.spare = None if place in modules else child
+                added.append(assigned)
         for name, held in module._parameters.items():
             pid = old.sub_params.get(name)
             forced = (module, name) == self.forced
@@ -142,6 +144,7 @@ class _Comparison:
             meta.sub_params[name] = now
             if forced or now != pid:
                 edit = particle.AddParamParticleUpdater(key, name, now, add_param=held if fresh else None)
+                edit.spare = None if fresh else held
                 edit.label = _label(module, name)
                 added.append(edit)
         for name, buffer in module._buffers.items():

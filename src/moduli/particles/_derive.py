@@ -18,7 +18,7 @@ from ._operand import (
     Operand,
     broadcast,
     graphing,
-    is_temporary,
+    keeps_graph,
     leaves,
     matching,
     number,
@@ -39,6 +39,7 @@ from .mtype import ParamConfig
 __all__ = [
     "Operand",
     "binary",
+    "briefly",
     "change",
     "derive",
     "duplicate",
@@ -222,6 +223,24 @@ def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | 
     )
 
 
+def briefly(fn: Callable[[Any, Any], Any], module: nn.Module, other: Any, count: int) -> nn.Module | None:
+    """The short way of a sum, a difference or a multiple; None if the long way must be taken.
+
+    Args:
+        fn: The function.
+        module: The particle.
+        other: The other operand, on the right unless the function commutes.
+        count: How many references to it the method of the particle counts.
+    """
+    if keeps_graph():
+        return None
+    if fn is operator.add or fn is operator.sub:
+        return _quick.total(fn, module, other, count) if isinstance(other, NytoModuleBase) else None
+    if fn is operator.mul and (type(other) is float or type(other) is int):
+        return _quick.multiple(module, other)
+    return None
+
+
 def binary(
     fn: Callable[[Any, Any], Any],
     module: nn.Module,
@@ -241,16 +260,6 @@ def binary(
         direct: Whether an operator passed `other` on as it was given, so that the references to it can be counted.
     """
     plain = graphing()
-    if scope is None and not plain:
-        made: nn.Module | None = None
-        if fn is operator.add or fn is operator.sub:
-            if isinstance(other, NytoModuleBase):
-                spared = direct and is_temporary(sys.getrefcount(other))
-                made = _quick.total(fn, module, other, spared)
-        elif fn is operator.mul and (type(other) is float or type(other) is int):
-            made = _quick.multiple(module, other)
-        if made is not None:
-            return made
     left = Operand(module, scope=scope)
     if isinstance(other, NytoModuleBase):
         right = Operand(other, False)

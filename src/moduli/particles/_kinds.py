@@ -41,6 +41,8 @@ class AddParam(ParticleEdit):
         super().__init__(module_id, attr_name, remove_modules, remove_params)
         self.add_param_id = add_param_id
         self.add_param = add_param
+        # A copy of a parameter that was in the particle already, for those that removed it themselves.
+        self.spare: nn.Parameter | None = None
         self.label: tuple[str, Any] | None = None
 
     def apply(self, module: nn.Module, pdata: ParticleDataImp, initiator: bool) -> None:
@@ -51,6 +53,7 @@ class AddParam(ParticleEdit):
             self.settle()
             return
         if self.add_param_id not in pdata.params:
+            value = value if value is not None else self.spare
             if value is None:
                 raise StructureError(_lost(self.attr_name, f"parameter {self.add_param_id}"))
             pdata.params[self.add_param_id] = copied(value)
@@ -62,6 +65,8 @@ class AddParam(ParticleEdit):
         """Keep a copy of the value as it is now, instead of the parameter itself."""
         if self.add_param is not None:
             self.add_param = copied(self.add_param)
+        if self.spare is not None:
+            self.spare = copied(self.spare)
 
     def sentence(self, vdata: VersionDataImp) -> str:
         shape = "" if self.add_param is None else f" of shape {tuple(self.add_param.shape)}"
@@ -105,15 +110,16 @@ class AddModule(ParticleEdit):
         self.add_module_id = add_module_id
         self.add_modules = add_modules
         self.add_params = add_params
+        # A copy of a module that was in the particle already, for those that removed it themselves.
+        self.spare: nn.Module | None = None
 
     def apply(self, module: nn.Module, pdata: ParticleDataImp, initiator: bool) -> None:
-        if self.add_module_id not in self.add_modules:
+        fresh = self.add_module_id in self.add_modules
+        if not fresh and self.add_module_id in pdata.modules:
             # It was in the particle already, under another name.
-            if self.add_module_id not in pdata.modules:
-                raise StructureError(_lost(self.attr_name, f"module {self.add_module_id}"))
             put(module, "_modules", self.attr_name, pdata.modules[self.add_module_id])
             return
-        if initiator:
+        if initiator and fresh:
             value = self.add_modules[self.add_module_id]
             pdata.add_modules(self.add_modules)
             pdata.add_params(self.add_params)
@@ -123,24 +129,23 @@ class AddModule(ParticleEdit):
         meta = self.next_version_modules_meta
         if meta is None:
             raise StructureError("this edit has not been told the metadata of the next version")
-        source = self.add_modules[self.add_module_id]
+        source = self.add_modules[self.add_module_id] if fresh else self.spare
+        if source is None:
+            raise StructureError(_lost(self.attr_name, f"module {self.add_module_id}"))
+        # What the particle has already stays what it is; what it removed itself comes back as it was recorded.
         memo: dict[int, Any] = {}
         for key, each in paired(source, self.add_module_id, meta):
-            if key not in self.add_modules:
-                if key not in pdata.modules:
-                    raise StructureError(_lost(self.attr_name, f"module {key}"))
+            if key not in self.add_modules and key in pdata.modules:
                 memo[id(each)] = pdata.modules[key]
             for name, pid in meta[key].sub_params.items():
-                if pid is not None and pid not in self.add_params:
-                    if pid not in pdata.params:
-                        raise StructureError(_lost(self.attr_name, f"parameter {pid}"))
+                if pid is not None and pid not in self.add_params and pid in pdata.params:
                     memo[id(each._parameters[name])] = pdata.params[pid]
         made = copy.deepcopy(source, memo)
-        for key, each in paired(made, self.add_module_id, meta):
-            if key in self.add_modules:
+        for key, each in paired(made, self.add_module_id, meta, partly=True):
+            if key in self.add_modules or key not in pdata.modules:
                 pdata.modules[key] = each
                 for name, pid in meta[key].sub_params.items():
-                    held = each._parameters[name]
+                    held = each._parameters.get(name)
                     if pid is not None and held is not None:
                         pdata.params.setdefault(pid, held)
         put(module, "_modules", self.attr_name, made)
@@ -148,6 +153,8 @@ class AddModule(ParticleEdit):
     def settle(self) -> None:
         """Keep a copy of the modules as they are now, instead of the modules themselves."""
         meta = self.next_version_modules_meta
+        if self.spare is not None:
+            self.spare = copy.deepcopy(self.spare)
         if self.add_module_id in self.add_modules and meta is not None:
             twin = copy.deepcopy(self.add_modules[self.add_module_id])
             for key, each in paired(twin, self.add_module_id, meta):

@@ -9,13 +9,14 @@ from typing import Any, Self
 from torch import nn
 
 from . import _derive
+from ._operators import Operators
 from ._species import require
-from .kernel import Particle, _Operators
+from .kernel import Particle
 
 __all__ = ["Only", "only"]
 
 
-class Only(_Operators):
+class Only(Operators):
     """Some of the parameters of a particle. Made by `only`.
 
     Example:

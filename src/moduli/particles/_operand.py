@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ from . import _quick
 from ._pass import Part
 from ._record import Lazy, Record, Unborn, build, transformed
 from ._species import conflicts, current, is_lagging, resolved
-from ._template import LAZY, Memory, Template, Walk, distinct_buffers
+from ._template import LAZY, RECORD, Memory, Template, Walk, distinct_buffers
+from ._temporary import beyond
 from .errors import StructureError
-from .kernel import _Operators
 from .mtype import ParamConfig
 
 __all__ = [
@@ -30,7 +29,7 @@ __all__ = [
     "broadcast",
     "differentiable",
     "graphing",
-    "is_temporary",
+    "keeps_graph",
     "leaves",
     "matching",
     "number",
@@ -149,6 +148,9 @@ class Operand:
             self.tensors = []
             self.version = lazy.version
             return
+        known = module.__dict__.get(RECORD)
+        # A model that is not remembered for the short way yet is read in full, so that it can be.
+        attributes = attributes or known is None or known.quick is None
         self.record, self.memory, self.tensors, self.live = current(module, attributes)
         if self.record.wrapped and not wrapped:
             raise StructureError(
@@ -177,6 +179,11 @@ class Operand:
         plain = ParamConfig()
         found = {places[names[pid]]: config for pid, config in version.data.config.items() if config != plain}
         return {**outside, **found}
+
+
+def keeps_graph() -> bool:
+    """Whether `differentiable` is in force."""
+    return _mode.graph
 
 
 def graphing() -> bool:
@@ -223,44 +230,20 @@ def tensors_of(which: Operand) -> list[Tensor]:
     return which.template.layout.views(vectors)
 
 
-class _Probe(_Operators):
-    """Finds out what the count of references to a right operand is when nothing else refers to it."""
-
-    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> int:
-        return _probed(fn, self, other, reflected)
-
-
-def _probed(fn: Any, module: Any, other: Any, reflected: bool = False) -> int:
-    return sys.getrefcount(other)
-
-
-def _temporary() -> int:
-    """The count for a value that exists only inside an expression; 0 if it cannot be told from one with a name."""
-    named = _Probe()
-    alone: int = _Probe() + _Probe()
-    with_name: int = _Probe() + named
-    return alone if with_name > alone else 0
-
-
-_TEMPORARY = _temporary()
 _LARGE = 1 << 20
-
-
-def is_temporary(count: int) -> bool:
-    """Whether a right operand with so many references exists only inside the expression that is being computed."""
-    return count <= _TEMPORARY
 
 
 def spare_of(right: Operand, count: int) -> Lazy | None:
     """The result that an operand is, if it exists only inside the expression that is being computed."""
     lazy = right.lazy
-    # The operand refers to the module once more than the probe did.
-    if lazy is None or count > _TEMPORARY + 1 or not _TEMPORARY or lazy.slab.users > 1 or lazy.shared or lazy.graph:
+    if lazy is None or lazy.slab.users > 1 or lazy.shared or lazy.graph:
         return None
     groups = right.template.layout.groups
     if len(groups) != 1 or groups[0].numel * groups[0].dtype.itemsize < _LARGE or right.template.rich:
         return None
-    return lazy
+    alone = beyond()
+    # The operand refers to the module once more than the probe did.
+    return lazy if alone and count <= alone + 1 else None
 
 
 def matching(left: Operand, right: Operand) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator as _operator
+import sys
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,13 +15,14 @@ from moduli.labels import Tensor as LabelledTensor
 
 from . import _derive
 from ._config import KEY, configure, restore, saved
+from ._operators import Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import Unborn, build, record_of
 from ._species import adopt_child, adopt_children, current, editing, follow, kernel_of, version_of
 from ._template import LAZY, RECORD
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
-from .kernel import Particle, Product, VersionKernel, _Operators
+from .kernel import Particle, Product, VersionKernel
 from .mtype import ParamConfig, ParamID
 
 __all__ = ["ParticleMethods"]
@@ -377,6 +379,10 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        if not reflected or fn is _operator.mul:
+            made = _derive.briefly(fn, self, other, sys.getrefcount(other))
+            if made is not None:
+                return made
         _unmixed(self, other)
         return _derive.binary(fn, self, other, reflected, direct=True)
 
@@ -389,7 +395,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
 
 # Some modules have operators of their own: to add an nn.Sequential is to append it. As particles they are values.
-for _source in (_Operators, Particle):
+for _source in (Operators, Particle):
     for _name, _function in list(vars(_source).items()):
         if getattr(_operator, _name.replace("__r", "__").replace("__i", "__"), None) is not None and callable(
             _function

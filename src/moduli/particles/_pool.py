@@ -27,6 +27,11 @@ _free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 _lock = threading.Lock()
 _uses: Callable[[Any], int] = torch._C._storage_Use_Count
 
+_is_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+_probe = torch.empty(1, device="cpu")
+# How often a storage is counted that one tensor holds.
+_ALONE = _uses(_probe.untyped_storage()._cdata)
+
 
 class Slab:
     """The vectors of one result, one for each group of its layout, and how many results use them."""
@@ -44,8 +49,20 @@ class Slab:
         self.users -= 1
         if self.users == 0 and self.large:
             vectors, self.vectors = self.vectors, []
+            # What the count is for something that nobody else holds is seen on an object made here and now: how many references
+            # a call adds depends on the interpreter, and on whether tools such as torch.compile watch its frames.
+            alone = [object()]
             while vectors:
-                _give(vectors.pop())
+                # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage.
+                # Whoever holds either may still read or write it.
+                free = (
+                    _worth_keeping(vectors[-1])
+                    and sys.getrefcount(vectors[-1]) <= sys.getrefcount(alone[-1])
+                    and _uses(vectors[-1].untyped_storage()._cdata) <= _ALONE
+                )
+                vector = vectors.pop()
+                if free:
+                    _give(vector)
 
 
 def take(group: Group) -> Tensor:
@@ -75,14 +92,17 @@ def clear() -> None:
         _free.clear()
 
 
+def _worth_keeping(vector: Tensor) -> bool:
+    return (
+        vector.numel() * vector.element_size() >= _LEAST
+        and vector.device.type == "cpu"
+        and type(vector) is Tensor
+        and not (vector.requires_grad or vector.is_inference() or _is_wrapped(vector))
+    )
+
+
 def _give(vector: Tensor) -> None:
     size = vector.numel() * vector.element_size()
-    if size < _LEAST or vector.device.type != "cpu" or vector.requires_grad or vector.is_inference():
-        return
-    # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage. Whoever
-    # holds either may still read or write it. The references counted here are the caller's argument, ours and the call's.
-    if sys.getrefcount(vector) > _ALONE or _uses(vector.untyped_storage()._cdata) > _ALONE_STORAGE:
-        return
     with _lock:
         kept = _free.setdefault((vector.numel(), vector.dtype), [])
         total = sum(numel * dtype.itemsize * len(each) for (numel, dtype), each in _free.items())
@@ -90,19 +110,3 @@ def _give(vector: Tensor) -> None:
             kept.append(vector)
         elif not kept:
             del _free[(vector.numel(), vector.dtype)]
-
-
-def _counts() -> tuple[int, int]:
-    """What the two counts are for a vector that nobody else holds, on this interpreter and version of torch."""
-    seen: list[tuple[int, int]] = []
-
-    def look(vector: Tensor) -> None:
-        seen.append((sys.getrefcount(vector), _uses(vector.untyped_storage()._cdata)))
-
-    vectors = [torch.empty(1)]
-    while vectors:
-        look(vectors.pop())
-    return seen[0]
-
-
-_ALONE, _ALONE_STORAGE = _counts()

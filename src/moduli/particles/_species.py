@@ -78,6 +78,7 @@ def notice(module: nn.Module, record: Record, old: Memory | None, new: Memory) -
     version = resolved(record, new.template if old is None else old.template)
     if version.next_version is not None:
         follow(module)
+        renumber(module)
         version = resolved(record, new.template)
         before = None
     else:
@@ -126,6 +127,17 @@ def follow(module: nn.Module) -> None:
         kernel = record.kernel() if record.kernel is not None else None
         if kernel is not None:
             kernel.version, kernel.data = version, data
+
+
+def renumber(root: nn.Module) -> None:
+    """Let the children of sequences be numbered without gaps again, where edits of two particles met."""
+    for module in root.modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            held = module._modules
+            if list(held) != [str(place) for place in range(len(held))] and all(name.isdecimal() for name in held):
+                children = list(held.values())
+                held.clear()
+                held.update((str(place), child) for place, child in enumerate(children))
 
 
 def version_of(module: nn.Module) -> VersionKernelImp:

@@ -302,7 +302,8 @@ def paired(
         for name, child in meta[key].sub_modules.items():
             if child is not None:
                 held = module._modules.get(name)
-                if held is None and partly:
+                # A module of another class took the place: the one that was there is gone.
+                if partly and (held is None or meta[child].kind not in (None, type(held))):
                     continue
                 if held is None:
                     raise StructureError(f"module {name!r} is missing from this {type(root).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
+import torch
 from torch import nn
 
 from . import _derive
@@ -76,13 +77,30 @@ class PMProduct(Product["ParticleModule[Any]"]):
         """A product with copies of the values."""
         return self.from_ParamProduct(self.product.clone())
 
-    def rand(self) -> Self:
-        """A product with values drawn uniformly from [0, 1)."""
-        return self.from_ParamProduct(self.product.rand())
+    def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Self:
+        """A product with values drawn uniformly from [0, scale)."""
+        return self.from_ParamProduct(self.product.rand(scale, generator))
 
-    def randn(self) -> Self:
-        """A product with values drawn from the standard normal distribution."""
-        return self.from_ParamProduct(self.product.randn())
+    def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Self:
+        """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
+        return self.from_ParamProduct(self.product.randn(scale, generator))
+
+    def __getattr__(self, name: str) -> Any:
+        from . import functions
+
+        if name not in functions.ON_PRODUCTS and name not in ("from_vector", "lerp_", "axpy_"):
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        method = getattr(self.product, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = (arg.product if isinstance(arg, PMProduct) else arg for arg in args)
+            named = {key: arg.product if isinstance(arg, PMProduct) else arg for key, arg in kwargs.items()}
+            made = method(*given, **named)
+            if made is self.product:
+                return self
+            return self.from_ParamProduct(made) if isinstance(made, ParamProduct) else made
+
+        return call
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         made = self.product._binary(fn, other, reflected)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli.layout import diff, layout_of
+from moduli.nn import labels_of
 
 from ._errors import MergeError
 
@@ -200,7 +201,7 @@ def labels(model: Model) -> dict[str, dict[str, Any]]:
     """The labels of the axes of owned tensors, by path of their module and name, as a state dict tells them."""
     metadata: Any = getattr(model, "_metadata", None)
     if isinstance(model, nn.Module):
-        if not any(vars(each).get("_labelled") for each in model.modules()):
+        if not any(labels_of(each) for each in model.modules()):
             return {}
         metadata = getattr(model.state_dict(), "_metadata", None)
     return {path: entry["labels"] for path, entry in (metadata or {}).items() if "labels" in entry}

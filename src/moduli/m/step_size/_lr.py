@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..optim import TensorTransform
+from ...optim import TensorTransform
 
 __all__ = ["LR"]
 

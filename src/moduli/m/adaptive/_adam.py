@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import TensorTransform
+from ...optim import TensorTransform
 
 __all__ = ["Adam"]
 

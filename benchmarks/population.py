@@ -1,0 +1,155 @@
+"""Populations: one matrix against loops, raw vmap and other libraries.
+
+The swarm step is 256 x 8,970: `v = 0.7*v + 1.5*r1*(best - x) + 1.5*r2*(leader - x); x += v`, with one random number per
+member, against the same step written by hand with `out=` and in-place operations on preallocated matrices. Evaluation is
+under `no_grad` on one batch for all members. "Raw vmap" is `torch.vmap` of `functional_call` on stacked parameters, which
+is what other libraries for torch do. "Best" is the fastest of `vmap`, `loop` and `chunked` here. Models: "ReLU" is
+64-64-64-10, "tanh" is 64-64-10; the second spends most of its time in torch's tanh on machines without AVX-512.
+"""
+
+import copy
+import importlib.util
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from _timing import interleaved
+from moduli.population import Population
+
+
+def relu():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def tanh():
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+def convolution():
+    return nn.Sequential(nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(240, 10))
+
+
+def table():
+    torch.manual_seed(0)
+    rows = []
+    with torch.no_grad():
+        rows += swarm()
+        rows += building()
+        for count in (64, 1024):
+            for batch in (1, 8, 64, 256):
+                rows += forms("ReLU", relu, count, batch)
+        for count, bar in ((64, 0.40), (1024, 0.55)):
+            rows += raw("ReLU", relu, count, 64, bar)
+            rows += raw("tanh", tanh, count, 64, bar)
+        rows += raw("convolution", convolution, 64, 8, 1.05)
+        rows += loops()
+    return rows
+
+
+def swarm():
+    count = 256
+    x, best = (Population.of(relu, count) for _ in range(2))
+    leader = best[3].clone()
+    state = {"v": 0.1 * x.randn(), "x": x}
+    a, b, c = x.matrix.clone(), best.matrix.clone(), 0.1 * torch.randn(count, 8970)
+    row, spare = best.matrix[3].clone(), torch.empty(count, 8970)
+
+    def ours():
+        r1, r2 = torch.rand(count), torch.rand(count)
+        v, x = state["v"], state["x"]
+        state["v"] = v = 0.7 * v + 1.5 * r1 * (best - x) + 1.5 * r2 * (leader - x)
+        x += v
+
+    def by_hand():
+        r1, r2 = torch.rand(count, 1), torch.rand(count, 1)
+        torch.sub(b, a, out=spare)
+        c.mul_(0.7).addcmul_(spare, 1.5 * r1)
+        torch.sub(row, a, out=spare)
+        c.addcmul_(spare, 1.5 * r2)
+        a.add_(c)
+
+    def naive():
+        r1, r2 = torch.rand(count, 1), torch.rand(count, 1)
+        return a + (0.7 * c + 1.5 * r1 * (b - a) + 1.5 * r2 * (row - a))
+
+    times = interleaved({"ours": ours, "hand": by_hand, "naive": naive}, rounds=21, number=2)
+    return [
+        line("swarm step, written with operators / by hand in place", times["ours"] / times["hand"], 1.2, "x"),
+        line("the same expression on plain matrices / by hand in place", times["naive"] / times["hand"], None, "x"),
+    ]
+
+
+def building():
+    times = interleaved({"class": lambda: Population.of(relu, 4096)}, rounds=3, number=1)
+    return [line("building 4096 members of 8,970 parameters", times["class"], 2.0, "s")]
+
+
+def forms(name, make, count, batch):
+    pop, x = Population.of(make, count), torch.randn(batch, 64)
+    candidates = {form: (lambda form=form: pop(x, vectorize=form)) for form in ("auto", "vmap", "chunked", "loop")}
+    times = interleaved(candidates, rounds=7, seconds=0.02)
+    best = min(times[form] for form in ("vmap", "chunked", "loop"))
+    return [line(f"{name}, N={count}, batch {batch}: auto / best", times["auto"] / best, 1.1, "x")]
+
+
+def raw(name, make, count, batch, bar):
+    pop, x, base = Population.of(make, count), torch.randn(batch, 64), make()
+    stacked = {key: leaf.detach().clone() for key, leaf in pop.named_parameters()}
+    mapped = torch.vmap(lambda values: functional_call(base, values, (x,)))
+    candidates = {"auto": lambda: pop(x), "raw": lambda: mapped(stacked), **peers(make, pop, x)}
+    times = interleaved(candidates, rounds=9, seconds=0.02)
+    rows = [line(f"{name}, N={count}, batch {batch}: auto / raw vmap", times["auto"] / times["raw"], bar, "x")]
+    for peer in ("evotorch", "EvoX"):
+        if peer in times:
+            rows.append(
+                line(f"{name}, N={count}, batch {batch}: {peer} / raw vmap", times[peer] / times["raw"], None, "x")
+            )
+    return rows
+
+
+def peers(make, pop, x):
+    """The same evaluation in other libraries, as far as they are installed."""
+    found = {}
+    flat = pop.matrix.clone()
+    if importlib.util.find_spec("evotorch") is not None:
+        from evotorch.neuroevolution.net import make_functional_module
+
+        theirs = make_functional_module(make())
+        found["evotorch"] = lambda: torch.vmap(theirs, in_dims=(0, None))(flat, x)
+    if importlib.util.find_spec("evox") is not None:
+        from evox.utils import ParamsAndVector
+
+        base = make()
+        adapter = ParamsAndVector(dummy_model=base)
+        found["EvoX"] = lambda: torch.vmap(lambda p: functional_call(base, p, (x,)))(adapter.batched_to_params(flat))
+    return found
+
+
+def loops():
+    rows = []
+    for batch, bar in ((1, "at least 6 x"), (64, "at least 1.7 x")):
+        pop, x = Population.of(relu, 256), torch.randn(batch, 64)
+        nets = [copy.deepcopy(net) for net in pop]
+        times = interleaved({"auto": lambda: pop(x), "loop": lambda: [net(x) for net in nets]}, rounds=9, seconds=0.02)
+        ratio = times["loop"] / times["auto"]
+        row = line(f"256 ReLU networks, batch {batch}: a loop over modules / auto", ratio, None, "x")
+        rows.append({**row, "bar": bar, "ok": ratio >= float(bar.split()[2])})
+    return rows
+
+
+def line(name, value, bar, unit):
+    return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": bar is None or value <= bar}
+
+
+def main():
+    for each in table():
+        bar = "" if each["bar"] is None else f"  bar {each['bar']} {'met' if each['ok'] else 'MISSED'}"
+        print(f"{each['name']:66} {each['value']:9.2f} {each['unit']}{bar}", flush=True)
+    for name in ("evotorch", "evox"):
+        if importlib.util.find_spec(name) is None:
+            print(f"{name} is not installed, so its rows are left out; `pip install {name}` adds them")
+
+
+if __name__ == "__main__":
+    main()

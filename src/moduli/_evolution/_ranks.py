@@ -1,0 +1,78 @@
+"""From fitness to weights: only the order counts, ties share, and what is not a number comes last."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["centred_ranks", "clean", "nes_utilities", "shaped", "standardised"]
+
+
+def clean(fitness: Tensor) -> Tensor:
+    """Fitness in double, with NaN as the worst there is: +inf."""
+    return fitness.double().nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+
+
+def _tied(fitness: Tensor) -> tuple[Tensor, Tensor]:
+    """For each member, how many are better, and how many are better or equal."""
+    ordered = fitness.sort().values
+    return torch.searchsorted(ordered, fitness), torch.searchsorted(ordered, fitness, right=True)
+
+
+def centred_ranks(fitness: Tensor) -> Tensor:
+    """Ranks scaled to [-½, ½], the best member at -½ (Salimans et al. 2017, section 2.1).
+
+    Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
+    """
+    n = len(fitness)
+    if fitness.device.type == "cpu":
+        # Each of these takes NumPy a few microseconds, and torch ten times as many.
+        f = fitness.numpy()
+        ordered = np.sort(f)
+        places = np.searchsorted(ordered, f) + np.searchsorted(ordered, f, side="right")
+        rank = torch.from_numpy((places - 1.0) * 0.5)
+    else:
+        below, upto = _tied(fitness)
+        rank = (below + upto - 1).double() / 2
+    return rank.div_(max(n - 1, 1)).sub_(0.5 if n > 1 else 0.0)
+
+
+def nes_utilities(fitness: Tensor) -> Tensor:
+    """Utilities that sum to zero, the best member highest (Wierstra et al. 2014, section 3.1).
+
+    u_k = max(0, ln(N/2 + 1) - ln k) / Σ_j max(0, ln(N/2 + 1) - ln j) - 1/N for the k-th best; equal members share.
+    """
+    n = len(fitness)
+    k = torch.arange(1, n + 1, dtype=torch.float64, device=fitness.device)
+    raw = (math.log(n / 2 + 1) - k.log()).clamp(min=0)
+    total = torch.cat([raw.new_zeros(1), raw.cumsum(0)])
+    below, upto = _tied(fitness)
+    return (total[upto] - total[below]) / (upto - below) / total[-1].clamp(min=1e-300) - 1 / n
+
+
+def standardised(fitness: Tensor) -> Tensor:
+    """(f - mean) / standard deviation; what is infinite counts as the worst finite value, and equal values as zero."""
+    f = _finite(fitness)
+    f = f - f.mean()
+    deviation = f.square().mean().sqrt()
+    return f / deviation if deviation > 0 else torch.zeros_like(f)
+
+
+def _finite(fitness: Tensor) -> Tensor:
+    """Infinite values replaced by the worst (or best) finite one; zeros when there is none."""
+    finite = fitness[fitness.isfinite()]
+    if len(finite) == 0:
+        return torch.zeros_like(fitness)
+    return fitness.clamp(float(finite.min()), float(finite.max()))
+
+
+def shaped(fitness: Tensor, shape: str) -> Tensor:
+    """Fitness as it enters a gradient estimate: `"ranks"`, `"standardize"` or `"raw"`. Larger is worse in all of them."""
+    if shape == "ranks":
+        return centred_ranks(fitness)
+    if shape == "standardize":
+        return standardised(fitness)
+    if shape == "raw":
+        return _finite(fitness)
+    raise ValueError(f"shape={shape!r} is unknown; there are 'ranks', 'standardize' and 'raw'")

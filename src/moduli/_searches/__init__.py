@@ -1,0 +1,1 @@
+"""The ask-and-tell searches of `moduli.evolve`, which the links of `moduli.m` drive too."""

@@ -1,0 +1,256 @@
+"""`CMAES`: covariance matrix adaptation, asked and told."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._evolution import _cmaes as core
+from .._evolution._restarts import bipop, ipop
+from .._evolution._sep_cmaes import update_variances
+from ._distribution import Distribution
+from ._reason import Reason
+
+__all__ = ["CMAES"]
+
+# Above this dimension the eigendecomposition costs more than everything else together.
+_EIGEN_UP_TO = 40
+
+
+class CMAES(Distribution):
+    """Covariance matrix adaptation: a Gaussian learns its step size and its covariance from the order of the members.
+
+    Args:
+        x0: The first mean.
+        population: How many members; by default 4 + 3 ln P.
+        sigma: The first step size; a third of the distance to the optimum is good.
+        covariance: `"full"` (P x P numbers), or `"separable"` (P numbers, and noise that is drawn again from seeds).
+        factor: How the full covariance is factored: `"eigen"` (the symmetric root; rotating the problem rotates the path),
+            `"cholesky"` (cheaper; the same distribution, another path), or `"auto"`, which is `"eigen"` up to 40 dimensions.
+        restarts: What to do when the distribution has converged: None (stop), `"ipop"` (start again with twice the
+            population), or `"bipop"` (take turns between large populations and small ones).
+        max_restarts: How often to start again.
+        **options: Those of `Search`. With finite bounds a restart begins anywhere inside them, otherwise near x0.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import CMAES
+        >>> def rosenbrock(x):
+        ...     return (100 * (x[:, 1:] - x[:, :-1] ** 2) ** 2 + (1 - x[:, :-1]) ** 2).sum(1)
+        >>> search = CMAES(torch.zeros(4, dtype=torch.float64), sigma=0.5, target=1e-10)
+        >>> while not (reason := search.should_stop()):
+        ...     search.tell(rosenbrock(search.ask()))
+        >>> print(reason)
+        The target fitness was reached.
+
+    References:
+        Hansen (2016), The CMA evolution strategy: a tutorial; Ros and Hansen (2008) for the separable form; Krause, Arbonès
+        and Igel (2016) for the Cholesky form; Auger and Hansen (2005) for IPOP; Hansen (2009) for BIPOP.
+    """
+
+    least = 2
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int | None = None,
+        sigma: float = 0.3,
+        covariance: str = "full",
+        factor: str = "auto",
+        restarts: str | None = None,
+        max_restarts: int = 9,
+        **options: Any,
+    ) -> None:
+        if covariance not in ("full", "separable"):
+            raise ValueError(f"covariance={covariance!r} is unknown; there are 'full' and 'separable'")
+        if factor not in ("auto", "eigen", "cholesky"):
+            raise ValueError(f"factor={factor!r} is unknown; there are 'auto', 'eigen' and 'cholesky'")
+        if restarts not in (None, "ipop", "bipop"):
+            raise ValueError(f"restarts={restarts!r} is unknown; there are 'ipop', 'bipop' and None")
+        if not sigma > 0:
+            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        if covariance == "full" and options.get("rank") is not None:
+            raise ValueError("noise of low rank has no full covariance; use covariance='separable'")
+        dim = max(x0.numel(), 1)
+        self.covariance, self.restarts, self.max_restarts = covariance, restarts, max_restarts
+        self.factor = ("eigen" if dim <= _EIGEN_UP_TO else "cholesky") if factor == "auto" else factor
+        self._sigma0 = sigma
+        self._default = 4 + int(3 * math.log(dim)) if population is None else population
+        self._constants: dict[int, core.Constants] = {}
+        options.setdefault("antithetic", False)
+        super().__init__(x0, population=self._default, **options)
+
+    def _start(self, x0: Tensor) -> None:
+        self.state["x0"] = x0.clone()
+        self.state["runs"], self.state["large"] = 0, self.population
+        self.state["spent_large"], self.state["spent_small"], self.state["is_large"] = 0, 0, 1
+        self._begin(x0, self._sigma0)
+
+    def _begin(self, mean: Tensor, sigma: float) -> None:
+        """A new distribution."""
+        n, state = self.dim, self.state
+        state["mean"], state["sigma"], state["first_sigma"], state["age"] = mean, float(sigma), float(sigma), 0
+        state["p_sigma"], state["p_c"] = torch.zeros_like(mean), torch.zeros_like(mean)
+        if self.covariance == "full":
+            state["C"] = torch.eye(n, dtype=self.dtype, device=self.device)
+            state["root"] = torch.eye(n, dtype=self.dtype, device=self.device)
+            state["thin"], state["thick"] = 1.0, 1.0
+        else:
+            state["C"] = torch.ones_like(mean)
+        window = 10 + math.ceil(30 * n / self._default)
+        state["recent"] = torch.full((window,), torch.inf, dtype=torch.float64, device=self.device)
+        state["range"] = math.inf
+
+    @property
+    def sigma(self) -> float:
+        """The step size."""
+        return self._float("sigma")
+
+    @property
+    def constants(self) -> core.Constants:
+        """The strategy parameters of the current population."""
+        size = self.population
+        if size not in self._constants:
+            self._constants[size] = core.constants(self.dim, size, separable=self.covariance == "separable")
+        return self._constants[size]
+
+    def _scale(self) -> Tensor | float:
+        if self.covariance == "full":
+            return self.sigma
+        return self._tensor("C").sqrt().mul_(self.sigma)
+
+    def _normal(self) -> Tensor:
+        """The standard normal samples of this generation, N x P."""
+        return self._noise.rows(self._int("seed"), self._int("counter"), 0, self.population)
+
+    def _steps(self) -> Tensor:
+        """The same in the shape of the covariance, kept from `ask` to `tell`."""
+        if self._pending is None:
+            self._pending = self._normal() @ self._tensor("root").mT
+        return self._pending  # type: ignore[no-any-return]
+
+    def _directions(self, start: int, stop: int) -> Tensor:
+        return self._steps()[start:stop] if self.covariance == "full" else super()._directions(start, stop)
+
+    def _shared(self) -> bool:
+        return self.covariance == "full" or super()._shared()
+
+    def _learn(self, fitness: Tensor) -> None:
+        state, k = self.state, self.constants
+        order = fitness.argsort(stable=True)
+        age = self._int("age") + 1
+        state["age"] = age
+        if self.covariance == "full":
+            self._learn_full(order, age, k)
+        else:
+            self._learn_separable(order, age, k)
+        recent = self._tensor("recent").roll(1, 0)
+        recent[0] = fitness[order[0]]
+        state["recent"] = recent
+        finite = fitness[fitness.isfinite()]
+        state["range"] = float(finite.max() - finite.min()) if len(finite) else math.inf
+        spent = "spent_large" if self._int("is_large") else "spent_small"
+        state[spent] = self._int(spent) + self.population
+        if self.restarts and self._int("runs") < self.max_restarts and self._run_over() is not None:
+            self._restart()
+
+    def _learn_full(self, order: Tensor, age: int, k: core.Constants) -> None:
+        state, sigma = self.state, self.sigma
+        z, y = self._normal().index_select(0, order), self._steps().index_select(0, order)
+        w = k.weights[: k.mu].to(z)
+        y_w = w @ y[: k.mu]
+        # C^(-1/2) y_w is the root's inverse times y_w, whichever root; for the symmetric one it is the tutorial's.
+        z_w = w @ z[: k.mu]
+        state["mean"] = self._tensor("mean") + (k.c_m * sigma) * y_w  # (42)
+        p_sigma, p_c, new_sigma, h = core.update_paths(
+            self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k
+        )
+        C = core.update_covariance(self._tensor("C"), p_c, y, z.square().sum(1), h, k)
+        state["p_sigma"], state["p_c"], state["sigma"] = p_sigma, p_c, new_sigma
+        # The root follows C when C has changed enough to matter: appendix B.2 of the tutorial.
+        gap = max(1, int(1 / (10 * self.dim * (k.c_1 + k.c_mu))))
+        if age % gap == 0 and bool(C.diagonal().isfinite().all()):
+            root = core.symmetric_root(C) if self.factor == "eigen" else core.cholesky_root(C)
+            state["root"], state["thin"], state["thick"] = root
+
+    def _learn_separable(self, order: Tensor, age: int, k: core.Constants) -> None:
+        state, sigma, C = self.state, self.sigma, self._tensor("C")
+        weights = torch.zeros(self.population, dtype=torch.float64, device=self.device)
+        weights[order[: k.mu]] = k.weights[: k.mu].to(weights)
+        z_w, square = self._moments(*self._paired(weights))
+        y_w = C.sqrt().mul_(z_w)
+        state["mean"] = self._tensor("mean") + (k.c_m * sigma) * y_w
+        p_sigma, p_c, new_sigma, h = core.update_paths(
+            self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k
+        )
+        state["C"] = update_variances(C, p_c, square, h, k)
+        state["p_sigma"], state["p_c"], state["sigma"] = p_sigma, p_c, new_sigma
+
+    # -- the end of a run, and the next one
+
+    def _run_over(self) -> Reason | None:
+        """Why this distribution has nothing more to find: appendix B.3 of the tutorial."""
+        C, sigma = self._tensor("C"), self.sigma
+        variances = C.diagonal() if self.covariance == "full" else C
+        largest, least = float(variances.max()), float(variances.min())
+        first = self._float("first_sigma")
+        if not (math.isfinite(sigma) and math.isfinite(largest)) or sigma * math.sqrt(max(largest, 0.0)) > 1e8 * first:
+            return Reason.DIVERGED
+        thin, thick = math.sqrt(max(least, 0.0)), math.sqrt(largest)
+        if self.covariance == "full":
+            thin, thick = min(thin, self._float("thin")), max(thick, self._float("thick"))
+        limit = 1e7 if self.dtype == torch.float64 else 1e4
+        if thick > limit * thin:
+            return Reason.CONDITION
+        if self._int("age") == 0:
+            return None
+        reach = max(float(self._tensor("p_c").abs().max()), math.sqrt(largest))
+        if sigma * reach < self.tol * first:
+            return Reason.SMALL_STEP
+        # 0.2 deviations added to a coordinate change nothing that the dtype can show.
+        mean = self._tensor("mean")
+        if bool((mean + 0.2 * sigma * variances.clamp(min=0).sqrt() == mean).any()):
+            return Reason.SMALL_STEP
+        window = 10 + math.ceil(30 * self.dim / self.population)
+        recent = self._tensor("recent")[:window]
+        if self._int("age") >= window and bool(recent.isfinite().all()):
+            width = max(float(recent.max() - recent.min()), self._float("range"))
+            if width <= self.tol * max(1e-300, min(1.0, float(recent.abs().max()))) or width == 0.0:
+                return Reason.FLAT
+        return None
+
+    def _converged(self) -> Reason | None:
+        reason = self._run_over()
+        return Reason.RESTARTS if reason and self.restarts and self.max_restarts else reason
+
+    def _restart(self) -> None:
+        state, c = self.state, self.coordinates
+        g = self._seeded(self._noise.blocks)
+        u1, u2 = torch.rand(2, generator=g, dtype=torch.float64, device=self.device).tolist()
+        uniform = torch.rand(self.dim, generator=g, dtype=self.dtype, device=self.device)
+        normal = torch.randn(self.dim, generator=g, dtype=self.dtype, device=self.device)
+        shrink = 1.0
+        if self.restarts == "ipop":
+            size = ipop(self.population)
+        else:
+            large, size, shrink = bipop(
+                self._default, self._int("large"), self._int("spent_large"), self._int("spent_small"), u1, u2
+            )
+            state["is_large"] = int(large)
+            if large:
+                state["large"] = size
+        both = c.lower.isfinite() & c.upper.isfinite()
+        width = (c.upper - c.lower).nan_to_num(posinf=0.0)
+        x0 = self._tensor("x0")
+        start = torch.where(both, c.lower.nan_to_num(neginf=0.0) + uniform * width, x0 + self._sigma0 * normal)
+        state["runs"] = self._int("runs") + 1
+        state["population"] = size
+        state["flat"] = state["stalled"] = 0
+        self._begin(start.clamp(c.lower, c.upper), self._sigma0 * shrink)
+        self._loaded()
+
+    def _draws(self) -> int:
+        # One more than the noise takes: a restart has a stream of its own.
+        return self._noise.blocks + 1

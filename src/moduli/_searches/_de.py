@@ -1,0 +1,188 @@
+"""`DE`: differential evolution, asked and told."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._evolution import _de as core
+from .._evolution._bounds import midpoint
+from .._evolution._buffers import coins
+from ._base import Members
+
+__all__ = ["DE"]
+
+
+class DE(Members):
+    """Differential evolution: a member meets the sum of another and a scaled difference of two, and the better stays.
+
+    Mutants are x_a + F (x_b - x_c) (`"rand/1"`), best + F (x_b - x_c) (`"best/1"`), or
+    x + F (x_p - x) + F (x_a - x_b) with x_p one of the best 100 p % and x_b from the members or an archive of replaced ones
+    (`"current-to-pbest/1"`). Coordinates cross over with the member at rate CR. A coordinate that leaves the bounds comes
+    to lie halfway between the bound and the member.
+
+    Args:
+        x0: Where to start.
+        population: How many members; at least 4.
+        strategy: One of the three above.
+        adapt: `"jade"` or `"shade"` (both for `"current-to-pbest/1"`): draw F and CR for each member around what has
+            worked; None keeps `scale` and `rate`.
+        scale: F.
+        rate: CR.
+        p: The share of members that count as best.
+        memory: How many means SHADE remembers.
+        learning: How fast the means of JADE move (its c).
+        **options: `spread`, `initial`, and those of `Search`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import DE
+        >>> search = DE(torch.zeros(4), population=40, bounds=(-5.0, 5.0), integer=[0], adapt="shade",
+        ...             strategy="current-to-pbest/1")
+        >>> for _ in range(150):
+        ...     search.tell((search.ask() - torch.tensor([2.0, 0.5, -1.0, 3.0])).square().sum(1))
+        >>> search.best.round(decimals=2)
+        tensor([ 2.0000,  0.5000, -1.0000,  3.0000])
+
+    References:
+        Storn and Price (1997); Zhang and Sanderson (2009) for JADE; Tanabe and Fukunaga (2013) for SHADE.
+    """
+
+    allows_integer = True
+    least = 4
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int = 64,
+        strategy: str = "rand/1",
+        adapt: str | None = None,
+        scale: float = 0.5,
+        rate: float = 0.9,
+        p: float = 0.1,
+        memory: int = 10,
+        learning: float = 0.1,
+        **options: Any,
+    ) -> None:
+        if strategy not in ("rand/1", "best/1", "current-to-pbest/1"):
+            raise ValueError(f"strategy={strategy!r} is unknown; there are 'rand/1', 'best/1' and 'current-to-pbest/1'")
+        if adapt not in (None, "jade", "shade"):
+            raise ValueError(f"adapt={adapt!r} is unknown; there are 'jade', 'shade' and None")
+        if adapt and strategy != "current-to-pbest/1":
+            raise ValueError(f"{adapt.upper()} adapts 'current-to-pbest/1', not {strategy!r}; give that strategy")
+        if not 0 < p <= 1:
+            raise ValueError(f"p={p}: the share of best members lies between 0 and 1")
+        self.strategy, self.adapt = strategy, adapt
+        self.scale, self.rate, self.p, self.memory, self.learning = scale, rate, p, memory, learning
+        super().__init__(x0, population=population, **options)
+
+    def _start(self, x0: Tensor) -> None:
+        x = self._first(x0)
+        self.state["x"] = x
+        self.state["fitness"] = torch.full((len(x),), torch.inf, dtype=torch.float64, device=self.device)
+        if self.strategy == "current-to-pbest/1":
+            self.state["archive"], self.state["archived"] = torch.zeros_like(x), 0
+        if self.adapt == "jade":
+            self.state["mean_rate"], self.state["mean_scale"] = 0.5, 0.5
+        if self.adapt == "shade":
+            half = torch.full((self.memory,), 0.5, dtype=torch.float64, device=self.device)
+            self.state["rates"], self.state["scales"], self.state["slot"] = half, half.clone(), 0
+
+    def _move(self) -> dict[str, Tensor]:
+        x, c, g = self._tensor("x"), self.coordinates, self._seeded()
+        if self.generation == 0:
+            return {"x": x.clone()}
+        n = len(x)
+        scale, rate, extra = self._settings(g)
+        if self.strategy == "current-to-pbest/1":
+            trial = self._towards_best(x, scale, g)
+        else:
+            picks = core.distinct(n, 3, g, self.device)
+            base = self._fresh(*x.shape)
+            if self.strategy == "rand/1":
+                torch.index_select(x, 0, picks[0], out=base)
+            else:
+                base.copy_(x[int(self._tensor("fitness").argmin())])
+            a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
+            trial = core.mutant(base, scale, (a, torch.index_select(x, 0, picks[2], out=self._scratch("b"))))
+        mask = coins(rate, (n, self.dim), g, self._buffers)
+        forced = torch.randint(self.dim, (n,), generator=g, device=self.device)
+        trial = core.crossover(trial, x, mask, forced)
+        if c.bounded:
+            midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
+        return {"x": c.rounded(trial), **extra}
+
+    def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
+        """F and CR of each member: fixed, or drawn around what has worked (JADE (9) and (11), SHADE (5) and (6))."""
+        if self.adapt is None:
+            return self.scale, self.rate, {}
+        n = self.population
+        if self.adapt == "jade":
+            around = torch.full((2, n), self._float("mean_rate"), dtype=torch.float64, device=self.device)
+            around[1] = self._float("mean_scale")
+        else:
+            slots = torch.randint(self.memory, (n,), generator=g, device=self.device)
+            around = torch.stack([self._tensor("rates")[slots], self._tensor("scales")[slots]])
+        rate = (
+            torch.randn(n, generator=g, dtype=torch.float64, device=self.device).mul_(0.1).add_(around[0]).clamp_(0, 1)
+        )
+        scale = core.cauchy(around[1], 0.1, g)
+        return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
+
+    def _towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> Tensor:
+        n, fitness, kept = len(x), self._tensor("fitness"), self._int("archived")
+        top = fitness.argsort(stable=True)
+        if self.adapt == "shade":  # p is drawn for each member from [2/N, 0.2]
+            low = min(2 / n, 0.2)
+            share = low + (0.2 - low) * torch.rand(n, generator=g, dtype=torch.float64, device=self.device)
+        else:
+            share = torch.full((n,), self.p, dtype=torch.float64, device=self.device)
+        among = (share * n).round().clamp(1, n)
+        place = (torch.rand(n, generator=g, dtype=torch.float64, device=self.device) * among).long()
+        leader = x.index_select(0, top[place])
+        here = torch.arange(n, device=self.device)
+        first = core.distinct(n, 1, g, self.device)[0]
+        second = torch.randint(n + kept - 2, (n,), generator=g, device=self.device)
+        for taken in torch.stack([here, first]).sort(0).values:
+            second += second >= taken
+        pool = torch.cat([x, self._tensor("archive")[:kept]])
+        base = self._fresh(*x.shape).copy_(x)
+        return core.mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
+
+    def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
+        x, old = self._tensor("x"), self._tensor("fitness")
+        if self.generation == 0:
+            self.state["x"], self.state["fitness"] = x.clone(), fitness.clone()
+            return
+        won = (fitness <= old).nonzero()[:, 0]
+        gain = old - fitness
+        better = (fitness < old).nonzero()[:, 0]
+        if self.strategy == "current-to-pbest/1" and len(better):
+            self._archive(x.index_select(0, better))
+        if self.adapt and len(better):
+            rate, scale = proposal["rate"][better], proposal["scale"][better]
+            if self.adapt == "jade":
+                means = core.jade_means(self._float("mean_rate"), self._float("mean_scale"), rate, scale, self.learning)
+                self.state["mean_rate"], self.state["mean_scale"] = means
+            else:
+                slot = self._int("slot")
+                self._tensor("rates")[slot], self._tensor("scales")[slot] = core.shade_means(rate, scale, gain[better])
+                self.state["slot"] = (slot + 1) % self.memory
+        x.index_copy_(0, won, proposal["x"].index_select(0, won))
+        old.index_copy_(0, won, fitness[won])
+
+    def _archive(self, replaced: Tensor) -> None:
+        """Keep members that were replaced by better ones; beyond N of them, chance decides who stays."""
+        kept = self._int("archived")
+        pool = torch.cat([self._tensor("archive")[:kept], replaced])
+        n = self.population
+        if len(pool) > n:
+            # Another stream of this generation: the first one made the trials.
+            order = torch.randperm(len(pool), generator=self._seeded(1), device=self.device)[:n]
+            pool = pool.index_select(0, order.sort().values)
+        self._tensor("archive")[: len(pool)] = pool
+        self.state["archived"] = len(pool)
+
+    def _draws(self) -> int:
+        return 2

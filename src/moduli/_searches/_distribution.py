@@ -1,0 +1,192 @@
+"""Searches that move a Gaussian whose samples are drawn again from seeds instead of being stored."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._evolution._bounds import reflected
+from .._evolution._noise import Noise, member_signs
+from .._evolution._rule import adam, descent
+from ._base import Search
+from ._reason import Reason
+
+__all__ = ["Distribution", "GradientSearch"]
+
+
+class Distribution(Search):
+    """A Gaussian around a mean, with independent coordinates; memory is linear in the dimension for any population.
+
+    Beyond the bounds the fitness is that of the reflected point, so the Gaussian itself knows no bounds.
+
+    Args:
+        x0: The first mean.
+        population: How many members.
+        antithetic: Whether members come in pairs, mirrored at the mean.
+        rank: Draw the noise of each matrix as a product of this rank; needs `shapes`.
+        shapes: The shapes of the parameters that the vector holds, in order.
+        **options: Those of `Search`.
+    """
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int,
+        antithetic: bool,
+        rank: int | None = None,
+        shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.antithetic, self.rank, self.shapes = antithetic, rank, shapes
+        super().__init__(x0, population=population, **options)
+        self._noise = self._planned()
+
+    def _planned(self) -> Noise:
+        directions, _ = member_signs(self.population, self.antithetic)
+        return Noise(self._drawn(), directions, self.dtype, self.device, self.shapes, self.rank)
+
+    def _drawn(self) -> int:
+        """How many numbers make one direction."""
+        return self.dim
+
+    def _draws(self) -> int:
+        return self._noise.blocks
+
+    def _loaded(self) -> None:
+        self._noise = self._planned()
+
+    @abstractmethod
+    def _scale(self) -> Tensor | float:
+        """The standard deviation: of all coordinates, or of each."""
+
+    def _directions(self, start: int, stop: int) -> Tensor:
+        """Directions `start` to `stop`; may be shared, so not to be written to."""
+        return self._noise.rows(self._int("seed"), self._int("counter"), start, stop)
+
+    def _propose(self, start: int, stop: int) -> Tensor:
+        mean, scale = self._tensor("mean"), self._scale()
+        if self.antithetic and stop - start > 1:
+            left = start // 2
+            step = self._directions(left, -(-stop // 2))
+            pairs = self._fresh(len(step), 2, self.dim)
+            if isinstance(scale, Tensor):
+                torch.addcmul(mean, step, scale, out=pairs[:, 0])
+                torch.addcmul(mean, step, scale, value=-1, out=pairs[:, 1])
+            else:
+                torch.add(mean, step, alpha=scale, out=pairs[:, 0])
+                torch.sub(mean, step, alpha=scale, out=pairs[:, 1])
+            x = pairs.view(-1, self.dim)[start - 2 * left : stop - 2 * left]
+        else:
+            sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
+            step = self._directions(first, first + stop - start)
+            # Directions that are not kept are nobody else's.
+            out = None if self._shared() else step
+            if isinstance(scale, Tensor):
+                x = torch.addcmul(mean, step, scale, value=sign, out=out)
+            else:
+                x = torch.add(mean, step, alpha=sign * scale, out=out)
+        c = self.coordinates
+        return reflected(x, c.lower, c.upper) if c.bounded else x
+
+    def _shared(self) -> bool:
+        """Whether what `_directions` gives is used again."""
+        return self._noise.kept
+
+    def _member(self, index: int) -> Tensor:
+        # A single member is made anew, so there is nothing to copy.
+        return self._propose(index, index + 1)[0]
+
+    def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Σ first ε and Σ second ε² over the directions of this generation."""
+        return self._noise.weighted(self._int("seed"), self._int("counter"), first, second)
+
+    def _paired(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of members as weights of their directions and of the squares of these."""
+        if not self.antithetic:
+            return weights, weights
+        paired = self.population // 2 * 2
+        plus, minus, alone = weights[0:paired:2], weights[1:paired:2], weights[paired:]
+        return torch.cat([plus - minus, alone]), torch.cat([plus + minus, alone])
+
+    @property
+    def mean(self) -> Tensor:
+        """The centre of the distribution, inside the bounds."""
+        c = self.coordinates
+        mean = self._tensor("mean")
+        return reflected(mean, c.lower, c.upper) if c.bounded else mean.clone()
+
+
+class GradientSearch(Distribution):
+    """A Gaussian whose mean descends along an estimate of the gradient of its expected fitness.
+
+    Args:
+        x0: The first mean.
+        population: How many members.
+        lr: The learning rate.
+        sigma: The standard deviation of the members around the mean.
+        optimizer: `"adam"` or `"sgd"`.
+        momentum: Of `"sgd"`.
+        betas: Of `"adam"`.
+        **options: Those of `Distribution` and `Search`.
+    """
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int = 64,
+        lr: float = 0.05,
+        sigma: float = 0.1,
+        optimizer: str = "adam",
+        momentum: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        antithetic: bool = True,
+        **options: Any,
+    ) -> None:
+        if optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer={optimizer!r} is unknown; there are 'adam' and 'sgd'")
+        if not sigma > 0:
+            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        self.lr, self.sigma, self.optimizer, self.momentum, self.betas = lr, sigma, optimizer, momentum, betas
+        super().__init__(x0, population=population, antithetic=antithetic, **options)
+
+    def _start(self, x0: Tensor) -> None:
+        self.state["mean"] = x0
+        if self.optimizer == "adam":
+            self.state["first"], self.state["second"] = torch.zeros_like(x0), torch.zeros_like(x0)
+        else:
+            self.state["step"] = 0.0
+            if self.momentum:
+                self.state["velocity"] = torch.zeros_like(x0)
+
+    def _scale(self) -> Tensor | float:
+        return self.sigma
+
+    @abstractmethod
+    def gradient(self, fitness: Tensor) -> Tensor:
+        """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
+
+    def _learn(self, fitness: Tensor) -> None:
+        gradient = self.gradient(fitness)
+        self._descend(gradient)
+
+    def _descend(self, gradient: Tensor) -> None:
+        mean = self._tensor("mean")
+        if self.optimizer == "adam":
+            first, second = self._tensor("first"), self._tensor("second")
+            adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas, 1e-8)
+            return
+        moved = descent(mean, gradient, self._tensor("velocity") if self.momentum else None, self.lr, self.momentum)
+        self.state["step"] = self.lr * float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
+
+    def _converged(self) -> Reason | None:
+        # Adam divides by the size of the gradients, so its steps never become small.
+        if self.optimizer == "adam" or self.generation == 0:
+            return None
+        size = max(1.0, float(torch.linalg.vector_norm(self._tensor("mean"), torch.inf)))
+        return Reason.SMALL_STEP if self._float("step") <= self.tol * size else None

@@ -1,0 +1,251 @@
+"""Executors: who evaluates the members of a generation."""
+
+from __future__ import annotations
+
+import math
+import random
+import traceback
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._evolution._noise import key
+
+__all__ = [
+    "EvaluationError",
+    "EvaluationWarning",
+    "Executor",
+    "InProcess",
+    "Rows",
+    "evaluated",
+    "member_seeds",
+    "seeded",
+]
+
+Rows = Callable[[int, int], Tensor]
+
+
+class EvaluationWarning(UserWarning):
+    """A member was evaluated again, or has no fitness, because its worker died, hung, or raised.
+
+    Example:
+        >>> from moduli.evolve import EvaluationWarning
+        >>> issubclass(EvaluationWarning, UserWarning)
+        True
+    """
+
+
+class EvaluationError(RuntimeError):
+    """No member of a generation could be evaluated, so the fitness function itself is wrong.
+
+    Example:
+        >>> from moduli.evolve import EvaluationError
+        >>> issubclass(EvaluationError, RuntimeError)
+        True
+    """
+
+
+class Executor(ABC):
+    """Evaluates the members of one generation. The result depends on the members alone, not on who evaluates them.
+
+    Before a member is evaluated, the generators of torch, NumPy and `random` are seeded for it, so that even a random
+    fitness gives the same numbers on any number of workers.
+    """
+
+    @abstractmethod
+    def evaluate(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+
+    def map(self, fitness: Callable[[Tensor], Any], x: Tensor, seed: int = 0) -> Tensor:
+        """The fitness of every row of x.
+
+        Args:
+            fitness: A function of one row.
+            x: The members, as `ask` gives them.
+            seed: For a fitness that uses random numbers: each row has its own stream under this seed.
+
+        Raises:
+            EvaluationError: If no row could be evaluated.
+        """
+        seeds = member_seeds(seed, 0, len(x))
+        return evaluated(self, fitness, lambda start, stop: x[start:stop], seeds)
+
+    def close(self) -> None:  # noqa: B027 - an executor without workers has nothing to close
+        """Let go of the workers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def evaluated(
+    executor: Executor,
+    fitness: Callable[[Tensor], Any],
+    rows: Rows,
+    seeds: Sequence[int],
+    known: Mapping[int, float] | None = None,
+    report: Callable[[int, float], None] | None = None,
+) -> Tensor:
+    """The fitness of a whole generation, whichever of it was known."""
+    known = known or {}
+    found = {**known, **executor.evaluate(fitness, rows, seeds, known, report or (lambda member, value: None))}
+    return torch.tensor([found[i] for i in range(len(seeds))], dtype=torch.float64)
+
+
+def member_seeds(seed: int, first: int, count: int) -> list[int]:
+    """The seeds of the random numbers that evaluations use; other streams than those of the search."""
+    return [key(seed ^ 0x5EEDF17, first + i) for i in range(count)]
+
+
+def seeded(fitness: Callable[[Tensor], Any], row: Tensor, seed: int) -> float:
+    """Evaluate one member with the global generators seeded for it."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    with torch.no_grad():
+        value = fitness(row)
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"fitness is one number per member; got a tensor of shape {tuple(value.shape)}")
+        value = value.item()
+    return float(value)
+
+
+class kept_generators:
+    """The global generators, put back on the way out."""
+
+    def __enter__(self) -> None:
+        self.states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.states[0])
+        np.random.set_state(self.states[1])
+        random.setstate(self.states[2])
+
+
+class Faults:
+    """What went wrong with which member of one generation."""
+
+    def __init__(self, retries: int, count: int) -> None:
+        self.retries, self.count = retries, count
+        self.attempts: dict[int, int] = {}
+        self.lost: dict[int, str] = {}
+
+    def again(self, member: int, why: str) -> bool:
+        """Whether to evaluate a member once more; says so either way."""
+        self.attempts[member] = self.attempts.get(member, 0) + 1
+        last = why.strip().splitlines()[-1]
+        if self.attempts[member] <= self.retries:
+            warnings.warn(EvaluationWarning(f"member {member} is evaluated again: {last}"), stacklevel=4)
+            return True
+        times = "" if self.attempts[member] == 1 else f" ({self.attempts[member]} attempts)"
+        warnings.warn(EvaluationWarning(f"member {member} has no fitness (NaN){times}: {last}"), stacklevel=4)
+        self.lost[member] = why
+        return False
+
+    def check(self) -> None:
+        """Raise if nothing at all could be evaluated."""
+        if self.count and len(self.lost) == self.count:
+            member, why = next(iter(self.lost.items()))
+            raise EvaluationError(f"none of {self.count} members could be evaluated; member {member} said:\n{why}")
+
+
+class InProcess(Executor):
+    """Evaluates in this process: one member after the other, or all in one call.
+
+    Args:
+        vectorised: Whether the fitness takes many members in one call: a function of rows gets the whole matrix; a fitness
+            of a module gets a model to call whose parameters are batched by `torch.func.vmap`.
+        block: How many members a vectorised call gets.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import InProcess
+        >>> InProcess().map(lambda row: row.sum(), torch.eye(3))
+        tensor([1., 1., 1.], dtype=torch.float64)
+        >>> InProcess(vectorised=True).map(lambda x: x.sum(1), torch.eye(3))
+        tensor([1., 1., 1.], dtype=torch.float64)
+    """
+
+    def __init__(self, vectorised: bool = False, block: int = 256) -> None:
+        if block < 1:
+            raise ValueError(f"block={block}: a vectorised call takes at least one member")
+        self.vectorised, self.block = vectorised, block
+
+    def evaluate(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+        with kept_generators():
+            if self.vectorised:
+                return self._together(fitness, rows, seeds, known, report)
+            return self._one_by_one(fitness, rows, seeds, known, report)
+
+    def _one_by_one(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        found: dict[int, float] = {}
+        todo = [i for i in range(len(seeds)) if i not in known]
+        faults = Faults(0, len(todo))
+        for member in todo:
+            try:
+                value = seeded(fitness, rows(member, member + 1)[0], seeds[member])
+            except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
+                faults.again(member, traceback.format_exc())
+                value = math.nan
+            found[member] = value
+            report(member, value)
+        faults.check()
+        return found
+
+    def _together(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        found: dict[int, float] = {}
+        batch = getattr(fitness, "batch", fitness)
+        for start in range(0, len(seeds), self.block):
+            stop = min(start + self.block, len(seeds))
+            if all(i in known for i in range(start, stop)):
+                continue
+            torch.manual_seed(seeds[start])
+            with torch.no_grad():
+                values = batch(rows(start, stop))
+            if not isinstance(values, Tensor) or values.shape != (stop - start,):
+                what = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(
+                    f"a vectorised fitness returns one number per member, shape ({stop - start},); got {what}"
+                )
+            for i, value in zip(range(start, stop), values.tolist(), strict=True):
+                if i not in known:
+                    found[i] = value
+                    report(i, value)
+        return found

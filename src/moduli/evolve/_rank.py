@@ -1,0 +1,79 @@
+"""`Ranks`: the ranks of torch.distributed, which exchange seeds and fitness only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._executor import Executor, InProcess, Rows
+
+__all__ = ["Ranks"]
+
+
+class Ranks(Executor):
+    """Every rank runs the same search with the same seed, evaluates its share, and hears of the others' fitness.
+
+    Member i is evaluated by rank i modulo the number of ranks. Members are made from seeds where they are needed, so what
+    travels is one (seed, fitness) pair for each member: 16 bytes, whatever the size of the model. The seeds prove that all
+    ranks are doing the same; if not, `evaluate` raises.
+
+    Args:
+        group: The process group; by default the one that `init_process_group` made.
+        device: Where the pairs are gathered; with the NCCL back end, a CUDA device.
+
+    Example:
+        >>> from moduli.evolve import Ranks
+        >>> Ranks.__name__  # on each rank: search(net, fitness, executor=Ranks(), seed=0)
+        'Ranks'
+    """
+
+    def __init__(self, group: Any = None, device: torch.device | str = "cpu") -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "Ranks needs torch.distributed: call torch.distributed.init_process_group on each rank first"
+            )
+        self.group, self.device = group, torch.device(device)
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+
+    def evaluate(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+        others = {i: known.get(i, 0.0) for i in range(len(seeds)) if i % self.world != self.rank or i in known}
+        failure: BaseException | None = None
+        mine: dict[int, float] = {}
+        try:
+            mine = InProcess().evaluate(fitness, rows, seeds, others, lambda member, value: None)
+        except RuntimeError as error:
+            # The others are waiting: they are told before this rank gives up.
+            failure = error
+        width = -(-len(seeds) // self.world)
+        pairs = torch.full((width, 2), -1.0, dtype=torch.float64, device=self.device)
+        for member in range(self.rank, len(seeds), self.world):
+            value = mine.get(member, known.get(member, torch.nan))
+            pairs[member // self.world] = torch.tensor([float(seeds[member]), value], dtype=torch.float64)
+        gathered = torch.empty(self.world * width, 2, dtype=torch.float64, device=self.device)
+        dist.all_gather_into_tensor(gathered, pairs, group=self.group)
+        if failure is not None:
+            raise failure
+        table = gathered.cpu().view(self.world, width, 2).tolist()
+        found: dict[int, float] = {}
+        for member, seed in enumerate(seeds):
+            told, value = table[member % self.world][member // self.world]
+            if int(told) != seed:
+                raise RuntimeError(
+                    f"rank {member % self.world} evaluated member {member} with seed {int(told)}, rank {self.rank} expects "
+                    f"{seed}: the ranks do not run the same search; give all of them the same method, settings and seed"
+                )
+            found[member] = value
+            report(member, value)
+        return found

@@ -1,0 +1,235 @@
+"""`search`: gradient-free search over parameters of a module, in one line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._searches._ars import ARS
+from .._searches._base import Search
+from .._searches._cem import CEM
+from .._searches._cmaes import CMAES
+from .._searches._de import DE
+from .._searches._ga import GA
+from .._searches._guided_es import GuidedES
+from .._searches._open_es import OpenES
+from .._searches._pgpe import PGPE
+from .._searches._pso import PSO
+from .._searches._reason import Reason
+from .._searches._snes import SNES
+from .._searches._xnes import XNES
+from ._checkpoint import Journal, load_state, save_state
+from ._chosen import Chosen, ModuleFitness
+from ._executor import EvaluationWarning, Executor, InProcess, evaluated, member_seeds
+
+__all__ = ["SearchResult", "search"]
+
+METHODS: dict[str, tuple[type[Search], dict[str, Any]]] = {
+    "pso": (PSO, {}),
+    "de": (DE, {}),
+    "jade": (DE, {"strategy": "current-to-pbest/1", "adapt": "jade"}),
+    "shade": (DE, {"strategy": "current-to-pbest/1", "adapt": "shade"}),
+    "ga": (GA, {}),
+    "cem": (CEM, {}),
+    "openes": (OpenES, {}),
+    "pgpe": (PGPE, {}),
+    "ars": (ARS, {}),
+    "guidedes": (GuidedES, {}),
+    "snes": (SNES, {}),
+    "xnes": (XNES, {}),
+    "cmaes": (CMAES, {}),
+    "sepcmaes": (CMAES, {"covariance": "separable"}),
+    "ipop": (CMAES, {"restarts": "ipop"}),
+    "bipop": (CMAES, {"restarts": "bipop"}),
+}
+
+
+@dataclass
+class SearchResult:
+    """What a search over a module found.
+
+    Attributes:
+        x: The best parameters found, by name.
+        value: Their fitness.
+        reason: Why the search ended, as a sentence (a `Reason`).
+        success: Whether it ended because it reached the target or converged.
+        steps: How many generations there were.
+        evaluations: How many members were evaluated.
+        seconds: How long it took, since it was last resumed.
+        history: The best fitness after each generation.
+        search: The search itself, to go on with.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import search
+        >>> net = torch.nn.Linear(2, 1)
+        >>> result = search(net, lambda net: net(torch.ones(2)).square(), budget=63)
+        >>> result.evaluations, len(result.history) == result.steps
+        (63, True)
+    """
+
+    x: dict[str, Tensor]
+    value: float
+    reason: Reason
+    success: bool
+    steps: int
+    evaluations: int
+    seconds: float
+    history: list[float] = field(repr=False)
+    search: Search = field(repr=False)
+
+
+def search(
+    net: nn.Module,
+    fitness: Callable[[Any], Any],
+    over: str | Sequence[str] = "*",
+    *,
+    method: str = "cmaes",
+    budget: int = 1000,
+    executor: Executor | None = None,
+    vectorised: bool = False,
+    seed: int = 0,
+    target: float | None = None,
+    checkpoint: str | Path | None = None,
+    callback: Callable[[Search], Any] | None = None,
+    **settings: Any,
+) -> SearchResult:
+    """Search for parameters of a module that minimise a fitness, without gradients.
+
+    The module ends with the best parameters that were found; the others, buffers included, are never written by the search.
+    If anything raises, the module has the best parameters so far, which are its own until something is evaluated.
+
+    Ctrl-C ends the search after what was evaluated, with `Reason.INTERRUPTED`. With a `checkpoint`, the same call goes on
+    from there, also after the program was killed: what was evaluated is in the file or in the journal beside it.
+
+    Args:
+        net: Any module.
+        fitness: A function of the module that gives one number; it runs without gradients.
+        over: Names of parameters, or patterns such as `"head.*"`, as one string or several.
+        method: `"cmaes"`, `"sepcmaes"`, `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"ga"`, `"cem"`, `"openes"`,
+            `"pgpe"`, `"ars"`, `"guidedes"`, `"snes"` or `"xnes"`.
+        budget: How many evaluations to spend, in whole generations.
+        executor: Who evaluates: `Pool`, `Ray`, `Ranks`, or None for this process.
+        vectorised: In this process, evaluate all members in one call: `fitness` then gets a function to call like the
+            module, and runs under `torch.func.vmap`.
+        seed: Decides every random number.
+        target: Stop when a fitness this low is found.
+        checkpoint: A file to keep the state in after each generation, and to resume from if it exists.
+        callback: Called with the search after each generation; a true result ends it.
+        **settings: Those of the method: `population`, `sigma`, `bounds`, `patience`, `lr`, and so on.
+
+    Raises:
+        ValueError: If nothing matches `over`, or the method or the checkpoint is unknown.
+        EvaluationError: If no member of a generation could be evaluated.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import search
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        >>> x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        >>> xor = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
+        >>> result = search(net, lambda net: (net(x) - xor).square().mean(), budget=6000, target=0.01, vectorised=True)
+        >>> print(result.reason)
+        The target fitness was reached.
+    """
+    started = perf_counter()
+    chosen = Chosen(net, over)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is unknown; there are {', '.join(METHODS)}")
+    if vectorised and executor is not None:
+        raise ValueError("vectorised=True evaluates in this process; leave executor out")
+    kind, preset = METHODS[method]
+    # A covariance matrix loses its positive eigenvalues in single precision long before it has converged.
+    double = kind in (CMAES, XNES) and preset.get("covariance", settings.get("covariance")) != "separable"
+    x0 = chosen.read(net, torch.float64 if double else None)
+    if "rank" in settings:
+        settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
+    searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, **{**preset, **settings})
+    run = _Run(net, chosen, ModuleFitness(net, chosen, fitness), searcher, checkpoint, method)
+    del x0
+    workers = executor or InProcess(vectorised=vectorised)
+    try:
+        reason = run.until_done(workers, callback)
+    except BaseException:
+        chosen.write(net, searcher.best)
+        raise
+    best = searcher.best
+    chosen.write(net, best)
+    x = chosen.named(best)
+    done = searcher.generation, searcher.evaluations, perf_counter() - started
+    return SearchResult(x, searcher.best_fitness, reason, reason.success, *done, run.history, searcher)
+
+
+class _Run:
+    """One search under way: what is on disk, and what is known of the current generation."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        chosen: Chosen,
+        fitness: ModuleFitness,
+        searcher: Search,
+        checkpoint: str | Path | None,
+        method: str,
+    ) -> None:
+        self.fitness, self.searcher = fitness, searcher
+        self.history: list[float] = []
+        self.path = None if checkpoint is None else Path(checkpoint)
+        self.journal = None if self.path is None else Journal(self.path)
+        self.about = {"method": method, "names": chosen.names, "shapes": [list(e.shape) for e in chosen.entries]}
+        if self.path is not None and self.path.exists():
+            state, extra = load_state(self.path, searcher.device)
+            for name, mine in self.about.items():
+                if extra[name] != mine:
+                    raise ValueError(f"{self.path} holds a search with {name} {extra[name]}; this one has {mine}")
+            searcher.load_state_dict(state)
+            self.history = extra["history"]
+
+    def until_done(self, executor: Executor, callback: Callable[[Search], Any] | None) -> Reason:
+        searcher = self.searcher
+        try:
+            if self.path is not None and not self.path.exists():
+                self._save()
+            while (reason := searcher.should_stop()) is None:
+                self._generation(executor)
+                if callback is not None and callback(searcher):
+                    return searcher.should_stop() or Reason.CALLBACK
+        except KeyboardInterrupt:
+            return Reason.INTERRUPTED
+        return reason
+
+    def _generation(self, executor: Executor) -> None:
+        searcher, now = self.searcher, self.searcher.generation
+        seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
+        if self.journal is None:
+            values = evaluated(executor, self.fitness, searcher.rows, seeds)
+        else:
+            journal, known = self.journal, self.journal.read(now)
+            if known and len(known) < len(seeds):
+                warnings.warn(
+                    EvaluationWarning(
+                        f"generation {now} goes on with {len(known)} of {len(seeds)} members known; those that were under "
+                        "way when the search ended are evaluated again"
+                    ),
+                    stacklevel=4,
+                )
+            journal.begin(now, known)
+            try:
+                note = lambda member, value: journal.add(now, member, value)  # noqa: E731
+                values = evaluated(executor, self.fitness, searcher.rows, seeds, known, note)
+            finally:
+                journal.end()
+        searcher.tell(values)
+        self.history.append(searcher.best_fitness)
+        self._save()
+
+    def _save(self) -> None:
+        if self.path is not None:
+            save_state(self.path, self.searcher.state_dict(), {**self.about, "history": self.history})

@@ -1,0 +1,115 @@
+"""`Workers`: the part of an executor that hands members to workers and survives their faults."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ._executor import Executor, Faults, Rows
+
+__all__ = ["Answer", "Workers"]
+
+
+class Answer(NamedTuple):
+    """What came back from a worker: a value, or why there is none; a dead worker has to be replaced."""
+
+    worker: int
+    value: float
+    error: str | None = None
+    dead: bool = False
+
+
+class Workers(Executor):
+    """Hands one member at a time to each of a number of workers.
+
+    A member whose worker dies, takes longer than `timeout` seconds, or raises is given to another worker (`retries` times),
+    then has the fitness NaN; each time an `EvaluationWarning` names it.
+    """
+
+    def __init__(self, workers: int, timeout: float | None, retries: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers={workers}: somebody has to do the work")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout={timeout}: give seconds, or None")
+        if retries < 0:
+            raise ValueError(f"retries={retries} can't be negative")
+        self.workers, self.timeout, self.retries = workers, timeout, retries
+
+    @abstractmethod
+    def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
+        """Make sure that every worker runs and knows the fitness."""
+
+    @abstractmethod
+    def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
+        """Give a member to a worker that has nothing to do."""
+
+    @abstractmethod
+    def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
+        """Wait for an answer of any of the busy workers, at most so long."""
+
+    @abstractmethod
+    def _replace(self, worker: int) -> None:
+        """End a worker, whatever it does, and start another in its place."""
+
+    def evaluate(
+        self,
+        fitness: Callable[[Tensor], Any],
+        rows: Rows,
+        seeds: Sequence[int],
+        known: Mapping[int, float],
+        report: Callable[[int, float], None],
+    ) -> dict[int, float]:
+        """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
+        todo = deque(i for i in range(len(seeds)) if i not in known)
+        found: dict[int, float] = {}
+        if not todo:
+            return found
+        self._prepare(fitness, rows(todo[0], todo[0] + 1)[0])
+        faults = Faults(self.retries, len(todo))
+        failed_on: dict[int, int] = {}
+        busy: dict[int, tuple[int, float]] = {}
+        try:
+            while todo or busy:
+                for worker in range(self.workers):
+                    if worker not in busy and todo:
+                        member = self._next(todo, failed_on, worker)
+                        busy[worker] = member, monotonic() + (math.inf if self.timeout is None else self.timeout)
+                        self._submit(worker, member, rows(member, member + 1)[0], seeds[member])
+                soonest = min(deadline for _, deadline in busy.values())
+                wait = None if soonest == math.inf else max(0.0, soonest - monotonic())
+                answers = self._collect(list(busy), wait)
+                for worker in {w for w, (_, deadline) in busy.items() if deadline <= monotonic()} - {
+                    a[0] for a in answers
+                }:
+                    answers.append(Answer(worker, math.nan, f"no answer within {self.timeout} seconds", True))
+                for answer in answers:
+                    member, _ = busy.pop(answer.worker)
+                    if answer.dead:
+                        self._replace(answer.worker)
+                    if answer.error is not None and faults.again(member, answer.error):
+                        failed_on[member] = answer.worker
+                        todo.appendleft(member)
+                        continue
+                    found[member] = answer.value
+                    report(member, answer.value)
+        except BaseException:
+            # What they are doing is of no use to anybody any more.
+            for worker in busy:
+                self._replace(worker)
+            raise
+        faults.check()
+        return found
+
+    def _next(self, todo: deque[int], failed_on: dict[int, int], worker: int) -> int:
+        """The next member for this worker: one that did not fail there, if there is such a one."""
+        for _ in range(len(todo)):
+            if self.workers == 1 or failed_on.get(todo[0]) != worker:
+                break
+            todo.rotate(-1)
+        return todo.popleft()

@@ -1,0 +1,231 @@
+"""Checkpoints of a run: written every so often, the newest few kept, and taken up again."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ._errors import DamagedFileError
+from ._load import Loaded, load
+from ._match import NameMap
+from ._save import save
+from ._write import PathLike
+
+__all__ = ["Checkpointer"]
+
+_NAME = re.compile(r"step-(\d{9,})\.safetensors")
+
+
+class Checkpointer:
+    """Writes a checkpoint every so many steps or seconds, keeps the newest few, and resumes from the newest good one.
+
+    Each is a file of its own, written all or nothing, so whatever happens to the run, `resume` finds the last one that was
+    finished. One that was damaged since is passed over with a warning.
+
+    Args:
+        path: A directory; it is made if it is not there.
+        module: What to save, as for `save`.
+        every: How many steps lie between checkpoints; None if only seconds count.
+        seconds: How many seconds lie between checkpoints; None if only steps count.
+        keep: How many checkpoints are kept; None keeps all.
+        optimizer: What to save, as for `save`.
+        population: What to save, as for `save`.
+        scheduler: What to save, as for `save`.
+        extra: What to save, as for `save`; generators and objects with a state in it are restored by `resume`.
+        rng: Whether random states are saved and restored.
+        checksums: As for `save`.
+        fsync: As for `save`.
+
+    Raises:
+        ValueError: If there is nothing to save, or it would never be saved.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import moduli.io as io
+        >>> def run(steps, directory):
+        ...     net = torch.nn.Linear(2, 1)
+        ...     opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        ...     checkpoints = io.Checkpointer(directory, net, optimizer=opt, every=2, keep=2)
+        ...     start = checkpoints.resume()
+        ...     for step in range(start + 1, steps + 1):
+        ...         net(torch.ones(1, 2)).sum().backward()
+        ...         opt.step()
+        ...         checkpoints.step(step)
+        ...     return start, [path.name for path in checkpoints.files()]
+        >>> directory = tempfile.mkdtemp()
+        >>> run(5, directory)
+        (0, ['step-000000002.safetensors', 'step-000000004.safetensors'])
+        >>> run(6, directory)
+        (4, ['step-000000004.safetensors', 'step-000000006.safetensors'])
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        module: nn.Module | None = None,
+        *,
+        every: int | None = None,
+        seconds: float | None = None,
+        keep: int | None = 3,
+        optimizer: Any = None,
+        population: Any = None,
+        scheduler: Any = None,
+        extra: Any = None,
+        rng: bool = True,
+        checksums: bool = True,
+        fsync: bool = True,
+    ) -> None:
+        if every is None and seconds is None:
+            raise ValueError("a Checkpointer without every= and seconds= would never write; give one of them")
+        if (every is not None and every < 1) or (seconds is not None and not seconds >= 0):
+            raise ValueError(f"every={every} and seconds={seconds} must be positive")
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep} would keep nothing; give at least 1, or None to keep all")
+        self._objects: dict[str, Any] = {
+            "module": module,
+            "optimizer": optimizer,
+            "population": population,
+            "scheduler": scheduler,
+        }
+        if all(each is None for each in self._objects.values()) and extra is None:
+            raise ValueError("a Checkpointer needs something to save: a module, an optimizer, a population or extra=")
+        self.path = Path(path)
+        self.every, self.seconds, self.keep = every, seconds, keep
+        self.extra = extra
+        self._rng, self._checksums, self._fsync = rng, checksums, fsync
+        self._last, self._time = 0, time.monotonic()
+
+    def files(self) -> list[Path]:
+        """The checkpoints that are there, oldest first.
+
+        Example:
+            >>> import tempfile, torch
+            >>> import moduli.io as io
+            >>> io.Checkpointer(tempfile.mkdtemp(), torch.nn.Linear(1, 1), every=1).files()
+            []
+        """
+        if not self.path.is_dir():
+            return []
+        found = [(int(match[1]), name) for name in os.listdir(self.path) if (match := _NAME.fullmatch(name))]
+        return [self.path / name for _, name in sorted(found)]
+
+    def step(self, step: int, extra: Any = None) -> Path | None:
+        """Say that a step is done; writes a checkpoint if one is due.
+
+        Args:
+            step: How many steps are done.
+            extra: Saved in the place of the `extra` given at first, if it is not None.
+
+        Returns:
+            The checkpoint, if one was written.
+
+        Raises:
+            CheckpointError: If it cannot be written; those before are still there.
+
+        Example:
+            >>> import tempfile, torch
+            >>> import moduli.io as io
+            >>> checkpoints = io.Checkpointer(tempfile.mkdtemp(), torch.nn.Linear(1, 1), every=10)
+            >>> checkpoints.step(9), checkpoints.step(10).name
+            (None, 'step-000000010.safetensors')
+        """
+        due = self.every is not None and step - self._last >= self.every
+        due = due or (self.seconds is not None and time.monotonic() - self._time >= self.seconds)
+        return self.save(step, extra) if due else None
+
+    def save(self, step: int, extra: Any = None) -> Path:
+        """Write a checkpoint now, due or not.
+
+        Args:
+            step: How many steps are done.
+            extra: As for `step`.
+
+        Raises:
+            CheckpointError: If it cannot be written; those before are still there.
+
+        Example:
+            >>> import tempfile, torch
+            >>> import moduli.io as io
+            >>> io.Checkpointer(tempfile.mkdtemp(), torch.nn.Linear(1, 1), every=10).save(3).name
+            'step-000000003.safetensors'
+        """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"step is {step!r}; it must be how many steps are done")
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / f"step-{step:09d}.safetensors"
+        held = {"step": step, "extra": self.extra if extra is None else extra}
+        save(path, **self._objects, extra=held, rng=self._rng, checksums=self._checksums, fsync=self._fsync)
+        self._last, self._time = step, time.monotonic()
+        if self.keep is not None:
+            # The one just written stays, also where steps were counted anew and older files have greater numbers.
+            others = [each for each in self.files() if each != path]
+            for old in others[: max(len(others) + 1 - self.keep, 0)]:
+                old.unlink(missing_ok=True)
+        return path
+
+    def resume(self, *, mapping: NameMap | None = None, strict: bool = True) -> int:
+        """Load the newest checkpoint that is not damaged.
+
+        Args:
+            mapping: As for `load`.
+            strict: As for `load`.
+
+        Returns:
+            How many steps were done when it was written; 0 if there is none. `loaded` has the rest.
+
+        Raises:
+            CheckpointError: If it does not fit what is to be loaded, or all that are there are damaged.
+
+        Example:
+            >>> import tempfile, torch
+            >>> import moduli.io as io
+            >>> directory = tempfile.mkdtemp()
+            >>> _ = io.Checkpointer(directory, torch.nn.Linear(1, 1), every=10).save(7)
+            >>> io.Checkpointer(directory, torch.nn.Linear(1, 1), every=10).resume()
+            7
+        """
+        given = {name: value for name, value in self._objects.items() if value is not None}
+        damaged: list[DamagedFileError] = []
+        for path in reversed(self.files()):
+            try:
+                found = load(
+                    path,
+                    **given,
+                    extra=None if self.extra is None else {"extra": self.extra},
+                    mapping=mapping,
+                    strict=strict,
+                    rng=self._rng,
+                )
+            except DamagedFileError as error:
+                damaged.append(error)
+                warnings.warn(f"passed over a checkpoint: {error}", RuntimeWarning, stacklevel=2)
+                continue
+            self._loaded = found
+            self._last, self._time = self._step(found.extra, path), time.monotonic()
+            return self._last
+        if damaged:
+            raise damaged[0]
+        return 0
+
+    _loaded: Loaded | None = None
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded."""
+        if self._loaded is None:
+            return None
+        extra = self._loaded.extra["extra"]
+        found = self._loaded
+        return Loaded(extra, found.fresh, found.dropped, found.converted, found.verified)
+
+    def _step(self, extra: Any, path: Path) -> int:
+        if not isinstance(extra, Mapping) or type(extra.get("step")) is not int or "extra" not in extra:
+            raise DamagedFileError(f"{str(path)!r} does not say at which step it was written")
+        return int(extra["step"])

@@ -1,0 +1,120 @@
+"""What a safetensors file calls the dtypes of torch, and the bytes of a tensor."""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._errors import CheckpointError
+
+__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "Scratch", "array", "dtype_name", "stored"]
+
+DTYPES: Final[dict[str, torch.dtype]] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+"""Dtypes by the codes that stand for them in a file."""
+
+COMPLEX: Final[dict[torch.dtype, torch.dtype]] = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+"""Complex dtypes are written as pairs of real numbers of these."""
+
+# C64 is read where others wrote it; we write pairs, which every version of the safetensors library opens.
+CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in DTYPES.items() if not dtype.is_complex}
+
+NUMPY: Final = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.float16,
+        torch.uint32, torch.int32, torch.float32, torch.uint64, torch.int64, torch.float64,
+    }
+)  # fmt: skip
+"""Dtypes that NumPy has too. The others are written as integers of their size."""
+
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
+    """The code and the shape under which a tensor is written.
+
+    Raises:
+        CheckpointError: If it is not a dense tensor with data, or of a dtype that a file cannot hold.
+    """
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+        what = "has no data (device 'meta')" if tensor.is_meta else f"is {_kind(tensor)}"
+        raise CheckpointError(f"{name!r} {what}; only dense tensors with data can be saved, so convert or remove it")
+    dtype, shape = tensor.dtype, list(tensor.shape)
+    if dtype in COMPLEX:
+        dtype, shape = COMPLEX[dtype], [*shape, 2]
+    code = CODES.get(dtype)
+    if code is None:
+        raise CheckpointError(
+            f"{name!r} has dtype {tensor.dtype}, which safetensors files do not have; convert it, or save "
+            "tensor.view(torch.uint8)"
+        )
+    return code, shape
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    return "quantized" if tensor.is_quantized else f"of layout {tensor.layout}"
+
+
+class Scratch:
+    """Memory for one tensor at a time.
+
+    Allocators may not use the place of a large tensor that was freed for the next one, so that copying one after the
+    other could need as much memory as all of them.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def contiguous(self, value: Tensor) -> Tensor:
+        """A contiguous copy on the CPU, good until the next one is made."""
+        if self._bytes.numel() < value.nbytes:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is there
+            self._bytes = torch.empty(value.nbytes, dtype=torch.uint8)
+        return self._bytes[: value.nbytes].view(value.dtype).view(value.shape).copy_(value)
+
+
+def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, Any]":
+    """The values of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
+    value = tensor.detach()
+    if value.dtype in COMPLEX:
+        # What is conjugated lazily is resolved by a copy, which is contiguous.
+        value = torch.view_as_real(value.resolve_conj())
+    if value.is_neg():
+        value = value.resolve_neg()
+    if scratch is not None and (value.device.type != "cpu" or not value.is_contiguous()):
+        value = scratch.contiguous(value)
+    value = value.cpu().contiguous()
+    if value.dtype not in NUMPY:
+        value = value.view(_INTEGERS[value.dtype.itemsize])
+    found: np.ndarray[Any, Any] = value.numpy()
+    return found

@@ -1,0 +1,32 @@
+"""What goes wrong with checkpoints."""
+
+__all__ = ["CheckpointError", "DamagedFileError"]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or loaded; nothing has changed.
+
+    The file that was there is still there, and no module, optimizer, population or random state was touched.
+
+    Example:
+        >>> import os, tempfile
+        >>> import moduli.io as io
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> with open(path, "wb") as file:
+        ...     _ = file.write(b"not a checkpoint")
+        >>> try:
+        ...     io.read(path)
+        ... except io.CheckpointError as error:
+        ...     print(str(error).rpartition(": ")[2])
+        its header would be 7521891404167278446 bytes long, and the file has 8 more
+    """
+
+
+class DamagedFileError(CheckpointError):
+    """A file is truncated, corrupted, or no checkpoint at all, whatever it was to be loaded into.
+
+    Example:
+        >>> import moduli.io as io
+        >>> issubclass(io.DamagedFileError, io.CheckpointError)
+        True
+    """

@@ -1,0 +1,219 @@
+"""The header of a safetensors file: strict reading, and writing with places for checksums.
+
+A file is eight bytes with the length of the header, little-endian; the header, a JSON object; and the data. The header
+has for each tensor its dtype, shape and the range of its bytes in the data, and may have strings under `__metadata__`.
+The ranges cover the data without gaps or overlaps. Ours has these strings:
+
+* `format`: "pt", which other readers look for;
+* `moduli`: JSON with everything that is not a tensor;
+* `moduli.crc32`: the CRC-32 of each tensor's bytes as eight hexadecimal digits, in the order of the header;
+* `moduli.header`: the same of the file from its first byte to the end of the header, taken with zeros in this place.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ._dtypes import DTYPES
+from ._errors import DamagedFileError
+
+__all__ = ["CHECKSUMS", "CONTENT", "FORMAT", "Header", "Slot", "arrange", "compose", "parse", "seal"]
+
+CONTENT: Final = "moduli"
+CHECKSUMS: Final = "moduli.crc32"
+_SEAL: Final = "moduli.header"
+_METADATA: Final = "__metadata__"
+_UNSEALED: Final = "0" * 8
+
+FORMAT: Final = 1
+"""The version of what is in `moduli`. It grows when files of a newer one cannot be read by older code."""
+
+_MOST_DIMENSIONS: Final = 64
+_LONGEST: Final = 100_000_000  # the limit of the safetensors library
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor in a file: its name, code, shape, and its bytes in the data."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that was read.
+
+    Attributes:
+        slots: The tensors by name, in the order of the header.
+        metadata: The strings beside them.
+        start: Where the data begins in the file.
+        sealed: Whether the header had a checksum. If it had, it was right.
+    """
+
+    slots: dict[str, Slot]
+    metadata: dict[str, str]
+    start: int
+    sealed: bool
+
+
+def arrange(tensors: list[tuple[str, str, list[int]]]) -> list[Slot]:
+    """Give tensors, as names with codes and shapes, their places: the widest numbers first, so that all are aligned."""
+    sized = [(DTYPES[code].itemsize, at) for at, (_, code, _) in enumerate(tensors)]
+    slots: list[Slot] = []
+    begin = 0
+    for size, at in sorted(sized, key=lambda pair: -pair[0]):
+        name, code, shape = tensors[at]
+        for length in shape:
+            size *= length
+        slots.append(Slot(name, code, tuple(shape), begin, begin + size))
+        begin += size
+    return slots
+
+
+def compose(slots: list[Slot], order: list[str], metadata: dict[str, str], checksums: bool) -> tuple[bytearray, int]:
+    """The beginning of a file, up to its data.
+
+    Args:
+        slots: The tensors in the order of the data.
+        order: Their names in the order in which the header is to list them.
+        metadata: Strings beside the tensors.
+        checksums: Whether to leave a place for checksums.
+
+    Returns:
+        The bytes, and where the place for checksums is; `seal` finishes them.
+    """
+    strings = {_SEAL: _UNSEALED}
+    if checksums:
+        strings[CHECKSUMS] = _UNSEALED * len(slots)
+    strings |= metadata
+    found = {slot.name: slot for slot in slots}
+    entries: dict[str, Any] = {_METADATA: strings}
+    for name in order:
+        slot = found[name]
+        entries[name] = {"dtype": slot.code, "shape": slot.shape, "data_offsets": (slot.begin, slot.end)}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    head = bytearray(len(text).to_bytes(8, "little") + text)
+    return head, head.index(b":", _place(head) + 8) + 2
+
+
+def _place(head: bytes | bytearray) -> int:
+    """Where the checksum of a header of ours is: it is the first string of all."""
+    return len(f'12345678{{"{_METADATA}":{{"{_SEAL}":"')
+
+
+def seal(head: bytearray, place: int, checksums: list[int] | None) -> None:
+    """Put checksums into the beginning of a file."""
+    if checksums is not None:
+        text = "".join(f"{checksum:08x}" for checksum in checksums).encode()
+        head[place : place + len(text)] = text
+    at = _place(head)
+    head[at : at + 8] = f"{zlib.crc32(head):08x}".encode()
+
+
+def parse(head: bytes, size: int) -> Header:
+    """Read the beginning of a file.
+
+    Args:
+        head: At least the first eight bytes and the header of the file.
+        size: The size of the file.
+
+    Raises:
+        DamagedFileError: If anything in it is not as it must be. Nothing is allocated that is not as large as what was
+            read.
+    """
+    if size < 8:
+        raise DamagedFileError(f"it has {size} bytes, which is not even the length of a header")
+    length = int.from_bytes(head[:8], "little")
+    if length > size - 8 or length > _LONGEST:
+        raise DamagedFileError(f"its header would be {length} bytes long, and the file has {size - 8} more")
+    start = 8 + length
+    entries = _json(bytes(head[8:start]), "its header")
+    metadata = entries.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise DamagedFileError("the metadata in its header is not a mapping from strings to strings")
+    sealed = _SEAL in metadata
+    if sealed:
+        _check_seal(head, start, metadata[_SEAL])
+    slots = {name: _slot(name, entry) for name, entry in entries.items()}
+    _check_cover(slots, size - start)
+    return Header(slots, metadata, start, sealed)
+
+
+def _json(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant)
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise DamagedFileError(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise DamagedFileError(f"{what} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DamagedFileError(f"{what} is not a JSON object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1) if len(names) < 10_000 else "a name"
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
+def _constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _check_seal(head: bytes, start: int, given: str) -> None:
+    whole = bytearray(head[:start])
+    at = _place(whole)
+    here = bytes(whole[at : at + 8])
+    whole[at : at + 8] = _UNSEALED.encode()
+    if here != given.encode() or here != f"{zlib.crc32(whole):08x}".encode():
+        raise DamagedFileError("its header does not have the checksum that is written in it")
+
+
+def _slot(name: str, entry: Any) -> Slot:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise DamagedFileError(f"the entry of {name!r} does not have a dtype, a shape and offsets, and nothing else")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise DamagedFileError(f"{name!r} has the dtype {code!r}, which is unknown")
+    if not _naturals(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise DamagedFileError(f"the shape of {name!r} is not a list of at most {_MOST_DIMENSIONS} natural numbers")
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise DamagedFileError(f"the offsets of {name!r} are not two natural numbers")
+    count = 1
+    for length in shape:
+        count *= max(length, 1)
+        if count >= 2**63:
+            raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
+    size = 0 if 0 in shape else count * DTYPES[code].itemsize
+    begin, end = offsets
+    if end - begin != size:
+        raise DamagedFileError(f"{name!r} needs {size} bytes, and its offsets are from {begin} to {end}")
+    return Slot(name, code, tuple(shape), begin, end)
+
+
+def _naturals(found: Any) -> bool:
+    return isinstance(found, list) and all(type(each) is int and 0 <= each < 2**63 for each in found)
+
+
+def _check_cover(slots: dict[str, Slot], size: int) -> None:
+    """Refuse gaps and overlaps: every byte of the data belongs to one tensor."""
+    end = 0
+    for slot in sorted(slots.values(), key=lambda slot: (slot.begin, slot.end)):
+        if slot.begin != end:
+            what = "overlap" if slot.begin < end else "leave a gap"
+            raise DamagedFileError(f"the offsets of {slot.name!r} {what}: they begin at {slot.begin}, not at {end}")
+        end = slot.end
+    if end != size:
+        raise DamagedFileError(f"its tensors have {end} bytes, and the file has {size} for them")

@@ -1,0 +1,244 @@
+"""What is in a checkpoint, told without loading it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ._dtypes import dtype_name
+from ._foreign import is_torch_file, read_torch_file
+from ._load import _Source
+from ._match import listed
+from ._save import PARTS
+from ._tree import tensor_names
+from ._write import PathLike
+
+__all__ = ["Description", "TensorInfo", "inspect"]
+
+_LABELS, _CONFIG = "labels", "param_config"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor in a checkpoint.
+
+    Attributes:
+        name: Its name.
+        part: What it belongs to: "module", "optimizer", "population", "scheduler", "extra" or "rng".
+        dtype: Its dtype, without `torch.`.
+        shape: Its shape.
+        nbytes: How many bytes it has in the file.
+        labels: Its axes, if it is labelled: for each its `name` and its `labels` or their `range`.
+        tied: Other names that stand for it.
+    """
+
+    name: str
+    part: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    labels: list[dict[str, Any]] | None = None
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `inspect` found in a file. As a string it is a page to read, `as_dict` is for machines.
+
+    Attributes:
+        path: The file.
+        size: Its size in bytes.
+        format: "moduli", "safetensors" or "torch".
+        made: The versions of what wrote it, and the number of threads.
+        parts: What it holds, and of which class.
+        tensors: Every tensor in it.
+        version: The version of the module's structure: how many edits its species had had.
+        history: The edits, as sentences.
+        virtual: The names of the module's virtual tensors.
+        frozen: The names of its parameters that did not require gradients.
+        config: The configurations of its parameters that are not the default, by name.
+        extra: The keys of what was saved as `extra`, if it was a dict.
+        checksums: "none", "present", or "verified".
+    """
+
+    path: str
+    size: int
+    format: str
+    made: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    tensors: tuple[TensorInfo, ...] = ()
+    version: int = 0
+    history: tuple[str, ...] = ()
+    virtual: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+    checksums: str = "none"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain dicts and lists, for JSON.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> import moduli.io as io
+            >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+            >>> io.save(path, torch.nn.Linear(3, 2))
+            >>> io.inspect(path).as_dict()["tensors"][1]["name"]
+            'bias'
+        """
+        found = asdict(self)
+        found["tensors"] = [dict(each) for each in found["tensors"]]
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the module's tensors have."""
+        total = 0
+        for tensor in self.tensors:
+            if tensor.part == "module":
+                count = 1
+                for length in tensor.shape:
+                    count *= length
+                total += count
+        return total
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.format} file of {self.size:,} bytes, checksums {self.checksums}"]
+        if self.made:
+            lines.append("made by " + ", ".join(f"{key} {value}" for key, value in self.made.items()))
+        lines += [f"{part}: {kind}" for part, kind in self.parts.items()]
+        if self.history:
+            lines.append(f"version {self.version}:")
+            lines += [f"  {sentence}" for sentence in self.history]
+        for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
+            if names:
+                lines.append(f"{label}: {listed(names)}")
+        lines += [f"{name}: {values}" for name, values in self.config.items()]
+        width = max((len(tensor.name) for tensor in self.tensors), default=0)
+        for tensor in self.tensors:
+            axes = "" if tensor.labels is None else "  [" + ", ".join(map(_axis, tensor.labels)) + "]"
+            tied = "" if not tensor.tied else f"  = {', '.join(tensor.tied)}"
+            lines.append(f"  {tensor.name:{width}}  {tensor.dtype:10} {list(tensor.shape)}{axes}{tied}")
+        return "\n".join(lines)
+
+
+def _axis(axis: dict[str, Any]) -> str:
+    name = axis.get("name") or "_"
+    if "labels" in axis:
+        return f"{name}: {listed(map(str, axis['labels']))}"
+    return f"{name}: {range(*axis['range'])}" if "range" in axis else str(name)
+
+
+def inspect(path: PathLike, *, verify: bool = False) -> Description:
+    """Tell what a file holds: tensors with their labels, ties, versions, and everything that was saved beside them.
+
+    Args:
+        path: A checkpoint, or a file that `safetensors` or `torch.save` wrote.
+        verify: Whether to compare all tensors with their checksums. Otherwise the tensors themselves are not read.
+
+    Raises:
+        OSError: If the file cannot be opened.
+        CheckpointError: If it is damaged.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> import moduli.io as io
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> io.save(path, torch.nn.Linear(3, 2), extra={"epoch": 3})
+        >>> found = io.inspect(path)
+        >>> found.parameters, found.parts["module"], found.extra
+        (8, 'torch.nn.modules.linear.Linear', ('epoch',))
+        >>> print(found)  # doctest: +ELLIPSIS
+        /...net.safetensors: moduli file of ... bytes, checksums present
+        made by ...
+        module: torch.nn.modules.linear.Linear
+        extra: 'epoch'
+          weight  float32    [2, 3]
+          bias    float32    [2]
+    """
+    if is_torch_file(path):
+        state = read_torch_file(path)
+        infos = [
+            TensorInfo(name, "module", dtype_name(value.dtype), tuple(value.shape), value.nbytes)
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        ]
+        return Description(os.fspath(path), os.path.getsize(path), "torch", tensors=tuple(infos))
+    source = _Source(path)
+    reader, saved, content = source.reader, source.saved, source.content
+    checked = "none" if reader.checksums() is None else "present"
+    if verify and reader.verify(reader.slots):
+        checked = "verified"
+    owners = {
+        name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part)) if part in content
+    }
+    labels = _labels(saved.metadata)
+    tied: dict[str, list[str]] = {}
+    for name, first in saved.ties.items():
+        tied.setdefault(first, []).append(name)
+    infos = [
+        TensorInfo(
+            name,
+            owners.get(name, "module"),
+            dtype_name(reader.dtype(name)),
+            reader.shape(name),
+            slot.end - slot.begin,
+            labels.get(name),
+            tuple(tied.get(name, ())),
+        )
+        for name, slot in reader.slots.items()
+    ]
+    made = content.get("made", {})
+    extra = content.get("extra")
+    return Description(
+        reader.path,
+        reader.size,
+        "safetensors" if reader.content is None else "moduli",
+        made if isinstance(made, dict) else {},
+        _parts(content, saved.kind),
+        tuple(infos),
+        len(saved.history),
+        tuple(f"version {event.number}: {event.sentence}" for event in saved.history),
+        tuple(saved.virtual),
+        tuple(saved.frozen),
+        _config(saved.metadata),
+        tuple(extra) if isinstance(extra, dict) else (),
+        checked,
+    )
+
+
+def _parts(content: dict[str, Any], kind: str) -> dict[str, str]:
+    found = {"module": kind or "a state dict"} if "module" in content else {}
+    for part in PARTS:
+        each = content.get(part)
+        if isinstance(each, dict):
+            many = each.get("many")
+            if isinstance(many, dict):
+                named = ((name, one.get("class") if isinstance(one, dict) else "") for name, one in many.items())
+                found[part] = ", ".join(f"{name} ({kind})" for name, kind in named)
+            else:
+                found[part] = str(each.get("class"))
+    if "rng" in content:
+        found["rng"] = "random states of torch, NumPy and Python"
+    return found
+
+
+def _labels(metadata: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Axes by registered name."""
+    return {
+        f"{path}.{prefix}{name}" if path else f"{prefix}{name}": axes
+        for path, entry in metadata.items()
+        for name, axes in entry.get(_LABELS, {}).items()
+        for prefix in ("tensor:", "buffer:")
+    }
+
+
+def _config(metadata: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{path}.{name}" if path else name: values
+        for path, entry in metadata.items()
+        for name, values in entry.get(_CONFIG, {}).items()
+    }

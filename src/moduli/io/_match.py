@@ -1,0 +1,195 @@
+"""Which name of a checkpoint goes where: the same name, a mapping, or the edits of a species."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from torch import nn
+
+from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+from moduli.particles._record import Event, record_of
+from moduli.particles._species import version_of
+from moduli.particles.base import NytoModuleBase
+
+from ._errors import CheckpointError
+
+__all__ = ["Edits", "Match", "NameMap", "Rename", "edits_between", "events_of", "listed", "match", "renaming"]
+
+NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
+"""From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
+
+Rename: TypeAlias = Callable[[str], str | None]
+
+_MOST_SHOWN: Final = 6
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for an error, the first few of them."""
+    every = list(names)
+    more = len(every) - _MOST_SHOWN
+    return ", ".join(map(repr, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def renaming(mapping: NameMap | None, names: Iterable[str]) -> Rename:
+    """The function that a mapping stands for.
+
+    Raises:
+        CheckpointError: If part of it is about nothing in the checkpoint, or two names become one.
+        TypeError: If it is no mapping.
+    """
+    if mapping is None:
+        return lambda name: name
+    names = list(names)
+    if isinstance(mapping, Mapping):
+        table = dict(mapping)
+        used: set[str] = set()
+
+        def renamed(name: str) -> str | None:
+            path = name
+            while True:
+                if path in table:
+                    used.add(path)
+                    new = table[path]
+                    return None if new is None else (new + name[len(path) :]).removeprefix("." if new == "" else "")
+                if "." not in path:
+                    return name
+                path = path.rpartition(".")[0]
+
+        rename: Rename = renamed
+    elif callable(mapping):
+        table, used, rename = {}, set(), mapping
+    else:
+        raise TypeError(f"mapping is a {type(mapping).__name__}; it must be a dict from names to names, or a function")
+    seen: dict[str, str] = {}
+    for name in names:
+        new = rename(name)
+        if new is not None and seen.setdefault(new, name) != name:
+            raise CheckpointError(f"mapping gives {seen[new]!r} and {name!r} the same name {new!r}")
+    unused = table.keys() - used
+    if unused:
+        raise CheckpointError(
+            f"mapping has {listed(sorted(unused))}, which the checkpoint does not; it has {listed(names)}"
+        )
+    return rename
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The edits between the version of a checkpoint and that of a module, and what they explain.
+
+    Attributes:
+        added: Names that may be missing from the checkpoint.
+        removed: Names that may be missing here.
+        told: The edits in words, or why there are none.
+    """
+
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    told: str = ""
+
+
+def events_of(module: Any) -> list[Event]:
+    """The edits that a module's species has had, oldest first."""
+    if not isinstance(module, NytoModuleBase) or module._particle_root is not module:
+        return []
+    if record_of(module).version is None:
+        return []
+    return list(version_of(module).data.species.events)
+
+
+def edits_between(saved: list[Event], module: nn.Module) -> Edits:
+    """What the edits made since a checkpoint was written explain."""
+    here = events_of(module)
+    if here[: len(saved)] == saved:
+        since = here[len(saved) :]
+        told = "; ".join(f"version {event.number}: {event.sentence}" for event in since)
+        return Edits(
+            frozenset(name for event in since for name in event.added),
+            frozenset(name for event in since for name in event.removed),
+            f"edits since it was written: {told}" if told else "",
+        )
+    if saved[: len(here)] == here:
+        told = "; ".join(f"version {event.number}: {event.sentence}" for event in saved[len(here) :])
+        return Edits(told=f"the checkpoint is newer; make its edits here first: {told}")
+    return Edits(told="the checkpoint and the module have had different edits")
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Match:
+    """What goes where.
+
+    Attributes:
+        taken: The name in the checkpoint by name here.
+        fresh: Names here that keep what they have.
+        dropped: Names of the checkpoint that are not used.
+        problems: What no edit explains, as sentences.
+    """
+
+    taken: dict[str, str] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def match(
+    saved: Iterable[str], here: Iterable[str], rename: Rename, edits: Edits, fits: Callable[[str, str], str | None]
+) -> Match:
+    """Match the names of a checkpoint with those of a module.
+
+    Args:
+        saved: The names in the checkpoint.
+        here: The names in the module.
+        rename: What the checkpoint's names are called here.
+        edits: What may be missing.
+        fits: Says why the tensor of a name in the checkpoint does not fit a name here, or None.
+    """
+    result = Match()
+    sources: dict[str, str] = {}
+    left_out: list[str] = []
+    for name in saved:
+        new = rename(name)
+        if new is None:
+            left_out.append(name)
+        else:
+            sources[new] = name
+    missing: list[str] = []
+    for name in here:
+        found = next((alias for alias in _aliases(name) if alias in sources), None)
+        if found is None:
+            result.fresh.append(name)
+            if name not in edits.added:
+                missing.append(name)
+            continue
+        source = sources.pop(found)
+        why = fits(source, name)
+        if why is None:
+            result.taken[name] = source
+            continue
+        result.fresh.append(name)
+        result.dropped.append(source)
+        if name not in edits.added | edits.removed:
+            result.problems.append(why)
+    unexpected = [source for new, source in sources.items() if new not in edits.removed]
+    result.dropped += [*sources.values(), *left_out]
+    if unexpected:
+        result.problems.insert(0, f"only the checkpoint has {listed(unexpected)}")
+    if missing:
+        result.problems.insert(0, f"only the module has {listed(missing)}")
+    return result
+
+
+def _aliases(name: str) -> list[str]:
+    """The names under which a tensor may be found: owned tensors also under their public names, and the other way."""
+    path, dot, last = name.rpartition(".")
+    for prefix in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX):
+        if last.startswith(prefix):
+            return [name, path + dot + last.removeprefix(prefix)]
+    return [name, path + dot + TENSOR_PARAM_PREFIX + last, path + dot + TENSOR_BUFFER_PREFIX + last]

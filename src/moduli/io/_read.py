@@ -1,0 +1,164 @@
+"""Reading a file: everything is checked before anything is believed, and no code in it is run."""
+
+import mmap
+import os
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dtypes import COMPLEX, DTYPES, dtype_name
+from ._errors import CheckpointError, DamagedFileError
+from ._header import CHECKSUMS, CONTENT, FORMAT, Header, Slot, _json, parse
+from ._write import PathLike
+
+__all__ = ["Reader"]
+
+_HEXADECIMAL = frozenset("0123456789abcdef")
+_COMPLEX_NAMES = {dtype_name(dtype): dtype for dtype in COMPLEX}
+
+
+class Reader:
+    """An open safetensors file.
+
+    The file is mapped, so tensors are read from the disk when their values are looked at. They are views of a private
+    mapping: writing into one does not change the file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If it cannot be opened.
+        DamagedFileError: If it is not a safetensors file from its first byte to its last.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = os.fspath(path)
+        with open(path, "rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            if self.size < 8:
+                raise self.damaged(f"it has {self.size} bytes, which is not even the length of a header")
+            try:
+                self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"cannot map {self.path!r}: {error}") from error
+        length = int.from_bytes(self._map[:8], "little")
+        try:
+            self.header: Header = parse(self._map[: 8 + min(length, self.size)], self.size)
+            self.content = self._content()
+            self._views = self._checked_views()
+        except DamagedFileError as error:
+            raise self.damaged(str(error)) from None
+        self._cache: dict[str, Tensor] = {}
+
+    def damaged(self, why: str) -> DamagedFileError:
+        """The error to raise, with the name of the file."""
+        return DamagedFileError(f"{self.path!r} is not a checkpoint, or was damaged: {why}")
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """The tensors in the file by name."""
+        return self.header.slots
+
+    def _content(self) -> dict[str, Any] | None:
+        text = self.header.metadata.get(CONTENT)
+        if text is None:
+            return None
+        if not self.header.sealed:
+            raise DamagedFileError("its header has lost its checksum")
+        content = _json(text.encode("utf-8", "surrogatepass"), "what it says about its tensors")
+        version = content.get("format")
+        if type(version) is not int or version < 1:
+            raise DamagedFileError("it does not say which format it has")
+        if version > FORMAT:
+            raise CheckpointError(
+                f"{self.path!r} has format {version}, and this version of moduli reads formats up to {FORMAT}; upgrade it"
+            )
+        return content
+
+    def _checked_views(self) -> dict[str, torch.dtype]:
+        views = (self.content or {}).get("views", {})
+        if not isinstance(views, dict):
+            raise DamagedFileError("what it says about complex tensors is not a mapping")
+        found = {}
+        for name, kind in views.items():
+            dtype = _COMPLEX_NAMES.get(kind) if isinstance(kind, str) else None
+            slot = self.slots.get(name)
+            if dtype is None or slot is None or DTYPES[slot.code] != COMPLEX[dtype] or slot.shape[-1:] != (2,):
+                raise DamagedFileError(f"{name!r} is not made of pairs that would be {kind}")
+            found[name] = dtype
+        return found
+
+    def checksums(self) -> dict[str, int] | None:
+        """The checksums that the file holds, by name; None if it holds none."""
+        text = self.header.metadata.get(CHECKSUMS)
+        if text is None or self.content is None:
+            return None
+        if len(text) != 8 * len(self.slots) or not set(text) <= _HEXADECIMAL:
+            raise self.damaged("it does not have one checksum for each tensor")
+        return {name: int(text[8 * at : 8 * at + 8], 16) for at, name in enumerate(self.slots)}
+
+    def verify(self, names: Iterable[str]) -> bool:
+        """Compare tensors with their checksums; returns whether there are any.
+
+        Raises:
+            DamagedFileError: If one differs.
+        """
+        sums = self.checksums()
+        if sums is None:
+            return False
+        data = memoryview(self._map)
+        start = self.header.start
+        try:
+            for name in names:
+                slot = self.slots[name]
+                if zlib.crc32(data[start + slot.begin : start + slot.end]) != sums[name]:
+                    raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
+        finally:
+            data.release()
+        return True
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor."""
+        return self._views.get(name, DTYPES[self.slots[name].code])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        shape = self.slots[name].shape
+        return shape[:-1] if name in self._views else shape
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, read when its values are looked at.
+
+        Raises:
+            DamagedFileError: If its bytes are not values of its dtype.
+        """
+        slot = self.slots[name]
+        dtype, offset = DTYPES[slot.code], self.header.start + slot.begin
+        if slot.end == slot.begin:
+            found = torch.empty(slot.shape, dtype=dtype)
+        elif offset % dtype.itemsize:
+            raw = torch.frombuffer(self._map, dtype=torch.uint8, count=slot.end - slot.begin, offset=offset)
+            found = raw.clone().view(dtype).view(slot.shape)
+        else:
+            count = (slot.end - slot.begin) // dtype.itemsize
+            found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
+            if len(slot.shape) != 1:
+                found = found.view(slot.shape)
+        if dtype is torch.bool and found.numel() and int(found.view(torch.uint8).max()) > 1:
+            raise self.damaged(f"{name!r} has truth values that are neither true nor false")
+        if name not in self._views:
+            return found
+        if offset % self._views[name].itemsize:
+            # Torch reads complex numbers by instructions that need them aligned as a whole, and crashes if they are not.
+            found = found.clone()
+        return torch.view_as_complex(found)
+
+    def copy(self, name: str) -> Tensor:
+        """A tensor in memory of its own; the same one each time."""
+        found = self._cache.get(name)
+        if found is None:
+            found = self._cache[name] = self.tensor(name).clone()
+        return found

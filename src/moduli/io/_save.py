@@ -1,0 +1,152 @@
+"""Saving."""
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _module, _random
+from ._dtypes import COMPLEX, dtype_name, stored
+from ._errors import CheckpointError
+from ._header import CONTENT, FORMAT
+from ._optimizer import class_name, describe, parameter_names
+from ._tree import Tensors, encode
+from ._write import PathLike, write_tensors
+
+__all__ = ["PARTS", "made", "save", "strings", "write"]
+
+PARTS = ("optimizer", "population", "scheduler")
+"""The parts of a checkpoint that are objects with a state dict, besides the module."""
+
+
+def save(
+    path: PathLike,
+    module: nn.Module | Mapping[str, Any] | None = None,
+    *,
+    optimizer: Any = None,
+    population: Any = None,
+    scheduler: Any = None,
+    extra: Any = None,
+    rng: bool | None = None,
+    checksums: bool = True,
+    fsync: bool = True,
+) -> None:
+    """Write a checkpoint: one safetensors file, all of it or nothing.
+
+    It holds what `load` needs to go on as if nothing had happened: parameters and buffers with their labels, ties and
+    configurations, the version of the structure and its edits, the state of optimizer, population and scheduler, and the
+    random states of torch, NumPy and Python. The file is written beside the old one, synced to the disk and renamed. No
+    copy of the model is made.
+
+    Any program that reads safetensors finds the tensors of the module under their names in the state dict.
+
+    Args:
+        path: The file. If there is one already, it is there, whole, until the new one is.
+        module: A module, or a state dict.
+        optimizer: An optimizer of ours or of torch, anything else with `state_dict`, or a dict of such by name.
+        population: A population, or a dict of such.
+        scheduler: A scheduler, or a dict of such.
+        extra: Anything made of numbers, strings, tensors, arrays, generators, and lists, tuples, sets and dicts of them;
+            objects in it that have `state_dict` and `load_state_dict`, such as a `GradScaler`, are saved by it.
+        rng: Whether to save random states; by default, if an optimizer or a population is saved.
+        checksums: Whether to write a checksum for each tensor.
+        fsync: Whether to wait for the disk. Without it a loss of power, though no crash of the program, may lose both
+            the old file and the new one.
+
+    Raises:
+        CheckpointError: If something cannot be saved without pickle, or the file cannot be written. The old one is
+            unchanged then.
+
+    Example:
+        >>> import os, tempfile, torch
+        >>> import moduli.io as io
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> net = torch.nn.Linear(2, 1)
+        >>> io.save(path, net, extra={"epoch": 3})
+        >>> other = torch.nn.Linear(2, 1)
+        >>> io.load(path, other).extra
+        {'epoch': 3}
+        >>> torch.equal(other.weight, net.weight)
+        True
+    """
+    tensors = Tensors()
+    content: dict[str, Any] = {"format": FORMAT, "made": made()}
+    found: dict[str, Tensor] = {}
+    if module is not None:
+        found, content["module"] = _module.collect(module, tensors)
+    names = parameter_names(module)
+    for part, value in zip(PARTS, (optimizer, population, scheduler), strict=True):
+        if value is not None:
+            content[part] = _part(part, value, names, tensors)
+    if extra is not None:
+        content["extra"] = encode(extra, ("extra",), tensors)
+    if rng or (rng is None and (optimizer is not None or population is not None)):
+        content["rng"] = encode(_random.collect(), ("rng",), tensors)
+    if len(content) == 2:
+        raise CheckpointError(
+            f"there is nothing to save in {str(path)!r}: give a module, an optimizer or something else"
+        )
+    write(path, {**found, **tensors.found}, content, checksums=checksums, fsync=fsync)
+
+
+def write(
+    path: PathLike, tensors: Mapping[str, Tensor], content: dict[str, Any], *, checksums: bool, fsync: bool
+) -> None:
+    """Write tensors, and JSON that tells about them."""
+    like = []
+    views: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        code, shape = stored(tensor, name)
+        like.append((name, code, shape))
+        if tensor.dtype in COMPLEX:
+            views[name] = dtype_name(tensor.dtype)
+    if views:
+        content = {**content, "views": views}
+    # In the order of the data, so that the disk sees one long write.
+    order = sorted(tensors.items(), key=lambda pair: -_width(pair[1]))
+    write_tensors(path, order, like, strings(content), checksums=checksums, fsync=fsync)
+
+
+def strings(content: dict[str, Any]) -> dict[str, str]:
+    """The metadata of a file."""
+    return {"format": "pt", CONTENT: json.dumps(content, separators=(",", ":"), allow_nan=False)}
+
+
+def _width(tensor: Tensor) -> int:
+    dtype = tensor.dtype
+    return COMPLEX.get(dtype, dtype).itemsize
+
+
+def made() -> dict[str, Any]:
+    """What wrote a file."""
+    return {
+        "moduli": str(getattr(sys.modules.get("moduli"), "__version__", "")),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        many = {}
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise CheckpointError(f"{part}= has the key {name!r}; a dict of several has names for keys")
+            many[name] = _one((part, name), each, names, tensors)
+        return {"many": many}
+    return _one((part,), value, names, tensors)
+
+
+def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
+    if not callable(getattr(value, "state_dict", None)):
+        raise TypeError(f"{'/'.join(path)} is a {class_name(value)}, which has no state_dict()")
+    state = value.state_dict()
+    found = {"class": class_name(value), "state": encode(state, path, tensors)}
+    if path[0] == "optimizer" and hasattr(value, "param_groups"):
+        found |= describe(value, state, names)
+    return found

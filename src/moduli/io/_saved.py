@@ -1,0 +1,170 @@
+"""The module part of a file, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+from moduli.particles._config import KEY as CONFIG
+from moduli.particles._history import _POLICIES
+from moduli.particles._record import Event
+
+from ._errors import DamagedFileError
+from ._read import Reader
+from ._tree import decode, tensor_names
+
+__all__ = ["CONFIG", "EXTRA", "LABELS", "PREFIXES", "Saved"]
+
+LABELS = "labels"
+EXTRA = "_extra_state"
+PREFIXES = (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
+
+
+class Saved:
+    """The module part of a file.
+
+    Raises:
+        DamagedFileError: If what the file says about it makes no sense.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        content = reader.content or {}
+        part = content.get("module", {} if reader.content is None else None)
+        self.present = part is not None
+        part = {} if part is None else part
+        if not isinstance(part, dict):
+            raise reader.damaged("what it says about a module is not a mapping")
+        self.extra: dict[str, Any] = _mapping(reader, part, "extra_state")
+        others = set(tensor_names([value for key, value in content.items() if key != "module"]))
+        others.update(tensor_names([self.extra, part.get("metadata")]))
+        self.names = [name for name in reader.slots if name not in others] if self.present else []
+        self.ties = self._ties(_mapping(reader, part, "ties"))
+        self.metadata = self._metadata(part.get("metadata", {}))
+        self.history = self._history(part.get("history", []))
+        self.policies = self._policies(_mapping(reader, part, "policies"))
+        self.virtual = self._strings(part.get("virtual", []))
+        self.frozen = self._strings(part.get("frozen", []))
+        self.kind = str(part.get("class", ""))
+
+    @property
+    def every(self) -> list[str]:
+        """Every name, of tensors and of extra state."""
+        return [*self.names, *self.ties, *self.extra]
+
+    def source(self, name: str) -> str:
+        """The name under which the tensor of a name is in the file."""
+        return self.ties.get(name, name)
+
+    def _ties(self, ties: dict[str, Any]) -> dict[str, str]:
+        own = set(self.names)
+        for name, first in ties.items():
+            if name in own or not isinstance(first, str) or first not in own:
+                raise self.reader.damaged(f"{name!r} is tied to {first!r}, which is not so")
+        return ties
+
+    def _metadata(self, node: Any) -> dict[str, dict[str, Any]]:
+        try:
+            found = decode(node, self.reader.copy)
+        except DamagedFileError as error:
+            raise self.reader.damaged(str(error)) from None
+        if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+            raise self.reader.damaged("its metadata is not a mapping of mappings")
+        for path, entry in found.items():
+            if not _sound(entry.get(LABELS, {})) or not _configured(entry.get(CONFIG, {})):
+                raise self.reader.damaged(f"its labels or configurations of {path!r} are malformed")
+            self._check_labels(path, entry.get(LABELS, {}))
+        return found
+
+    def _check_labels(self, path: str, labels: dict[str, Any]) -> None:
+        """Refuse labels that are not as many as their axes are long: a range may claim any number without writing it."""
+        own = {*self.names, *self.ties}
+        for name, axes in labels.items():
+            places = [f"{path}.{prefix}{name}" if path else prefix + name for prefix in PREFIXES]
+            place = next((self.source(place) for place in places if place in own), None)
+            # What is not in the file, as buffers that are not persistent, is not loaded either.
+            shape = tuple(map(_length, axes)) if place is None else self.reader.shape(place)
+            counts = [_length(axis) for axis in axes]
+            if len(counts) != len(shape) or any(
+                count not in (None, size) for count, size in zip(counts, shape, strict=True)
+            ):
+                raise self.reader.damaged(f"the labels of {name!r} are not those of a tensor of shape {shape}")
+
+    def _history(self, found: Any) -> list[Event]:
+        try:
+            events = [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
+        except (TypeError, ValueError):
+            raise self.reader.damaged("its history is malformed") from None
+        return events
+
+    def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+        try:
+            return {
+                path: [(_text(pattern), _one_of(policy, _POLICIES)) for pattern, policy in each]
+                for path, each in found.items()
+            }
+        except (TypeError, ValueError):
+            raise self.reader.damaged("its policies for buffers are malformed") from None
+
+    def _strings(self, found: Any) -> list[str]:
+        try:
+            return [_text(each) for each in found]
+        except TypeError:
+            raise self.reader.damaged("a list of names in it is malformed") from None
+
+
+def _mapping(reader: Reader, part: dict[str, Any], key: str) -> dict[str, Any]:
+    found = part.get(key, {})
+    if not isinstance(found, dict):
+        raise reader.damaged(f"its {key} is not a mapping")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _one_of(value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{value!r} is none of {choices}")
+    return _text(value)
+
+
+def _configured(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+
+
+def _length(axis: dict[str, Any]) -> int | None:
+    """How many labels an axis has; None if it has none."""
+    if "range" in axis:
+        start, stop, step = map(int, axis["range"])
+        return max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
+    return len(axis["labels"]) if "labels" in axis else None
+
+
+def _sound(labels: Any) -> bool:
+    """Whether labels are lists of axes, each with a name and perhaps labels or a range."""
+    if not isinstance(labels, dict):
+        return False
+    for axes in labels.values():
+        if not isinstance(axes, list):
+            return False
+        for axis in axes:
+            if not isinstance(axis, dict) or not isinstance(axis.get("name", 0), str | None):
+                return False
+            if not isinstance(axis.get("labels", []), list) or not all(map(_is_label, axis.get("labels", []))):
+                return False
+            bounds = axis.get("range", [0, 0, 1])
+            if not isinstance(bounds, list) or len(bounds) != 3 or not all(type(each) is int for each in bounds):
+                return False
+            if bounds[2] == 0:
+                return False
+    return True
+
+
+def _is_label(label: Any) -> bool:
+    return all(map(_is_label, label)) if isinstance(label, list | tuple) else not isinstance(label, dict | Tensor)

@@ -1,0 +1,81 @@
+"""Loading into several objects, all of them or none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._errors import CheckpointError
+from ._module import Plan
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Objects to load into, and how to put them back."""
+
+    def __init__(self) -> None:
+        self._todo: list[tuple[Any, Any]] = []
+
+    def load(self, value: Any, state: Any) -> None:
+        self._todo.append((value, state))
+
+    def generator(self, value: torch.Generator, found: torch.Generator) -> None:
+        if value.device != found.device:
+            raise CheckpointError(f"a generator on {value.device} cannot take the state of one on {found.device}")
+        self._todo.append((value, found))
+
+    def run(self, plans: Plan | None) -> None:
+        """Load everything, the module last: of it alone is it known beforehand that it fits."""
+        undo: list[Callable[[], None]] = []
+        try:
+            for value, state in self._todo:
+                undo.append(_undo(value))
+                _take(value, state)
+            if plans is not None:
+                plans.apply()
+        except BaseException:
+            for back in reversed(undo):
+                back()
+            raise
+
+
+def _take(value: Any, state: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(state.get_state())
+        return
+    try:
+        value.load_state_dict(state)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever an object says about a state that is not its own
+        raise CheckpointError(
+            f"the {type(value).__name__} refuses its state: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _undo(value: Any) -> Callable[[], None]:
+    if isinstance(value, torch.Generator):
+        before = value.get_state()
+
+        def rewind() -> None:
+            value.set_state(before)
+
+        return rewind
+    if (
+        isinstance(value, torch.optim.Optimizer)
+        and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict
+    ):
+        # Loading gives it new dicts and leaves the old ones and the tensors in them alone.
+        held = dict(value.__dict__)
+
+        def back() -> None:
+            value.__dict__.clear()
+            value.__dict__.update(held)
+
+        return back
+    state = copy.deepcopy(value.state_dict())
+    return lambda: value.load_state_dict(state)

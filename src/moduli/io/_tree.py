@@ -1,0 +1,325 @@
+"""Trees of plain values and tensors as JSON, exactly and without pickle.
+
+What `state_dict()` of optimizers, schedulers and scalers returns: dicts with any keys, lists, tuples, sets, numbers of any
+size, strings, bytes, None, dtypes, devices, generators, NumPy arrays and numbers, and tensors. What JSON has stands for
+itself; everything else is an object with one key that starts with "$". Tensors are written beside the tree, once each,
+and the tree has their names.
+"""
+
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moduli.labels import Tensor as LabelledTensor
+
+from ._dtypes import NUMPY, dtype_name
+from ._errors import CheckpointError, DamagedFileError
+
+__all__ = ["Tensors", "decode", "encode", "is_stateful", "tensor_names"]
+
+_SMALL: Final = 2**63
+_PLAIN: Final = frozenset({str, bool, type(None)})
+_DTYPES: Final = {dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+_NUMBERS: Final = "biufc"
+
+
+class Tensors:
+    """The tensors of trees, with the names that they get in a file."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+        self._taken: set[str] = set()
+        self._names: dict[int, str] = {}
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for others."""
+        self._taken.update(names)
+
+    def add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
+        """The name of a tensor; the same one if it was there before."""
+        name = self._names.get(id(tensor))
+        if name is None:
+            name = "/".join(map(str, path)).encode("utf-8", "replace").decode()
+            while name in self._taken:
+                name += "'"
+            self._taken.add(name)
+            self._names[id(tensor)] = name
+            # Kept, so that its id stays its own.
+            self.found[name] = tensor
+        return name
+
+
+# -- to JSON -----------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
+    """A tree as JSON.
+
+    Args:
+        value: The tree.
+        path: Where it is, for the names of tensors and for errors.
+        tensors: Where tensors go.
+
+    Raises:
+        CheckpointError: If something in it cannot be written, or it contains itself.
+    """
+    try:
+        return _encode(value, path, tensors)
+    except RecursionError:
+        where = "/".join(map(str, path))
+        raise CheckpointError(f"{where} is nested too deeply, or contains itself; it cannot be saved") from None
+
+
+def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        return value if -_SMALL <= value < _SMALL else {"$int": hex(value)}
+    if kind is float:
+        return _float(value)
+    if kind is list:
+        return [_encode(each, (*path, at), tensors) for at, each in enumerate(value)]
+    if kind is dict:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _encode(each, (*path, key), tensors) for key, each in value.items()}
+        return {"$dict": _pairs(value, path, tensors)}
+    encoder = _ENCODERS.get(kind)
+    if encoder is not None:
+        return encoder(value, path, tensors)
+    if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
+        return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
+    if isinstance(value, Tensor):
+        return {"$tensor": tensors.add(value, path)}
+    if is_stateful(value):
+        return {"$object": [f"{kind.__module__}.{kind.__qualname__}", _encode(value.state_dict(), path, tensors)]}
+    raise CheckpointError(_refusal(value, path))
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether an object is saved by its state dict. Modules are not: there is more to them."""
+    return not isinstance(value, nn.Module) and all(
+        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
+def _refusal(value: Any, path: tuple[Any, ...]) -> str:
+    where, kind = "/".join(map(str, path)), type(value)
+    if isinstance(value, LabelledTensor):
+        return f"{where} is a labelled tensor, whose labels cannot be rebuilt from a file; save its data, or own it in a module"
+    if isinstance(value, nn.Module):
+        return f"{where} is a module; give it as module=, several of them in a torch.nn.ModuleDict"
+    return (
+        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved without pickle; use numbers, strings, "
+        "tensors, and lists, tuples, sets and dicts of them, or an object with state_dict() in extra="
+    )
+
+
+def _float(value: float) -> Any:
+    # Not a number has many bit patterns, and JSON has no infinity.
+    return value if value - value == 0 else {"$float": struct.pack(">d", value).hex()}
+
+
+def _pairs(value: Any, path: tuple[Any, ...], tensors: Tensors) -> list[Any]:
+    return [
+        [_encode(key, (*path, "key"), tensors), _encode(each, (*path, key), tensors)] for key, each in value.items()
+    ]
+
+
+def _items(value: Any, path: tuple[Any, ...], tensors: Tensors) -> list[Any]:
+    return [_encode(each, (*path, at), tensors) for at, each in enumerate(value)]
+
+
+def _generator(value: torch.Generator, path: tuple[Any, ...], tensors: Tensors) -> Any:
+    return {"$generator": [str(value.device), tensors.add(value.get_state(), path)]}
+
+
+def _array(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
+    try:
+        tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise CheckpointError(
+            f"{'/'.join(map(str, path))} is an array of {value.dtype}, which files do not have; convert it"
+        ) from None
+    return {"$array": [value.dtype.str, tensors.add(tensor, path)]}
+
+
+_ENCODERS: Final[dict[type, Callable[[Any, tuple[Any, ...], Tensors], Any]]] = {
+    tuple: lambda value, path, tensors: {"$tuple": _items(value, path, tensors)},
+    OrderedDict: lambda value, path, tensors: {"$ordered": _pairs(value, path, tensors)},
+    Counter: lambda value, path, tensors: {"$counter": _pairs(value, path, tensors)},
+    set: lambda value, path, tensors: {"$set": _items(value, path, tensors)},
+    frozenset: lambda value, path, tensors: {"$frozenset": _items(value, path, tensors)},
+    deque: lambda value, path, tensors: {"$deque": [value.maxlen, _items(value, path, tensors)]},
+    complex: lambda value, path, tensors: {"$complex": [_float(value.real), _float(value.imag)]},
+    bytes: lambda value, path, tensors: {"$bytes": value.hex()},
+    torch.Size: lambda value, path, tensors: {"$size": list(value)},
+    torch.dtype: lambda value, path, tensors: {"$dtype": dtype_name(value)},
+    torch.device: lambda value, path, tensors: {"$device": str(value)},
+    torch.Generator: _generator,
+    np.ndarray: _array,
+}
+
+
+# -- and back ----------------------------------------------------------------------------------------------------------
+
+Read: TypeAlias = Callable[[str], Tensor]
+
+
+def decode(node: Any, read: Read) -> Any:
+    """The tree that JSON stands for.
+
+    Args:
+        node: The JSON.
+        read: Gives the tensor of a name.
+
+    Raises:
+        DamagedFileError: If it stands for none.
+    """
+    try:
+        return _decode(node, read)
+    except RecursionError:
+        raise DamagedFileError("a tree in it is nested too deeply") from None
+    except (
+        TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, AttributeError, struct.error,
+    ) as error:  # fmt: skip
+        if isinstance(error, CheckpointError):
+            raise
+        raise DamagedFileError(f"a tree in it stands for no value: {error}") from None
+
+
+def _decode(node: Any, read: Read) -> Any:
+    kind = type(node)
+    if kind is list:
+        return [_decode(each, read) for each in node]
+    if kind is not dict:
+        return node
+    if len(node) == 1:
+        ((tag, body),) = node.items()
+        if tag.startswith("$"):
+            decoder = _DECODERS.get(tag)
+            if decoder is None:
+                raise DamagedFileError(f"a tree in it has a value of the unknown kind {tag!r}")
+            return decoder(body, read)
+    if any(key.startswith("$") for key in node):
+        raise DamagedFileError("a tree in it has a value of two kinds")
+    return {key: _decode(each, read) for key, each in node.items()}
+
+
+def _decode_pairs(body: Any, read: Read) -> list[tuple[Any, Any]]:
+    found = [(_decode(key, read), _decode(value, read)) for key, value in body]
+    if len(dict(found)) != len(found):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _decode_items(body: Any, read: Read) -> list[Any]:
+    if type(body) is not list:
+        raise TypeError(f"{type(body).__name__} in the place of a list")
+    return [_decode(each, read) for each in body]
+
+
+def _decode_float(body: Any, read: Read) -> float:
+    found: float = struct.unpack(">d", bytes.fromhex(body))[0]
+    return found
+
+
+def _decode_part(body: Any, read: Read) -> float:
+    found = _decode(body, read)
+    if type(found) is not float:
+        raise TypeError(f"{found!r} is not a part of a complex number")
+    return found
+
+
+def _decode_generator(body: Any, read: Read) -> torch.Generator:
+    device, name = body
+    generator = torch.Generator(device)
+    generator.set_state(read(name))
+    return generator
+
+
+def _decode_array(body: Any, read: Read) -> Any:
+    code, name = body
+    dtype = _numpy_dtype(code)
+    tensor = read(name)
+    if tensor.dtype not in NUMPY and not tensor.is_complex():
+        raise TypeError(f"{name!r} is no array")
+    found = tensor.numpy()
+    if found.dtype != dtype.newbyteorder("="):
+        raise TypeError(f"{name!r} is {found.dtype}, not {dtype}")
+    return found.astype(dtype)
+
+
+def _decode_scalar(body: Any, read: Read) -> Any:
+    code, digits = body
+    dtype, raw = _numpy_dtype(code), bytes.fromhex(digits)
+    if len(raw) != dtype.itemsize:
+        raise ValueError(f"{len(raw)} bytes are no {dtype}")
+    return np.frombuffer(raw, dtype)[0]
+
+
+def _numpy_dtype(code: Any) -> Any:
+    if type(code) is not str:
+        raise TypeError(f"{code!r} is no dtype")
+    dtype = np.dtype(code)
+    if dtype.kind not in _NUMBERS or dtype.str != code:
+        raise TypeError(f"{code!r} is no dtype of numbers")
+    return dtype
+
+
+def _decode_deque(body: Any, read: Read) -> Any:
+    longest, items = body
+    return deque(_decode_items(items, read), longest)
+
+
+def _read_tensor(body: Any, read: Read) -> Tensor:
+    if type(body) is not str:
+        raise TypeError(f"{body!r} is no name")
+    return read(body)
+
+
+_DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
+    "$int": lambda body, read: int(body, 16),
+    "$float": _decode_float,
+    "$dict": lambda body, read: dict(_decode_pairs(body, read)),
+    "$tuple": lambda body, read: tuple(_decode_items(body, read)),
+    "$ordered": lambda body, read: OrderedDict(_decode_pairs(body, read)),
+    "$counter": lambda body, read: Counter(dict(_decode_pairs(body, read))),
+    "$set": lambda body, read: set(_decode_items(body, read)),
+    "$frozenset": lambda body, read: frozenset(_decode_items(body, read)),
+    "$deque": _decode_deque,
+    "$complex": lambda body, read: complex(_decode_part(body[0], read), _decode_part(body[1], read)),
+    "$bytes": lambda body, read: bytes.fromhex(body),
+    "$size": lambda body, read: torch.Size(body),
+    "$dtype": lambda body, read: _DTYPES[body],
+    "$device": lambda body, read: torch.device(body),
+    "$generator": _decode_generator,
+    "$array": _decode_array,
+    "$scalar": _decode_scalar,
+    "$tensor": _read_tensor,
+    "$object": lambda body, read: _decode(body[1], read),
+}
+
+
+def tensor_names(node: Any) -> list[str]:
+    """The names of the tensors in a tree that is still JSON; what is malformed is skipped."""
+    found: list[str] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is list:
+            waiting += each
+        elif type(each) is dict:
+            if len(each) == 1:
+                ((tag, body),) = each.items()
+                if tag == "$tensor" and type(body) is str:
+                    found.append(body)
+                elif tag in ("$generator", "$array") and type(body) is list and type(body[-1:]) is list:
+                    found += [last for last in body[-1:] if type(last) is str]
+            waiting += each.values()
+    return found

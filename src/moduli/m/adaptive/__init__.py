@@ -1,0 +1,36 @@
+"""Adaptive first-order links: steps scaled by what updates were like so far."""
+
+from ._adagrad import Adagrad
+from ._adam import Adam
+from ._adan import Adan
+from ._full_matrix import FullMatrixAdagrad
+from ._ggt import GGT
+from ._lion import Lion
+from ._orthogonalize import Orthogonalize
+from ._orthograd import OrthoGrad
+from ._psgd import PSGDKronWhiten
+from ._rmsprop import RMSprop
+from ._rprop import Rprop, ScaleLRBySignChange, SignConsistencyLRs
+from ._sam import ASAM, SAM
+from ._shampoo import Shampoo
+from ._soap import SOAP
+
+__all__ = [
+    "ASAM",
+    "GGT",
+    "SAM",
+    "SOAP",
+    "Adagrad",
+    "Adam",
+    "Adan",
+    "FullMatrixAdagrad",
+    "Lion",
+    "OrthoGrad",
+    "Orthogonalize",
+    "PSGDKronWhiten",
+    "RMSprop",
+    "Rprop",
+    "ScaleLRBySignChange",
+    "Shampoo",
+    "SignConsistencyLRs",
+]

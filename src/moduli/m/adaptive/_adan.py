@@ -1,0 +1,81 @@
+"""Adan: Nesterov momentum from differences of updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import fraction, non_negative
+
+__all__ = ["Adan"]
+
+
+class Adan(TensorTransform):
+    r"""Adaptive Nesterov momentum, with the look-ahead gradient written through differences of gradients.
+
+    With $d_t = u_t - u_{t-1}$ (zero at first),
+    $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad v_t = \beta_2 v_{t-1} + (1-\beta_2) d_t,\quad
+    n_t = \beta_3 n_{t-1} + (1-\beta_3)(u_t + \beta_2 d_t)^2$, and, all with bias correction,
+    $u \leftarrow \frac{m_t + \beta_2 v_t}{\sqrt{n_t} + \epsilon}$.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean difference.
+        beta3: Memory of the mean square.
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -8.0]))
+        >>> _ = mo.Optimizer([w], m.Adan(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 0.7500, -7.7500])
+
+    References:
+        X. Xie, P. Zhou, H. Li, Z. Lin, S. Yan, "Adan: adaptive Nesterov momentum algorithm for faster optimizing deep
+        models", 2022. The paper writes 1 - beta for these betas.
+    """
+
+    elementwise = True
+    counts = True
+    aliases = {"betas": ("beta1", "beta2", "beta3")}
+
+    def __init__(self, *, beta1: Any = 0.98, beta2: Any = 0.92, beta3: Any = 0.99, eps: Any = 1e-8) -> None:
+        fraction("Adan", beta1=beta1, beta2=beta2, beta3=beta3)
+        non_negative("Adan", eps=eps)
+        super().__init__({"beta1": beta1, "beta2": beta2, "beta3": beta3, "eps": eps})
+        self.add_projected_keys("grad", "exp_avg", "exp_avg_diff", "previous")
+        self.add_projected_keys("grad_sq", "exp_avg_sq")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_diff"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = torch.zeros_like(tensor)
+        state["previous"] = tensor.clone()
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        beta2, beta3 = setting["beta2"], setting["beta3"]
+        difference = tensor - state["previous"]
+        ahead = tensor + difference * beta2
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_diff"].lerp_(difference, 1 - beta2)
+        state["exp_avg_sq"].mul_(beta3).addcmul_(ahead, ahead * (1 - beta3))
+        state["previous"].copy_(tensor)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        t, beta2 = state["step"], setting["beta2"]
+        mean = state["exp_avg"] / (1 - setting["beta1"] ** t)
+        change = state["exp_avg_diff"] * (beta2 / (1 - beta2**t))
+        grow = (1 - setting["beta3"] ** t) ** -0.5
+        out: Tensor = (mean + change) / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
+        return out

@@ -1,0 +1,83 @@
+"""Matrices along the axes of a tensor: covariances, products, powers. Shared by Shampoo, SOAP and PSGD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["covariance", "eigh", "merged_shape", "multiply", "power", "work"]
+
+
+def work(tensor: Tensor) -> Tensor:
+    """The tensor in a type that matrices can be factorised in."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def merged_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, ...]:
+    """The shape without axes of size one; with `merge`, neighbours after the first axis become one while they are small.
+
+    A matrix stays a matrix: merging its two axes would turn two factors into one full matrix.
+    """
+    sizes = [size for size in shape if size != 1]
+    if not merge or len(sizes) < 3:
+        return tuple(sizes)
+    out = [sizes[0], sizes[1]]
+    for size in sizes[2:]:
+        if out[-1] * size <= max_dim:
+            out[-1] *= size
+        else:
+            out.append(size)
+    return tuple(out)
+
+
+def covariance(tensor: Tensor, axis: int) -> Tensor:
+    """The slices across an axis times each other, summed over everything else: (n, n)."""
+    if tensor.dim() == 1:
+        return torch.outer(tensor, tensor.conj())
+    if tensor.dim() == 2:
+        return tensor @ tensor.mH if axis == 0 else tensor.mT @ tensor.conj()
+    unfolded = tensor.movedim(axis, 0).flatten(1)
+    return unfolded @ unfolded.mH
+
+
+def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:
+    """A matrix along each axis (None: the identity), or their adjoints."""
+    if tensor.dim() == 2 and len(matrices) == 2:
+        left, right = matrices
+        if left is not None:
+            tensor = (left.mH if adjoint else left) @ tensor
+        if right is not None:
+            tensor = tensor @ (right.conj() if adjoint else right.mT)
+        return tensor
+    for axis, matrix in enumerate(matrices):
+        if matrix is not None:
+            # conj of a real tensor is the tensor itself
+            across = matrix.conj() if adjoint else matrix.mT
+            tensor = torch.tensordot(tensor.movedim(axis, -1), across, dims=1).movedim(-1, axis)
+    return tensor
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigendecomposition, once more in double where it does not converge."""
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except RuntimeError:  # LinAlgError is one
+        double = torch.complex128 if matrix.is_complex() else torch.float64
+        values, vectors = torch.linalg.eigh(matrix.to(double))
+        values, vectors = values.to(matrix.real.dtype), vectors.to(matrix.dtype)
+    return values, vectors
+
+
+def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs") -> Tensor:
+    """(A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their size counts, or zero."""
+    if not matrix.numel():
+        return matrix
+    values, vectors = eigh(matrix)
+    values = (values.abs() if method == "eigh_abs" else values.clamp(min=0)) + reg
+    # What is below the rounding of the largest is a direction that was never seen: there is nothing to scale by, and its
+    # negative power would only blow up rounding.
+    floor = values.amax() * (len(values) * torch.finfo(values.dtype).eps)
+    scaled = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny) ** exponent, 0.0)
+    return (vectors * scaled) @ vectors.mH

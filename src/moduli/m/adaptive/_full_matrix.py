@@ -1,0 +1,114 @@
+"""Adagrad with the full matrix."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, TensorTransform
+from .._checks import at_least_one, choice, fraction, non_negative
+from ._axes import power, work
+
+__all__ = ["FullMatrixAdagrad"]
+
+
+class FullMatrixAdagrad(TensorTransform):
+    r"""Adagrad with the sum of outer products, $A \leftarrow A + u u^T,\quad u \leftarrow (A + rI)^{-1/2} u$.
+
+    With `beta` it is the full-matrix RMSprop, with `inner=EMA(0.9)` besides the full-matrix Adam. For small problems: the
+    matrix has as many rows as there are parameters.
+
+    Args:
+        reg: Added to the diagonal, r.
+        precond_freq: The root is computed at every n-th step (and at the first).
+        beta: Memory of the matrix; None to sum.
+        beta_debias: Correct for the matrix starting at zero (where it starts there).
+        init: What the matrix starts at: "identity" or "zeros".
+        matrix_power: The exponent.
+        matrix_power_method: What to do with eigenvalues below zero (rounding): "eigh_abs" takes their size, "eigh" zero.
+        concat_params: One matrix for all parameters; False: one for each tensor.
+        inner: Links that transform the update before it is preconditioned, after the matrix was learnt.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> opt = mo.Optimizer([w], m.FullMatrixAdagrad(init="zeros"), m.LR(0.5))
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([2.7000, 3.6000])
+
+    References:
+        J. Duchi, E. Hazan, Y. Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
+        JMLR 2011.
+    """
+
+    counts = True
+
+    def __init__(
+        self,
+        *,
+        reg: float = 1e-12,
+        precond_freq: int = 1,
+        beta: float | None = None,
+        beta_debias: bool = True,
+        init: Literal["identity", "zeros"] = "identity",
+        matrix_power: float = -0.5,
+        matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
+        concat_params: bool = True,
+        inner: Chainable | None = None,
+    ) -> None:
+        non_negative("FullMatrixAdagrad", reg=reg)
+        at_least_one("FullMatrixAdagrad", precond_freq=precond_freq)
+        choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
+        choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
+        if beta is not None:
+            fraction("FullMatrixAdagrad", beta=beta)
+        super().__init__(
+            {
+                "reg": reg,
+                "precond_freq": precond_freq,
+                "beta": beta,
+                "beta_debias": beta_debias,
+                "init": init,
+                "matrix_power": matrix_power,
+                "matrix_power_method": matrix_power_method,
+            },
+            concat_params=concat_params,
+            inner=inner,
+        )
+        self.add_projected_keys("covariance", "accumulator")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x = work(tensor).reshape(-1)
+        zeros = torch.zeros(len(x), len(x), dtype=x.dtype, device=x.device)
+        state["accumulator"] = zeros.fill_diagonal_(1.0) if setting["init"] == "identity" else zeros
+        state["root"] = zeros
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x, beta = work(tensor).reshape(-1), setting["beta"]
+        outer = torch.outer(x, x.conj())
+        if beta is None:
+            state["accumulator"].add_(outer)
+        else:
+            state["accumulator"].lerp_(outer, 1 - beta)
+        if (state["step"] - 1) % setting["precond_freq"] == 0:
+            scale = 1.0
+            if beta is not None and setting["beta_debias"] and setting["init"] == "zeros":
+                scale = 1 / (1 - beta ** state["step"])
+            state["root"] = power(
+                state["accumulator"] * scale, setting["matrix_power"], setting["reg"], setting["matrix_power_method"]
+            )
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out = state["root"] @ work(tensor).reshape(-1)
+        result: Tensor = out.reshape(tensor.shape).to(tensor.dtype)
+        return result

@@ -1,0 +1,162 @@
+"""Orthogonalised updates, the core of Muon."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import at_least_one, choice
+
+__all__ = ["Orthogonalize", "orthogonalize"]
+
+Method = Literal["newtonschulz", "polarexpress", "svd", "qr", "eigh"]
+METHODS = ("newtonschulz", "polarexpress", "svd", "qr", "eigh")
+
+# One quintic for every iteration: steep at zero, and singular values end between 0.7 and 1.2 (Jordan et al.).
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+
+# The best quintic for each iteration, given what the ones before have left (Amsel et al., Algorithm 1 for l = 1e-3).
+_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+# A little less than the best, so that rounding cannot push a singular value out of the interval.
+_SAFETY = 1.01
+
+
+def _coefficients(method: str, steps: int) -> list[tuple[float, float, float]]:
+    if method == "newtonschulz":
+        return [_QUINTIC] * steps
+    found = []
+    for k in range(steps):
+        a, b, c = _EXPRESS[min(k, len(_EXPRESS) - 1)]
+        safe = _SAFETY if k < len(_EXPRESS) - 1 else 1.0
+        found.append((a / safe, b / safe**3, c / safe**5))
+    return found
+
+
+def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
+    """Odd polynomials of a matrix, no higher than wide, that take its singular values to one."""
+    slack = 1.0 if method == "newtonschulz" else _SAFETY
+    norm = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
+    x = matrix / (norm * slack + torch.finfo(matrix.dtype).tiny ** 0.5)
+    batched = x.dim() > 2
+    flat = x.reshape(-1, *x.shape[-2:]) if batched else x
+    fused = torch.baddbmm if batched else torch.addmm
+    for a, b, c in _coefficients(method, steps):
+        gram = flat @ flat.mH
+        flat = fused(flat, fused(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
+    out: Tensor = flat.reshape(x.shape)
+    return out
+
+
+def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) -> Tensor:
+    r"""The nearest matrix with orthonormal rows or columns, $U V^H$ of $M = U \Sigma V^H$; leading axes are a batch."""
+    half = matrix.dtype in (torch.float16, torch.bfloat16)
+    x = matrix.float() if half else matrix
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mH
+    if method in ("newtonschulz", "polarexpress"):
+        x = _iterate(x, method, steps)
+    elif method == "svd":
+        u, _, v = torch.linalg.svd(x, full_matrices=False)
+        x = u @ v
+    elif method == "qr":
+        q, r = torch.linalg.qr(x.mH)
+        signs = torch.sgn(torch.diagonal(r, dim1=-2, dim2=-1))
+        # With a positive diagonal in R the factor is unique, and orthonormal input stays as it is.
+        x = (q * torch.where(signs == 0, torch.ones_like(signs), signs).unsqueeze(-2)).mH
+    else:
+        values, vectors = torch.linalg.eigh(x @ x.mH)
+        floor = values[..., -1:] * torch.finfo(values.dtype).eps * x.shape[-1]
+        roots = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
+        x = (vectors * roots.unsqueeze(-2)) @ (vectors.mH @ x)
+    x = x.mH if tall else x
+    return x.to(matrix.dtype) if half else x
+
+
+class Orthogonalize(TensorTransform):
+    r"""Replaces each matrix by the nearest one with orthonormal rows or columns, $U \Sigma V^H \mapsto U V^H$.
+
+    Muon is momentum, then this (`presets.muon`). Tensors with fewer than two axes longer than one are left as they are.
+
+    Args:
+        adjust_lr: Multiply by $0.2 \sqrt{\max(\text{rows}, \text{columns})}$, so that a step has the size of Adam's and
+            step sizes carry over.
+        dual_norm_correction: Multiply by $\langle u, U V^H\rangle$, the nuclear norm of the update: steepest descent in
+            the spectral norm.
+        method: "newtonschulz" (a quintic iteration, singular values end between 0.7 and 1.2), "polarexpress" (the best
+            quintic for each iteration), "svd" and "eigh" (exact), or "qr" (orthonormal, but not the nearest).
+        steps: Iterations of the first two methods.
+        channel_first: The first two axes are the matrix and the others are a batch, as in convolutions; False: the last two.
+        orthogonalize: False leaves tensors as they are; meant for groups of parameters.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> u = torch.tensor([[3.0, 0.0], [0.0, 0.1]])
+        >>> optim.step_tensors(m.Orthogonalize(method="svd"), [u])
+        [tensor([[1., 0.],
+                [0., 1.]])]
+
+    References:
+        K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
+        J. Liu et al., "Muon is scalable for LLM training", 2025 (adjust_lr).
+        N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
+        J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
+    """
+
+    def __init__(
+        self,
+        *,
+        adjust_lr: bool = False,
+        dual_norm_correction: bool = False,
+        method: Method = "newtonschulz",
+        steps: int = 5,
+        channel_first: bool = True,
+        orthogonalize: bool = True,
+    ) -> None:
+        choice("Orthogonalize", "method", method, METHODS)
+        at_least_one("Orthogonalize", steps=steps)
+        super().__init__(
+            {
+                "adjust_lr": adjust_lr,
+                "dual_norm_correction": dual_norm_correction,
+                "method": method,
+                "steps": steps,
+                "channel_first": channel_first,
+                "orthogonalize": orthogonalize,
+            }
+        )
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if not setting["orthogonalize"] or tensor.dim() < 2 or not tensor.numel():
+            return tensor
+        first = setting["channel_first"]
+        rows, columns = (tensor.shape[0], tensor.shape[1]) if first else (tensor.shape[-2], tensor.shape[-1])
+        if min(rows, columns) < 2:
+            return tensor
+        moved = first and tensor.dim() > 2
+        x = tensor.movedim((0, 1), (-2, -1)) if moved else tensor
+        out = orthogonalize(x, setting["method"], setting["steps"])
+        if setting["dual_norm_correction"]:
+            out = (
+                out * (x.conj() * out).real.sum((-2, -1), keepdim=True)
+                if x.is_complex()
+                else out * (x * out).sum((-2, -1), keepdim=True)
+            )
+        if setting["adjust_lr"]:
+            out = out * (0.2 * max(rows, columns) ** 0.5)
+        return out.movedim((-2, -1), (0, 1)).contiguous() if moved else out

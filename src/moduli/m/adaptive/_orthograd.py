@@ -1,0 +1,83 @@
+"""Updates orthogonal to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...optim import TensorTransform
+from .._checks import non_negative
+
+__all__ = ["OrthoGrad"]
+
+
+class OrthoGrad(TensorTransform):
+    r"""Removes the part of the update along the weights, $u_\perp = u - \frac{\langle x, u\rangle}{\|x\|^2 + \epsilon}\,x$.
+
+    Args:
+        eps: Added to the squared norm of the weights.
+        renormalize: Scale the result to the norm of the update.
+        dim: "global" for all parameters as one vector, None for each tensor by itself.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> x, u = torch.tensor([2.0, 0.0]), torch.tensor([3.0, 4.0])
+        >>> optim.step_tensors(m.OrthoGrad(renormalize=False), [u], params=[x])
+        [tensor([0., 4.])]
+
+    References:
+        L. Prieto, M. Barsbey, P. A. M. Mediano, T. Birdal, "Grokking at the edge of numerical stability", ICLR 2025.
+    """
+
+    def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
+        non_negative("OrthoGrad", eps=eps)
+        if dim not in ("global", None):
+            raise ValueError(f"OrthoGrad: dim is {dim!r}; it can be 'global' (all parameters) or None (each tensor)")
+        super().__init__({"eps": eps, "renormalize": renormalize, "dim": dim})
+        self.elementwise = self.measures = dim == "global"
+
+    def measure(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        settings: Sequence[Mapping[str, Any]],
+        members: int | None,
+    ) -> dict[str, Any] | None:
+        if settings[0]["dim"] is None:
+            return None
+        if members is None:
+            xu, xx, uu = (
+                float(kernels.dot(a, b)) for a, b in ((params, tensors), (params, params), (tensors, tensors))
+            )
+            return {"xu": xu, "xx": xx, "uu": uu}
+        pairs = ((params, tensors), (params, params), (tensors, tensors))
+        found = [
+            torch.stack([(a.double() * b).reshape(members, -1).sum(1) for a, b in zip(*pair, strict=True)]).sum(0)
+            for pair in pairs
+        ]
+        return dict(zip(("xu", "xx", "uu"), found, strict=True))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if setting["dim"] is None:
+            setting = {
+                **setting,
+                "xu": (param.conj() * tensor).real.sum(),
+                "xx": param.abs().square().sum(),
+                "uu": tensor.abs().square().sum(),
+            }
+        eps, xu, xx, uu = setting["eps"], setting["xu"], setting["xx"], setting["uu"]
+        along = xu / (xx + eps)
+        out: Tensor = tensor - param * along
+        if setting["renormalize"]:
+            left = uu - 2 * along * xu + along * along * xx
+            left = left * ((left > 0) * 1.0)  # rounding can leave it below zero
+            out = out * (uu**0.5 / (left**0.5 + eps))
+        return out

@@ -1,0 +1,153 @@
+"""Shampoo: a matrix along each axis in place of one for everything."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, TensorTransform
+from .._checks import at_least_one, choice, fraction, non_negative
+from ._axes import covariance, merged_shape, multiply, power, work
+
+__all__ = ["Shampoo"]
+
+
+class Shampoo(TensorTransform):
+    r"""Preconditions each axis of a tensor by a root of the covariance of its slices.
+
+    For a tensor with k axes, $C_i \leftarrow C_i + \operatorname{unfold}_i(u)\operatorname{unfold}_i(u)^T$ and
+    $u \leftarrow u \times_1 (C_1 + rI)^{-1/2k} \cdots \times_k (C_k + rI)^{-1/2k}$; for a matrix $L^{-1/4}\, u\, R^{-1/4}$.
+
+    Args:
+        reg: Added to the diagonal of each covariance, r.
+        precond_freq: The roots are computed at every n-th step (and at the first).
+        matrix_power: The exponent, in place of $-1/2k$.
+        merge_small: Take neighbouring axes after the first as one while their product is at most `max_dim` (a kernel of a
+            convolution). Matrices stay matrices, axes of size one do not count.
+        max_dim: Longer axes are not preconditioned; a tensor with only such axes is scaled as in Adagrad.
+        precondition_1d: Whether vectors are preconditioned by a full matrix; otherwise as in Adagrad.
+        adagrad_eps: Added to the denominator of Adagrad.
+        matrix_power_method: What to do with eigenvalues below zero (rounding): "eigh_abs" takes their size, "eigh" zero.
+        beta: Memory of the covariances; None to sum.
+        beta_debias: Correct for the covariances starting at zero, where they have a memory.
+        inner: Links that transform the update before it is preconditioned, after its covariances were learnt.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
+        >>> _ = mo.Optimizer([w], m.Shampoo(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([[0.7500, 0.0000],
+                [0.0000, 7.7500]])
+
+    References:
+        V. Gupta, T. Koren, Y. Singer, "Shampoo: preconditioned stochastic tensor optimization", ICML 2018.
+        R. Anil, V. Gupta, T. Koren, K. Regan, Y. Singer, "Scalable second order optimization for deep learning", 2020.
+    """
+
+    counts = True
+    static = ("precond_freq", "max_dim")
+
+    def __init__(
+        self,
+        *,
+        reg: float = 1e-12,
+        precond_freq: int = 10,
+        matrix_power: float | None = None,
+        merge_small: bool = True,
+        max_dim: int = 10_000,
+        precondition_1d: bool = True,
+        adagrad_eps: float = 1e-8,
+        matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
+        beta: float | None = None,
+        beta_debias: bool = True,
+        inner: Chainable | None = None,
+    ) -> None:
+        non_negative("Shampoo", reg=reg, adagrad_eps=adagrad_eps)
+        at_least_one("Shampoo", precond_freq=precond_freq, max_dim=max_dim)
+        choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
+        if beta is not None:
+            fraction("Shampoo", beta=beta)
+        super().__init__(
+            {
+                "reg": reg,
+                "precond_freq": precond_freq,
+                "matrix_power": matrix_power,
+                "merge_small": merge_small,
+                "max_dim": max_dim,
+                "precondition_1d": precondition_1d,
+                "adagrad_eps": adagrad_eps,
+                "matrix_power_method": matrix_power_method,
+                "beta": beta,
+                "beta_debias": beta_debias,
+            },
+            inner=inner,
+        )
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x = work(tensor)
+        shape = merged_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
+        axes = [axis for axis, size in enumerate(shape) if size <= setting["max_dim"]]
+        if len(shape) == 1 and not setting["precondition_1d"]:
+            axes = []
+        state["shape"] = shape
+        state["axes"] = axes
+        if axes:
+            state["covariances"] = [torch.zeros(shape[a], shape[a], dtype=x.dtype, device=x.device) for a in axes]
+            state["roots"] = []
+        else:
+            state["squares"] = torch.zeros_like(x.abs())
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x, beta = work(tensor), setting["beta"]
+        if not state["axes"]:
+            squares = x.abs().square()
+            if beta is None:
+                state["squares"].add_(squares)
+            else:
+                state["squares"].lerp_(squares, 1 - beta)
+            return
+        x = x.reshape(state["shape"])
+        for axis, total in zip(state["axes"], state["covariances"], strict=True):
+            found = covariance(x, axis)
+            if beta is None:
+                total.add_(found)
+            else:
+                total.lerp_(found, 1 - beta)
+        if (state["step"] - 1) % setting["precond_freq"] == 0:
+            exponent = setting["matrix_power"]
+            if exponent is None:
+                exponent = -1 / (2 * len(state["axes"]))
+            scale = self._debias(state, setting)
+            state["roots"] = [
+                power(total * scale, exponent, setting["reg"], setting["matrix_power_method"])
+                for total in state["covariances"]
+            ]
+
+    @staticmethod
+    def _debias(state: Any, setting: Any) -> float:
+        if setting["beta"] is None or not setting["beta_debias"]:
+            return 1.0
+        return float(1 / (1 - setting["beta"] ** state["step"]))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        x = work(tensor)
+        if not state["axes"]:
+            scale = self._debias(state, setting)
+            out = x / ((state["squares"] * scale).sqrt() + setting["adagrad_eps"])
+        else:
+            matrices: list[Tensor | None] = [None] * len(state["shape"])
+            for axis, root in zip(state["axes"], state["roots"], strict=True):
+                matrices[axis] = root
+            out = multiply(x.reshape(state["shape"]), matrices).reshape(tensor.shape)
+        result: Tensor = out.to(tensor.dtype)
+        return result

@@ -1,0 +1,159 @@
+"""SOAP: Adam in the eigenbasis of Shampoo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import at_least_one, fraction, non_negative
+from ._axes import covariance, eigh, merged_shape, multiply, work
+
+__all__ = ["SOAP"]
+
+
+class SOAP(TensorTransform):
+    r"""Runs Adam in the eigenbasis of Shampoo's covariances, which follows them slowly.
+
+    With $Q_i$ the eigenvectors of $C_i$, $u' = u \times_i Q_i^T$, then Adam on $u'$ gives $n'$, then
+    $u \leftarrow n' \times_i Q_i$, and with $U_i$ the unfolding of u along axis i,
+    $C_i \leftarrow \beta_s C_i + (1-\beta_s) U_i U_i^T$.
+    At every n-th step $Q_i$ makes one step of orthogonal iteration, the QR factor of $C_i Q_i$. The first step takes its
+    basis from the first update.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square, in the eigenbasis.
+        shampoo_beta: Memory $\beta_s$ of the covariances.
+        precond_freq: The basis follows at every n-th step.
+        merge_small: Take neighbouring axes after the first as one while their product is at most `max_dim`.
+        max_dim: Longer axes are not rotated.
+        precondition_1d: Whether vectors are rotated; otherwise they are left to Adam.
+        eps: Added to the denominator after bias correction, as in `Adam`.
+        debias: Correct for the moments starting at zero.
+        alpha: A factor; a step size is better given by a link of its own, `LR`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
+        >>> _ = mo.Optimizer([w], m.SOAP(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([[0.7500, 0.0000],
+                [0.0000, 7.7500]])
+
+    References:
+        N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, Algorithms 3 and 4.
+    """
+
+    counts = True
+    aliases = {"betas": ("beta1", "beta2")}
+
+    def __init__(
+        self,
+        *,
+        beta1: float = 0.95,
+        beta2: float = 0.95,
+        shampoo_beta: float = 0.95,
+        precond_freq: int = 10,
+        merge_small: bool = False,
+        max_dim: int = 4096,
+        precondition_1d: bool = True,
+        eps: float = 1e-8,
+        debias: bool = True,
+        alpha: float = 1.0,
+    ) -> None:
+        fraction("SOAP", beta1=beta1, beta2=beta2, shampoo_beta=shampoo_beta)
+        at_least_one("SOAP", precond_freq=precond_freq, max_dim=max_dim)
+        non_negative("SOAP", eps=eps)
+        super().__init__(
+            {
+                "beta1": beta1,
+                "beta2": beta2,
+                "shampoo_beta": shampoo_beta,
+                "precond_freq": precond_freq,
+                "merge_small": merge_small,
+                "max_dim": max_dim,
+                "precondition_1d": precondition_1d,
+                "eps": eps,
+                "debias": debias,
+                "alpha": alpha,
+            }
+        )
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x = work(tensor)
+        shape = merged_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
+        axes = [axis for axis, size in enumerate(shape) if size <= setting["max_dim"] and tensor.numel()]
+        if len(shape) == 1 and not setting["precondition_1d"]:
+            axes = []
+        x = x.reshape(shape)
+        state["shape"], state["axes"] = shape, axes
+        state["covariances"] = [covariance(x, axis) * (1 - setting["shampoo_beta"]) for axis in axes]
+        # The largest eigenvalue first, the order that orthogonal iteration keeps.
+        state["bases"] = [eigh(found)[1].flip(-1) for found in state["covariances"]]
+        state["exp_avg"] = torch.zeros_like(x)
+        state["exp_avg_sq"] = torch.zeros_like(x.abs())
+
+    @staticmethod
+    def _matrices(state: Any) -> list[Tensor | None]:
+        matrices: list[Tensor | None] = [None] * len(state["shape"])
+        for axis, basis in zip(state["axes"], state["bases"], strict=True):
+            matrices[axis] = basis
+        return matrices
+
+    def _follow(self, state: Any) -> None:
+        """One step of orthogonal iteration; moments move to the new basis."""
+        mean = multiply(state["exp_avg"], self._matrices(state))
+        bases = []
+        for axis, total, basis in zip(state["axes"], state["covariances"], state["bases"], strict=True):
+            image = total @ basis
+            order = (basis.conj() * image).sum(0).real.argsort(descending=True)
+            state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
+            bases.append(torch.linalg.qr(image[:, order])[0])
+        state["bases"] = bases
+        state["exp_avg"] = multiply(mean, self._matrices(state), adjoint=True)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x = work(tensor).reshape(state["shape"])
+        t = state["step"]
+        # The basis that the last step's covariances ask for: a step is made in the basis from before it.
+        if state["axes"] and t > 1 and (t - 1) % setting["precond_freq"] == 0:
+            self._follow(state)
+        rotated = multiply(x, self._matrices(state), adjoint=True)
+        state["exp_avg"].lerp_(rotated, 1 - setting["beta1"])
+        beta2 = setting["beta2"]
+        if rotated.is_complex():
+            state["exp_avg_sq"].lerp_(rotated.abs().square(), 1 - beta2)
+        else:
+            state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
+        if t > 1:
+            for axis, total in zip(state["axes"], state["covariances"], strict=True):
+                _average(total, x, axis, setting["shampoo_beta"])
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        size, grow = setting["alpha"], 1.0
+        if setting["debias"]:
+            t = state["step"]
+            size = size / (1 - setting["beta1"] ** t)
+            grow = (1 - setting["beta2"] ** t) ** -0.5
+        denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
+        out = (state["exp_avg"] / denominator).mul_(size)
+        return multiply(out, self._matrices(state)).reshape(tensor.shape).to(tensor.dtype)
+
+
+def _average(total: Tensor, x: Tensor, axis: int, beta: float) -> None:
+    """Total <- beta total + (1 - beta) covariance, in one product where the tensor is a real matrix."""
+    if x.dim() == 2 and not x.is_complex():
+        left, right = (x, x.mT) if axis == 0 else (x.mT, x)
+        total.addmm_(left, right, beta=beta, alpha=1 - beta)
+    else:
+        total.lerp_(covariance(x, axis), 1 - beta)

@@ -1,0 +1,73 @@
+"""Updates with mean zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import at_least_one
+from .._metrics import Axes, axes_of, check_axes
+
+__all__ = ["Centralize"]
+
+
+class Centralize(TensorTransform):
+    r"""Subtracts the mean from the update, $u \leftarrow u - \operatorname{mean}(u)$.
+
+    Gradient centralisation, the mean over every axis but the output's, is `Centralize(dim=0, inverse_dims=True)`.
+
+    Args:
+        dim: None for the mean of each tensor, axes for the mean over them, "global" for the mean of everything. A tensor
+            that has none of the axes is left as it is.
+        inverse_dims: The axes are those to keep.
+        min_size: Means of fewer elements are not subtracted.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Centralize(), [torch.tensor([3.0, 1.0])])
+        [tensor([ 1., -1.])]
+
+    References:
+        H. Yong, J. Huang, X. Hua, L. Zhang, "Gradient centralization: a new optimization technique for deep neural
+        networks", ECCV 2020.
+    """
+
+    static = ("dim", "min_size")
+
+    def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
+        at_least_one("Centralize", min_size=min_size)
+        dim = check_axes("Centralize", dim)
+        if dim == "global" and inverse_dims:
+            raise ValueError("Centralize: inverse_dims is for axes, but dim is 'global'")
+        super().__init__({"dim": dim, "inverse_dims": inverse_dims, "min_size": min_size})
+
+    def measure(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        settings: Sequence[Mapping[str, Any]],
+        members: int | None,
+    ) -> dict[str, Any] | None:
+        if settings[0]["dim"] != "global":
+            return None
+        count = sum(tensor.numel() for tensor in tensors)
+        if count < settings[0]["min_size"]:
+            return {"mean": 0.0}
+        totals = [tensor.sum().item() for tensor in tensors]
+        return {"mean": sum(totals) / count}
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if setting["dim"] == "global":
+            everywhere: Tensor = tensor - setting["mean"]
+            return everywhere
+        axes = axes_of(tensor, setting["dim"], setting["inverse_dims"], setting["min_size"])
+        if axes is None or tensor.dim() == 0:
+            return tensor
+        return tensor - tensor.mean(axes, keepdim=True)

@@ -1,0 +1,22 @@
+"""Links that drive other links."""
+
+from ._accumulation import GradientAccumulation
+from ._alternate import Alternate, Switch
+from ._multistep import Multistep, NegateOnLossIncrease, Sequential
+from ._online import Online
+from ._save_best import SaveBest
+from ._split import Split
+from ._wrap import Wrap
+
+__all__ = [
+    "Alternate",
+    "GradientAccumulation",
+    "Multistep",
+    "NegateOnLossIncrease",
+    "Online",
+    "SaveBest",
+    "Sequential",
+    "Split",
+    "Switch",
+    "Wrap",
+]

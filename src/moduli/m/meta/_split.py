@@ -1,0 +1,128 @@
+"""Different links for different parameters."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Module, Objective
+from ...optim.functional import step as run
+
+__all__ = ["Split"]
+
+Filter = Callable[[Tensor], bool] | Iterable[Tensor] | torch.nn.Module | str
+
+
+class Split(Module):
+    """Runs one chain on the parameters that pass a filter and another on the rest.
+
+    Args:
+        filter: Which parameters: a function of a tensor, tensors, an `nn.Module` (its parameters), or a pattern of names
+            ("*.bias", several separated by spaces) for an optimizer that knows names.
+        true: Links for those that pass; None leaves their update as it is.
+        false: Links for the rest; None leaves their update as it is.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> net = torch.nn.Linear(2, 2)
+        >>> opt = mo.Optimizer(net, m.Split(lambda p: p.dim() == 2, m.LR(0.1), m.LR(0.0)))
+        >>> before = net.bias.detach().clone()
+        >>> _ = opt.step(mo.closure(lambda: net(torch.ones(1, 2)).sum()))
+        >>> torch.equal(net.bias, before)
+        True
+    """
+
+    needs = frozenset()
+    members = True
+
+    def __init__(self, filter: Filter, true: Chainable | None = None, false: Chainable | None = None) -> None:
+        super().__init__()
+        if true is None and false is None:
+            raise ValueError("Split: give links for the parameters that pass (true), for the rest (false), or both")
+        self.set_child("true", true)
+        self.set_child("false", false)
+        if isinstance(filter, torch.nn.Module):
+            filter = list(filter.parameters())
+        elif isinstance(filter, Tensor):
+            filter = [filter]
+        elif not isinstance(filter, str) and not callable(filter):
+            filter = list(filter)
+        self.filter = filter
+
+    def _passes(self, param: Tensor) -> bool:
+        binding = self.settings.binding
+        source = param if binding is None else binding.source(param)
+        if isinstance(self.filter, str):
+            name = None if binding is None else binding.names.get(source)
+            if name is None:
+                raise ValueError(
+                    f"Split: the pattern {self.filter!r} needs named parameters; give the optimizer a module"
+                )
+            return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
+        if isinstance(self.filter, list):
+            return any(source is tensor for tensor in self.filter)
+        return bool(self.filter(source))
+
+    def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
+        passed = [self._passes(param) for param in objective.params]
+        for key, wanted in (("true", True), ("false", False)):
+            indices = [i for i, found in enumerate(passed) if found is wanted]
+            if key in self.children and indices:
+                part = _part(objective, indices)
+                out = how(self.children[key], part)
+                if isinstance(out, Objective):
+                    _put_back(objective, out, indices)
+        return objective
+
+    def update(self, objective: Objective) -> None:
+        """Each chain learns from its part."""
+        self._each(objective, lambda child, part: child.update(part))
+
+    def apply(self, objective: Objective) -> Objective:
+        """Each chain transforms its part."""
+        return self._each(objective, lambda child, part: child.apply(part))
+
+    def step(self, objective: Objective) -> Objective:
+        """Each chain makes its step on its part."""
+        return self._each(objective, lambda child, part: run(part, [child]))
+
+
+def _part(objective: Objective, indices: list[int]) -> Objective:
+    """The objective over some of the parameters; the closure is the whole one."""
+    part = objective.clone(clone_updates=False, parent=objective)
+    part.params = [objective.params[i] for i in indices]
+    updates, grads = objective.get_updates() if objective.updates is not None else None, objective.grads
+    if updates is None and objective.evaluator is not None and objective.grads is None:
+        objective.get_loss(backward=True)
+        grads = objective.grads
+    part.updates = None if updates is None else [updates[i] for i in indices]
+    part.grads = None if grads is None else [grads[i] for i in indices]
+    part.loss = objective.loss
+    part.present = None if objective.present is None else [objective.present[i] for i in indices]
+    if part.present is not None and all(part.present):
+        part.present = None
+    part.matrices = None
+    graph = objective._graph
+    part._graph = None if graph is None else (graph[0], [graph[1][i] for i in indices])
+    part.accepted = None
+    return part
+
+
+def _put_back(objective: Objective, part: Objective, indices: list[int]) -> None:
+    updates = list(objective.get_updates())
+    for i, tensor in zip(indices, part.get_updates(), strict=True):
+        updates[i] = tensor
+    objective.updates = updates
+    if objective.loss is None:
+        objective.loss = part.loss
+    if part.should_terminate is not None:
+        objective.should_terminate = bool(objective.should_terminate) or part.should_terminate
+    if part.skip_update:
+        # The part's chain moved its parameters itself; nothing is left to subtract for them.
+        for i in indices:
+            updates[i] = torch.zeros_like(updates[i])

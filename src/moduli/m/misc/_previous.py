@@ -1,0 +1,190 @@
+"""The update compared with earlier ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+
+__all__ = ["LastAbsoluteRatio", "LastDifference", "LastGradDifference", "LastProduct", "LastRatio", "Previous"]
+
+
+class Previous(TensorTransform):
+    """The update of n steps ago; the present one while there is none.
+
+    Args:
+        n: How many steps.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.Previous(1), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (1.0, 2.0, 3.0)]
+        [1.0, 1.0, 2.0]
+    """
+
+    members = True
+
+    def __init__(self, n: int = 1) -> None:
+        if n < 1:
+            raise ValueError(f"Previous: n is {n}; go back at least one step")
+        super().__init__()
+        self.n = n
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["history"] = deque(maxlen=self.n + 1)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["history"].append(tensor.clone())
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return state["history"][0].clone()
+
+
+class _Last(TensorTransform):
+    """Something made of the update and the one before; the hook sees both."""
+
+    elementwise = True
+    counts = True
+    first = 0.0
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["previous"] = torch.full_like(tensor, self.first)
+
+    def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
+        return tensor
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        now = self.seen(tensor, grad).clone()
+        out = self.combine(now, state["previous"], setting)
+        state["previous"].copy_(now)
+        return out
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how to combine")
+
+    def reset_for_online(self) -> None:
+        super().reset_for_online()
+        self.state.clear()
+
+
+class LastDifference(_Last):
+    r"""$u \leftarrow u_t - u_{t-1}$, with $u_0 = 0$.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.LastDifference(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (1.0, 4.0)]
+        [1.0, 3.0]
+    """
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        return now - before
+
+
+class LastGradDifference(_Last):
+    r"""$u \leftarrow g_t - g_{t-1}$, with $g_0 = 0$.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.LastGradDifference(), m.LR(0.25))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.7500])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(uses_grad=True)
+
+    def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
+        return tensor if grad is None else grad
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        return now - before
+
+
+class LastProduct(_Last):
+    r"""$u \leftarrow u_t \odot u_{t-1}$, with $u_0 = 1$.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.LastProduct(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (2.0, 3.0)]
+        [2.0, 6.0]
+    """
+
+    first = 1.0
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        return now * before
+
+
+class LastRatio(_Last):
+    r"""$u \leftarrow u_t / u_{t-1}$ or the inverse, with $u_0 = 1$.
+
+    Args:
+        numerator: "cur" for the present update over the last, "prev" for the inverse.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.LastRatio(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (2.0, 3.0)]
+        [2.0, 1.5]
+    """
+
+    first = 1.0
+
+    def __init__(self, *, numerator: Literal["cur", "prev"] = "cur") -> None:
+        if numerator not in ("cur", "prev"):
+            raise ValueError(f"{type(self).__name__}: numerator is {numerator!r}; it is 'cur' or 'prev'")
+        super().__init__({"numerator": numerator})
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        return now / before if setting["numerator"] == "cur" else before / now
+
+
+class LastAbsoluteRatio(_Last):
+    r"""$u \leftarrow |u_t| / (|u_{t-1}| + \epsilon)$ or the inverse, with $u_0 = 1$.
+
+    Args:
+        numerator: "cur" for the present update over the last, "prev" for the inverse.
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.LastAbsoluteRatio(eps=0.0), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (-2.0, 3.0)]
+        [2.0, 1.5]
+    """
+
+    first = 1.0
+
+    def __init__(self, *, numerator: Literal["cur", "prev"] = "cur", eps: Any = 1e-8) -> None:
+        if numerator not in ("cur", "prev"):
+            raise ValueError(f"{type(self).__name__}: numerator is {numerator!r}; it is 'cur' or 'prev'")
+        super().__init__({"numerator": numerator, "eps": eps})
+
+    def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        above, below = (now, before) if setting["numerator"] == "cur" else (before, now)
+        return above.abs() / (below.abs() + setting["eps"])

@@ -1,0 +1,8 @@
+"""Momentum and averaging: updates of several steps as one."""
+
+from ._cautious import Cautious
+from ._ema import EMA
+from ._heavy_ball import HeavyBall
+from ._nag import NAG
+
+__all__ = ["EMA", "NAG", "Cautious", "HeavyBall"]

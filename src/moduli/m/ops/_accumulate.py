@@ -1,0 +1,354 @@
+"""Running sums, extremes and second moments of the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+
+__all__ = [
+    "AccumulateMaximum",
+    "AccumulateMean",
+    "AccumulateMinimum",
+    "AccumulateProduct",
+    "AccumulateSum",
+    "CenteredEMASquared",
+    "CenteredSqrtEMASquared",
+    "Debias",
+    "Debias2",
+    "EMASquared",
+    "SqrtEMASquared",
+]
+
+
+def _fraction(where: str, name: str, value: Any) -> None:
+    if isinstance(value, float | int) and not 0 <= value <= 1:
+        raise ValueError(f"{where}: {name} is {value}; it is between 0 and 1")
+
+
+class _Accumulate(TensorTransform):
+    r"""$a_t = (1-\text{decay})\,a_{t-1} \circ u_t$ for an operation; emits a."""
+
+    elementwise = True
+    counts = True
+    start = 0.0
+
+    def __init__(self, *, decay: Any = 0.0) -> None:
+        _fraction(type(self).__name__, "decay", decay)
+        super().__init__({"decay": decay})
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["accumulated"] = torch.full_like(tensor, self.start)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["accumulated"].copy_(self.join(state["accumulated"], tensor, 1 - setting["decay"]))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return state["accumulated"].clone()
+
+    def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how to accumulate")
+
+
+class AccumulateSum(_Accumulate):
+    r"""The running sum of updates, $a_t = (1-d)\,a_{t-1} + u_t$.
+
+    Args:
+        decay: How much of the sum is forgotten at each step, d.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.AccumulateSum(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.ones(1)], [p])[0].item() for _ in range(3)]
+        [1.0, 2.0, 3.0]
+    """
+
+    def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        return old * keep + new
+
+
+class AccumulateMean(_Accumulate):
+    r"""The mean of all updates so far (with decay, a weighted mean in which older ones count less).
+
+    Args:
+        decay: How much of the sum is forgotten at each step.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.AccumulateMean(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (1.0, 3.0)]
+        [1.0, 2.0]
+    """
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["accumulated"] = torch.zeros_like(tensor)
+        state["weight"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        keep = 1 - setting["decay"]
+        state["accumulated"].copy_(state["accumulated"] * keep + tensor)
+        state["weight"].copy_(state["weight"] * keep + 1)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return state["accumulated"] / state["weight"]
+
+
+class AccumulateProduct(_Accumulate):
+    r"""The running product of updates, $a_t = (1-d)\,a_{t-1}\,u_t$, from 1.
+
+    Args:
+        decay: How much the product shrinks at each step, d.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.AccumulateProduct(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.full((1,), 2.0)], [p])[0].item() for _ in range(3)]
+        [2.0, 4.0, 8.0]
+    """
+
+    start = 1.0
+
+    def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        return old * keep * new
+
+
+class AccumulateMaximum(_Accumulate):
+    r"""The running maximum of updates, $a_t = \max((1-d)\,a_{t-1}, u_t)$; the first update begins it.
+
+    Args:
+        decay: How much the maximum shrinks at each step, d.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.AccumulateMaximum(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (-2.0, -1.0, -3.0)]
+        [-2.0, -1.0, -1.0]
+    """
+
+    start = float("-inf")
+
+    def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        return torch.maximum(torch.where(old == self.start, old, old * keep), new)
+
+
+class AccumulateMinimum(_Accumulate):
+    r"""The running minimum of updates, $a_t = \min((1-d)\,a_{t-1}, u_t)$; the first update begins it.
+
+    Args:
+        decay: How much the minimum shrinks at each step, d.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, p = m.AccumulateMinimum(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([x])], [p])[0].item() for x in (2.0, 1.0, 3.0)]
+        [2.0, 1.0, 1.0]
+    """
+
+    start = float("inf")
+
+    def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        return torch.minimum(torch.where(old == self.start, old, old * keep), new)
+
+
+class EMASquared(TensorTransform):
+    r"""A running mean of powers of the update, $v_t = \beta v_{t-1} + (1-\beta)|u_t|^p$; emits v.
+
+    Args:
+        beta: The memory.
+        amsgrad: Emit the largest v so far.
+        pow: The power p.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.EMASquared(beta=0.5), [torch.tensor([2.0])])
+        [tensor([2.])]
+    """
+
+    elementwise = True
+    counts = True
+    static = ("amsgrad", "pow", "debiased")
+    centered = False
+    root = False
+
+    def __init__(self, *, beta: Any = 0.999, amsgrad: bool = False, pow: float = 2, debiased: bool = False) -> None:
+        _fraction(type(self).__name__, "beta", beta)
+        super().__init__({"beta": beta, "amsgrad": amsgrad, "pow": pow, "debiased": debiased})
+        self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
+        self.add_projected_keys("grad", "exp_avg")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg_sq"] = torch.zeros_like(tensor)
+        if self.centered:
+            state["exp_avg"] = torch.zeros_like(tensor)
+        if setting["amsgrad"]:
+            state["max_exp_avg_sq"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        beta = setting["beta"]
+        state["exp_avg_sq"].lerp_(tensor.abs() ** setting["pow"], 1 - beta)
+        if self.centered:
+            state["exp_avg"].lerp_(tensor, 1 - beta)
+        if setting["amsgrad"]:
+            state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], self._moment(state, setting)))
+
+    def _moment(self, state: Any, setting: Any) -> Tensor:
+        moment: Tensor = state["exp_avg_sq"]
+        if self.centered:
+            moment = (moment - state["exp_avg"].abs() ** setting["pow"]).clamp(min=0.0)
+        return moment
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = state["max_exp_avg_sq"] if setting["amsgrad"] else self._moment(state, setting)
+        if setting["debiased"]:
+            out = out / (1 - setting["beta"] ** state["step"])
+        return out ** (1 / setting["pow"]) if self.root else out.clone()
+
+
+class SqrtEMASquared(EMASquared):
+    r"""The root of `EMASquared`, $v_t^{1/p}$.
+
+    Args:
+        beta: The memory.
+        amsgrad: Use the largest v so far.
+        pow: The power p.
+        debiased: Correct for v starting at zero.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.SqrtEMASquared(debiased=True), [torch.tensor([2.0])])
+        [tensor([2.])]
+    """
+
+    root = True
+
+
+class CenteredEMASquared(EMASquared):
+    r"""A running variance of the update, $v_t - |m_t|^p$ with m the running mean; emits it.
+
+    Args:
+        beta: The memory.
+        amsgrad: Emit the largest so far.
+        pow: The power p.
+        debiased: Correct for v starting at zero.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.CenteredEMASquared(beta=0.5), [torch.tensor([2.0])])
+        [tensor([1.])]
+    """
+
+    centered = True
+
+    def __init__(self, *, beta: Any = 0.99, amsgrad: bool = False, pow: float = 2, debiased: bool = False) -> None:
+        super().__init__(beta=beta, amsgrad=amsgrad, pow=pow, debiased=debiased)
+
+
+class CenteredSqrtEMASquared(CenteredEMASquared):
+    r"""The root of `CenteredEMASquared`.
+
+    Args:
+        beta: The memory.
+        amsgrad: Use the largest so far.
+        pow: The power p.
+        debiased: Correct for v starting at zero.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.CenteredSqrtEMASquared(beta=0.5), [torch.tensor([2.0])])
+        [tensor([1.])]
+    """
+
+    root = True
+
+
+class Debias(TensorTransform):
+    r"""Corrects moments that started at zero, $u \leftarrow \alpha\,u\,\frac{(1-\beta_2^t)^{1/p}}{1-\beta_1^t}$.
+
+    Args:
+        beta1: Memory of the mean; None for no such factor.
+        beta2: Memory of the mean square; None for no such factor.
+        alpha: A factor.
+        pow: The power p.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Debias(beta1=0.5), [torch.tensor([1.0])])
+        [tensor([2.])]
+    """
+
+    elementwise = True
+    counts = True
+    static = ("pow",)
+
+    def __init__(self, *, beta1: Any = None, beta2: Any = None, alpha: Any = 1.0, pow: float = 2) -> None:
+        super().__init__({"beta1": beta1, "beta2": beta2, "alpha": alpha, "pow": pow})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        factor = setting["alpha"]
+        if setting["beta2"] is not None:
+            factor = factor * (1 - setting["beta2"] ** state["step"]) ** (1 / setting["pow"])
+        if setting["beta1"] is not None:
+            factor = factor / (1 - setting["beta1"] ** state["step"])
+        out: Tensor = tensor * factor
+        return out
+
+
+class Debias2(TensorTransform):
+    r"""Corrects the root of a second moment that started at zero, $u \leftarrow u / (1-\beta^t)^{1/p}$.
+
+    Args:
+        beta: The memory.
+        pow: The power p.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Debias2(beta=0.75), [torch.tensor([1.0])])
+        [tensor([2.])]
+    """
+
+    elementwise = True
+    counts = True
+    static = ("pow",)
+
+    def __init__(self, *, beta: Any = 0.999, pow: float = 2) -> None:
+        super().__init__({"beta": beta, "pow": pow})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = tensor / (1 - setting["beta"] ** state["step"]) ** (1 / setting["pow"])
+        return out

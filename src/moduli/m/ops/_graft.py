@@ -1,0 +1,205 @@
+"""Grafting: the direction of one method with the size of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Module, Need, Objective
+from ._metric import metrics, shaped
+from ._operands import MultiOperation
+from ._sources import Params
+
+__all__ = [
+    "Graft",
+    "GraftGradToUpdate",
+    "GraftInputToOutput",
+    "GraftOutputToInput",
+    "GraftToGrad",
+    "GraftToParams",
+]
+
+
+class _Pass(Module):
+    """The update as it is."""
+
+    needs = frozenset()
+    members = True
+
+    def apply(self, objective: Objective) -> Objective:
+        return objective
+
+
+class _Gradient(Module):
+    """The gradient."""
+
+    members = True
+
+    def apply(self, objective: Objective) -> Objective:
+        objective.updates = [grad.clone() for grad in objective.get_grads()]
+        return objective
+
+
+class Graft(MultiOperation):
+    r"""The direction of one chain with the size of another, $u \leftarrow d\,\frac{\|m\|}{\|d\| + \epsilon}$.
+
+    Args:
+        direction: Links that give the direction.
+        magnitude: Links that give the size.
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: Added to the norm of the direction.
+        strength: Between the direction's own size (0) and that of the other (1).
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Graft(m.Sign(), m.Mul(2.0), eps=0.0), [torch.tensor([3.0, 4.0])])
+        [tensor([7.0711, 7.0711])]
+
+    References:
+        N. Agarwal, R. Anil, E. Hazan, T. Koren, C. Zhang, "Disentangling adaptive gradient methods from learning rates",
+        2020.
+    """
+
+    def __init__(
+        self,
+        direction: Chainable,
+        magnitude: Chainable,
+        *,
+        tensorwise: bool = True,
+        ord: float = 2,
+        eps: float = 1e-6,
+        strength: Any = 1.0,
+    ) -> None:
+        super().__init__({"eps": eps, "strength": strength}, direction=direction, magnitude=magnitude)
+        self.tensorwise = tensorwise
+        self.ord = ord
+
+    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
+        direction, magnitude = values["direction"], values["magnitude"]
+        mine = metrics(direction, self.tensorwise, self.ord, objective.members)
+        other = metrics(magnitude, self.tensorwise, self.ord, objective.members)
+        out = []
+        for i, param in enumerate(objective.params):
+            setting, d = self.settings[param], direction[i]
+            below = mine[i] + setting["eps"]
+            ratio = torch.where(below == 0, torch.ones_like(below), other[i] / torch.where(below == 0, 1.0, below))
+            out.append(d * shaped(1 + setting["strength"] * (ratio - 1), d))
+        return out
+
+
+class GraftInputToOutput(Graft):
+    r"""The update rescaled to the size of what other links make of it.
+
+    Args:
+        magnitude: The links.
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: Added to the norm of the update.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.GraftInputToOutput(m.Mul(2.0), eps=0.0), [torch.tensor([3.0, 4.0])])
+        [tensor([6., 8.])]
+    """
+
+    def __init__(self, magnitude: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
+        super().__init__(_Pass(), magnitude, tensorwise=tensorwise, ord=ord, eps=eps)
+
+
+class GraftOutputToInput(Graft):
+    r"""What other links make of the update, rescaled to the size of the update.
+
+    Args:
+        direction: The links.
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: Added to the norm of the direction.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.GraftOutputToInput(m.Sign(), eps=0.0), [torch.tensor([3.0, 4.0])])
+        [tensor([3.5355, 3.5355])]
+    """
+
+    def __init__(self, direction: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
+        super().__init__(direction, _Pass(), tensorwise=tensorwise, ord=ord, eps=eps)
+
+
+class GraftToGrad(Graft):
+    r"""The update rescaled to the size of the gradient.
+
+    Args:
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: Added to the norm of the update.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> _ = mo.Optimizer([w], m.Mul(9.0), m.GraftToGrad(eps=0.0)).step(mo.closure(lambda: (w**2 / 4).sum()))
+        >>> w.data
+        tensor([0.5000])
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-6) -> None:
+        super().__init__(_Pass(), _Gradient(), tensorwise=tensorwise, ord=ord, eps=eps)
+
+
+class GraftGradToUpdate(Graft):
+    r"""The gradient rescaled to the size of the update.
+
+    Args:
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: Added to the norm of the gradient.
+
+    Example:
+        >>> from moduli import m
+        >>> sorted(m.GraftGradToUpdate().children)
+        ['direction', 'magnitude']
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-6) -> None:
+        super().__init__(_Gradient(), _Pass(), tensorwise=tensorwise, ord=ord, eps=eps)
+
+
+class GraftToParams(Graft):
+    r"""The update rescaled to the size of the parameters, $u \leftarrow u\,\frac{\max(\|x\|, \epsilon)}{\|u\|}$.
+
+    Args:
+        tensorwise: Norms of each tensor, or one norm of all.
+        ord: Which norm.
+        eps: The smallest size that parameters count for, so that those at zero can leave it.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.full((1,), 4.0))
+        >>> _ = mo.Optimizer([w], m.GraftToParams(), m.LR(0.5)).step(mo.closure(lambda: w.sum()))
+        >>> w.data
+        tensor([2.])
+    """
+
+    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-4) -> None:
+        super().__init__(_Pass(), Params(), tensorwise=tensorwise, ord=ord, eps=0.0)
+        self.least = eps
+
+    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
+        mine = metrics(values["direction"], self.tensorwise, self.ord, objective.members)
+        other = metrics(values["magnitude"], self.tensorwise, self.ord, objective.members)
+        out = []
+        for d, below, size in zip(values["direction"], mine, other, strict=True):
+            ratio = size.clamp(min=self.least) / torch.where(below == 0, 1.0, below)
+            out.append(d * shaped(ratio, d))
+        return out

@@ -1,0 +1,93 @@
+"""What all operations share: operands that are numbers, or links run on a copy of the update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Module, Objective
+from ...optim.functional import step as run
+
+__all__ = ["MultiOperation", "Operand", "numbers"]
+
+Operand = float | int | Tensor | Chainable
+
+
+class MultiOperation(Module):
+    """A link that combines the update with operands: numbers, and links each run on a copy of the update.
+
+    Override `transform`. (Base class of the operations; a link of its own only in subclasses.)
+
+    Args:
+        defaults: Settings.
+        **operands: Numbers, links, or None for an operand that is left out.
+    """
+
+    needs = frozenset()
+    members = True
+
+    def __init__(self, defaults: dict[str, Any] | None = None, **operands: Operand | None) -> None:
+        super().__init__(
+            {**(defaults or {}), **{k: v for k, v in operands.items() if isinstance(v, float | int | Tensor)}}
+        )
+        self.operands = list(operands)
+        for key, value in operands.items():
+            if value is not None and not isinstance(value, float | int | Tensor):
+                self.set_child(key, value)
+
+    @abstractmethod
+    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
+        """The new update. `values` has a number, a list of tensors, or None for each operand."""
+
+    def _clone(self, objective: Objective) -> Objective:
+        copy = objective.clone(clone_updates=True)
+        copy.stop = False
+        return copy
+
+    def update(self, objective: Objective) -> None:
+        """Every operand learns from a copy of the update."""
+        for key in self.operands:
+            if key in self.children:
+                copy = self._clone(objective)
+                self.children[key].update(copy)
+                objective.update_attrs_from_clone_(copy)
+
+    def _combine(self, objective: Objective, learn: bool) -> Objective:
+        values: dict[str, Any] = {}
+        for key in self.operands:
+            child = self.children.get(key)
+            if child is None:
+                values[key] = self._number(objective, key) if key in self.defaults else None
+                continue
+            copy = self._clone(objective)
+            copy.get_updates()
+            out = run(copy, [child]) if learn else child.apply(copy)
+            values[key] = out.get_updates()
+            objective.update_attrs_from_clone_(out)
+        objective.updates = self.transform(objective, objective.get_updates(), values)
+        return objective
+
+    def _number(self, objective: Objective, key: str) -> Any:
+        return numbers(objective, [self.settings[param][key] for param in objective.params])
+
+    def apply(self, objective: Objective) -> Objective:
+        """Combine, learning nothing."""
+        return self._combine(objective, learn=False)
+
+    def step(self, objective: Objective) -> Objective:
+        """Each operand makes its step on a copy of the update; then they are combined."""
+        return self._combine(objective, learn=True)
+
+
+def numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
+    """One number for each parameter; with one number per member, shaped to multiply stacked tensors."""
+    out = []
+    for value, param in zip(values, objective.params, strict=True):
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and objective.members is not None:
+            value = value.reshape(-1, *([1] * (param.dim() - 1)))
+        out.append(value)
+    return out

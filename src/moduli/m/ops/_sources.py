@@ -1,0 +1,219 @@
+"""Links that emit something in place of the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Module, Need, Objective
+from ...optim._vectors import sample_like
+
+__all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
+
+
+class _Source(Module):
+    """Emits tensors made from the objective."""
+
+    needs = frozenset()
+    members = True
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        raise TypeError(f"{type(self).__name__} does not say what it emits")
+
+    def apply(self, objective: Objective) -> Objective:
+        """Put the source in place of the update."""
+        objective.updates = self.emit(objective)
+        return objective
+
+
+class Params(_Source):
+    """The parameters themselves, in place of the update.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> _ = mo.Optimizer([w], m.Params(), m.LR(0.25)).step(mo.closure(lambda: w.sum()))
+        >>> w.data
+        tensor([0.7500, 0.7500])
+    """
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        return [param.detach().clone() for param in objective.params]
+
+
+class Fill(_Source):
+    """A number, in place of the update.
+
+    Args:
+        value: The number.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Fill(3.0), [torch.zeros(2)])
+        [tensor([3., 3.])]
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__({"value": value})
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        return [torch.full_like(param, self.settings[param]["value"]) for param in objective.params]
+
+
+class Zeros(Fill):
+    """Zeros, in place of the update.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Zeros(), [torch.ones(2)])
+        [tensor([0., 0.])]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+
+class Ones(Fill):
+    """Ones, in place of the update.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Ones(), [torch.zeros(2)])
+        [tensor([1., 1.])]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+
+class RandomSample(_Source):
+    """A random vector with mean 0, in place of the update.
+
+    Args:
+        distribution: "normal", "uniform", "rademacher" or "sphere".
+        variance: The variance of each component.
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.RandomSample(distribution="rademacher", seed=0), [torch.zeros(2)])[0].abs()
+        tensor([1., 1.])
+    """
+
+    def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
+        super().__init__({"distribution": distribution, "variance": variance})
+        self.seed = seed
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        setting = self.settings[objective.params[0]]
+        generator = self.get_generator(objective.params[0].device, self.seed)
+        return sample_like(objective.params, setting["distribution"], setting["variance"], generator)
+
+
+class Randn(RandomSample):
+    """Standard normal numbers, in place of the update.
+
+    Args:
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Randn(seed=0), [torch.zeros(3)])[0].shape
+        torch.Size([3])
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+
+
+class Uniform(_Source):
+    """Numbers drawn uniformly from [low, high), in place of the update.
+
+    Args:
+        low: The lower end.
+        high: The upper end.
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> out = optim.step_tensors(m.Uniform(low=2.0, high=3.0, seed=0), [torch.zeros(100)])[0]
+        >>> bool((out >= 2).all() and (out < 3).all())
+        True
+    """
+
+    def __init__(self, *, low: float, high: float, seed: int | None = None) -> None:
+        if not low <= high:
+            raise ValueError(f"Uniform: low is {low} and high is {high}; low comes first")
+        super().__init__({"low": low, "high": high})
+        self.seed = seed
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        out = []
+        for param in objective.params:
+            setting = self.settings[param]
+            generator = self.get_generator(param.device, self.seed)
+            out.append(torch.empty_like(param).uniform_(setting["low"], setting["high"], generator=generator))
+        return out
+
+
+class Clone(_Source):
+    """A copy of the update, which protects it from whoever else holds its tensors.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Clone(), [torch.ones(2)])
+        [tensor([1., 1.])]
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def emit(self, objective: Objective) -> list[Tensor]:
+        return [tensor.clone() for tensor in objective.get_updates()]
+
+
+class GradToNone(_Source):
+    """Forgets the gradient, so that the next link that needs it evaluates again.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt = mo.Optimizer([w], m.Clone(), m.GradToNone(), m.Add(m.Grad()))
+        >>> _ = opt.step(mo.closure(lambda: w.sum()))
+        >>> opt.num_evaluations
+        2
+    """
+
+    needs = frozenset({Need.CLOSURE})
+
+    def apply(self, objective: Objective) -> Objective:
+        objective.grads = objective.loss = None
+        objective._graph = None
+        return objective
+
+
+class UpdateToNone(_Source):
+    """Forgets the update: the chain begins again from the gradient.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors([m.Mul(7.0), m.UpdateToNone()], [torch.ones(2)])
+        [tensor([1., 1.])]
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def apply(self, objective: Objective) -> Objective:
+        objective.updates = None
+        return objective

@@ -1,0 +1,221 @@
+"""The update through a function of one argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+
+__all__ = [
+    "Abs",
+    "CustomUnaryOperation",
+    "Exp",
+    "NanToNum",
+    "Negate",
+    "Reciprocal",
+    "Sqrt",
+    "UnaryLambda",
+    "UnaryParameterwiseLambda",
+]
+
+
+class _Pointwise(TensorTransform):
+    elementwise = True
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return self.function(tensor, setting)
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say which function")
+
+
+class Abs(_Pointwise):
+    r"""$u \leftarrow |u|$.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Abs(), [torch.tensor([2.0, -4.0])])
+        [tensor([2., 4.])]
+    """
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        return tensor.abs()
+
+
+class Exp(_Pointwise):
+    r"""$u \leftarrow e^u$.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Exp(), [torch.zeros(2)])
+        [tensor([1., 1.])]
+    """
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        return tensor.exp()
+
+
+class Sqrt(_Pointwise):
+    r"""$u \leftarrow \sqrt u$; NaN where u is negative.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Sqrt(), [torch.tensor([4.0, 9.0])])
+        [tensor([2., 3.])]
+    """
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        return tensor.sqrt()
+
+
+class Reciprocal(_Pointwise):
+    r"""$u \leftarrow 1 / (u + \epsilon)$.
+
+    Args:
+        eps: Added to the denominator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Reciprocal(), [torch.tensor([2.0, -4.0])])
+        [tensor([ 0.5000, -0.2500])]
+    """
+
+    def __init__(self, *, eps: Any = 0.0) -> None:
+        super().__init__({"eps": eps})
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        return 1 / (tensor + setting["eps"])
+
+
+class Negate(_Pointwise):
+    r"""$u \leftarrow -u$: maximise.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Negate(), [torch.tensor([2.0, -4.0])])
+        [tensor([-2.,  4.])]
+    """
+
+    def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        return -tensor
+
+
+class NanToNum(TensorTransform):
+    """Puts numbers in place of NaN and infinities.
+
+    Args:
+        nan: In place of NaN; 0 where it is None.
+        posinf: In place of infinity; the largest number where it is None.
+        neginf: In place of minus infinity; the smallest number where it is None.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.NanToNum(posinf=1.0), [torch.tensor([float("nan"), float("inf")])])
+        [tensor([0., 1.])]
+    """
+
+    members = True
+
+    def __init__(self, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> None:
+        super().__init__({"nan": nan, "posinf": posinf, "neginf": neginf})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return torch.nan_to_num(tensor, setting["nan"], setting["posinf"], setting["neginf"])
+
+
+class UnaryLambda(TensorTransform):
+    """The update through your own function of the list of tensors. The function is not saved: it belongs to the code.
+
+    Args:
+        fn: A function from a list of tensors to a list of tensors.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.UnaryLambda(lambda tensors: [2 * t for t in tensors]), [torch.ones(2)])
+        [tensor([2., 2.])]
+    """
+
+    members = True
+
+    def __init__(self, fn: Callable[[list[Tensor]], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def multi_tensor_apply(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Any],
+    ) -> Sequence[Tensor]:
+        out = list(self.fn(tensors))
+        if [tuple(t.shape) for t in out] != [tuple(t.shape) for t in tensors]:
+            raise ValueError(
+                f"UnaryLambda: the function returned shapes {[tuple(t.shape) for t in out]} for "
+                f"{[tuple(t.shape) for t in tensors]}; return one tensor of the same shape for each"
+            )
+        return out
+
+
+class UnaryParameterwiseLambda(UnaryLambda):
+    """The update through your own function of one tensor.
+
+    Args:
+        fn: A function from a tensor to a tensor of the same shape.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.UnaryParameterwiseLambda(torch.tanh), [torch.zeros(2)])
+        [tensor([0., 0.])]
+    """
+
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(_Each(fn))
+
+
+class CustomUnaryOperation(UnaryLambda):
+    """The update through a method of `torch.Tensor`, by name.
+
+    Args:
+        name: The name of a method without arguments.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.CustomUnaryOperation("square"), [torch.tensor([3.0])])
+        [tensor([9.])]
+    """
+
+    def __init__(self, name: str) -> None:
+        method = getattr(torch.Tensor, name, None)
+        if name.startswith("_") or not callable(method):
+            raise ValueError(f"CustomUnaryOperation: torch.Tensor has no method {name!r}")
+        super().__init__(_Each(method))
+
+
+class _Each:
+    """A function of one tensor as a function of a list; a class, so that it can be pickled."""
+
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        self.fn = fn
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [self.fn(tensor) for tensor in tensors]

@@ -1,0 +1,164 @@
+"""Population-based training: losers copy winners, and try other hyperparameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import ChainError, Module, Need, Objective
+
+__all__ = ["PBT"]
+
+
+class PBT(Module):
+    r"""Every so often the worst members take over weights, buffers and optimizer state of the best, and vary settings.
+
+    Comes last in a chain. Settings are addressed by link and name and belong to each member: they are drawn between the
+    given limits at first, then multiplied by $1 \pm$ `perturb` when a member takes over from another (and stay within the
+    limits).
+
+    Args:
+        settings: What is varied: {"lr.lr": (1e-4, 1e-1)}, the limits of each setting; drawn on a logarithmic scale where
+            both limits are positive.
+        every: How many steps lie between two exchanges.
+        share: The share of members that is replaced (and of those that are copied).
+        perturb: The relative change of a setting.
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> _ = torch.manual_seed(0)
+        >>> pop = mo.Population.of(torch.nn.Linear, 8, 2, 1)
+        >>> x, y = torch.ones(1, 2), torch.full((1, 1), 3.0)
+        >>> opt = mo.Optimizer(pop, m.Adam(), m.LR(0.1), m.PBT({"lr.lr": (1e-5, 1.0)}, every=5, seed=0))
+        >>> for _ in range(60):
+        ...     losses = opt.step(mo.closure(lambda net: (net(x) - y).square().mean()))
+        >>> opt.attrs["hyperparameters"]["lr.lr"].shape
+        torch.Size([8])
+
+    References:
+        M. Jaderberg et al., "Population based training of neural networks", 2017.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.LOSS, Need.MEMBERS})
+    members = True
+
+    def __init__(
+        self,
+        settings: Mapping[str, tuple[float, float]],
+        *,
+        every: int = 10,
+        share: float = 0.25,
+        perturb: float = 0.2,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if every < 1 or not 0 < share <= 0.5 or not 0 <= perturb < 1:
+            raise ValueError("PBT: every is at least 1, share lies in (0, 0.5], perturb in [0, 1)")
+        for name, (low, high) in settings.items():
+            if "." not in name:
+                raise ValueError(f"PBT: {name!r} names no link; write 'lr.lr' or 'adam.beta1'")
+            if not low <= high:
+                raise ValueError(f"PBT: the limits of {name!r} are {low} and {high}; the lower comes first")
+        self.ranges = {name: (float(low), float(high)) for name, (low, high) in settings.items()}
+        self.every, self.share, self.perturb, self.seed = every, share, perturb, seed
+
+    def _links(self, objective: Objective) -> list[tuple[str, Module]]:
+        if objective.modular is None:
+            raise ChainError("PBT exchanges the state of the other links, so it has to be in an Optimizer")
+        return objective.modular._links
+
+    def _target(self, objective: Objective, name: str) -> tuple[Module, str]:
+        owner, _, key = name.rpartition(".")
+        found = [
+            link
+            for path, link in self._links(objective)
+            if (path == owner or type(link).__name__.lower() == owner.lower()) and key in link.defaults
+        ]
+        if len(found) != 1:
+            raise ChainError(f"PBT: {len(found)} links of the chain are meant by {name!r}; it has to be one")
+        return found[0], key
+
+    def update(self, objective: Objective) -> None:
+        """Give every member its own settings; they are there from the first step on."""
+        count = objective.members or 0
+        kept: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
+        generator = self.get_generator("cpu", self.seed)
+        for name, (low, high) in self.ranges.items():
+            if name not in kept:
+                draw = torch.rand(count, generator=generator)
+                logarithmic = low > 0 and high > 0
+                a, b = (math.log(low), math.log(high)) if logarithmic else (low, high)
+                value = a + (b - a) * draw
+                kept[name] = value.exp() if logarithmic else value
+        self._install(objective, kept)
+
+    def _install(self, objective: Objective, kept: dict[str, Tensor]) -> None:
+        for name, value in kept.items():
+            link, key = self._target(objective, name)
+            if objective.modular is not None:
+                for group in objective.modular.param_groups:
+                    if key in group:  # what schedulers look at would otherwise hide it
+                        group[key] = value
+            link.defaults[key] = value
+            link.settings.refresh()
+        objective.attrs["hyperparameters"] = kept
+
+    def apply(self, objective: Objective) -> Objective:
+        """Exploit and explore, when it is time."""
+        count = objective.members or 0
+        if self.increment_counter("steps", 1) % self.every or count < 2:
+            return objective
+        losses = objective.get_loss(backward=True)
+        ranked = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).argsort(stable=True)
+        replaced = max(1, int(self.share * count))
+        best, worst = ranked[:replaced], ranked[-replaced:]
+        generator = self.get_generator("cpu", self.seed)
+        source = best[torch.randint(replaced, (replaced,), generator=generator).to(best.device)]
+        params, updates = objective.params, objective.get_updates()
+        with torch.no_grad():
+            for param, update in zip(params, updates, strict=True):
+                # The update is subtracted at the end, and has to lead to where the winner goes.
+                update[worst] = param[worst] - (param[source] - update[source])
+            population = objective.modular.population if objective.modular is not None else None
+            if population is not None:
+                for _, buffer in population.named_buffers():
+                    buffer[worst] = buffer[source]
+            for _, link in self._links(objective):
+                if link is not self:
+                    _copy_state(link, count, worst.tolist(), source.tolist())
+        kept = self.global_state["hyperparameters"]
+        for name, (low, high) in self.ranges.items():
+            value = kept[name].clone()
+            sign = torch.randint(0, 2, (replaced,), generator=generator) * 2 - 1
+            value[worst.cpu()] = (value[source.cpu()] * (1 + self.perturb * sign)).clamp(low, high)
+            kept[name] = value
+        self._install(objective, kept)
+        return objective
+
+
+def _copy_state(link: Module, count: int, targets: list[int], sources: list[int]) -> None:
+    binding = link.settings.binding
+    views = binding.views[1] if binding is not None and binding.views is not None else []
+    stacked = {id(view) for row in views for view in row}
+    for param, row in list(link.state.items()):
+        if id(param) in stacked:
+            continue
+        for value in row.values():
+            if isinstance(value, Tensor) and value.dim() and len(value) == count:
+                value[targets] = value[sources].clone()
+    for target, source in zip(targets, sources, strict=True):
+        for to, of in zip(views[target], views[source], strict=True) if views else ():
+            if of in link.state:
+                link.state[to] = {k: _copied(v) for k, v in link.state[of].items()}
+        for states in link.global_state.get("members", {}).values():
+            states[target] = {k: _copied(v) for k, v in states[source].items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,122 @@
+"""Particle swarms as a link: members of a population pulled by their own best places and by each other's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..._evolution._pso import informed_velocity, neighbourhood_best, remember, velocity
+from ...optim import Module, Need, Objective
+
+__all__ = ["PSO"]
+
+
+class PSO(Module):
+    r"""Moves every member of a population towards the best place it has seen and the best its neighbours have seen.
+
+    $v \leftarrow w v + c_1 r_1 \odot (p - x) + c_2 r_2 \odot (l - x),\quad u \leftarrow u - v$
+
+    with p a member's own best place, l the best of its neighbourhood, and r uniform in [0, 1). The velocity is added to
+    whatever links before it have made of the gradient, so that gradient steps and swarm moves mix in one chain; without
+    such links no gradient is evaluated. A loss that is not finite is the worst.
+
+    Args:
+        inertia: w, how much of the velocity stays.
+        cognitive: $c_1$, the pull of a member's own best place.
+        social: $c_2$, the pull of the neighbours' best place.
+        topology: Who the neighbours are: "global" (all), "ring" (`radius` on both sides), or "informed": every neighbour on
+            the ring pulls, with weight `cognitive + social` shared between them.
+        radius: How many neighbours on each side, for a ring.
+        seed: Seed of a generator of its own; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> _ = torch.manual_seed(0)
+        >>> pop = mo.Population.of(torch.nn.Linear, 32, 2, 1)
+        >>> x, y = torch.ones(1, 2), torch.full((1, 1), 3.0)
+        >>> opt = mo.Optimizer(pop, m.PSO(seed=0))
+        >>> for _ in range(60):
+        ...     losses = opt.step(mo.closure(lambda: pop.losses(lambda net: (net(x) - y).square().mean())))
+        >>> bool(losses.min() < 1e-3)
+        True
+
+    References:
+        J. Kennedy, R. Eberhart, "Particle swarm optimization", ICNN 1995.
+        Y. Shi, R. Eberhart, "A modified particle swarm optimizer", ICEC 1998, equation (1).
+        M. Clerc, J. Kennedy, "The particle swarm: explosion, stability, and convergence", IEEE TEC 6 (2002): the defaults.
+        R. Mendes, J. Kennedy, J. Neves, "The fully informed particle swarm", IEEE TEC 8 (2004).
+    """
+
+    needs = frozenset({Need.LOSS, Need.MEMBERS})
+    members = True
+
+    def __init__(
+        self,
+        *,
+        inertia: float = 0.7298,
+        cognitive: float = 1.49618,
+        social: float = 1.49618,
+        topology: Literal["global", "ring", "informed"] = "global",
+        radius: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        if topology not in ("global", "ring", "informed"):
+            raise ValueError(f"PSO: topology is {topology!r}; it is 'global', 'ring' or 'informed'")
+        if radius < 1:
+            raise ValueError(f"PSO: radius is {radius}; a member has at least one neighbour on each side")
+        super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
+        self.topology = topology
+        self.radius = radius
+        self.seed = seed
+
+    def update(self, objective: Objective) -> None:
+        """Remember the best place of every member."""
+        losses = objective.get_loss(backward=False)
+        losses = torch.where(losses.isfinite(), losses, torch.full_like(losses, torch.inf))
+        best = self.global_state.get("best")
+        if best is None:
+            best = self.global_state["best"] = torch.full_like(losses, torch.inf)
+        for param in objective.params:
+            state = self.state[param]
+            if "place" not in state:
+                state["place"] = param.detach().clone()
+                state["velocity"] = torch.zeros_like(param)
+            # Every parameter compares with the same record, so each works on a copy of it.
+            remember(_rows(param.detach()), losses, _rows(state["place"]), best.clone())
+        best.copy_(torch.where(losses < best, losses, best))
+
+    def apply(self, objective: Objective) -> Objective:
+        """Add the swarm's velocity to what the links before this one want."""
+        best = self.global_state["best"]
+        moves = []
+        radius = min(self.radius, max((len(best) - 1) // 2, 0))
+        near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin()
+        for param in objective.params:
+            state, setting = self.state[param], self.settings[param]
+            generator = self.get_generator(param.device, self.seed)
+            x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
+            if self.topology == "informed":
+                weight = setting["cognitive"] + setting["social"]
+                draws = torch.rand((2 * radius + 1, *x.shape), dtype=x.dtype, device=x.device, generator=generator)
+                new = informed_velocity(x, v, place, draws, radius, setting["inertia"], weight, torch.empty_like(x))
+            else:
+                r1, r2 = (torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) for _ in range(2))
+                leader = place[near]
+                new = velocity(
+                    x, v, place, leader, r1, r2, *(setting[key] for key in ("inertia", "cognitive", "social"))
+                )
+            state["velocity"].copy_(new.view_as(param))
+            moves.append(new.view_as(param))
+        if objective.updates is None:
+            objective.updates = [-move for move in moves]
+        else:
+            objective.updates = [u - move for u, move in zip(objective.updates, moves, strict=True)]
+        return objective
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """One row per member."""
+    return tensor.reshape(len(tensor), -1)

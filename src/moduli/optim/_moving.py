@@ -1,0 +1,56 @@
+"""The part of `Objective` that moves the parameters, and puts them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+__all__ = ["Moving"]
+
+
+class Moving:
+    """Trial points are written in place; where the step began is remembered for each parameter that was moved."""
+
+    params: list[Tensor]
+    _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
+
+    def _remember_start(self) -> list[Tensor]:
+        # For each parameter by itself: a link may move some of them only, and another the rest.
+        starts = self._starts
+        for param in self.params:
+            if param not in starts:
+                starts[param] = param.detach().clone()
+        return [starts[param] for param in self.params]
+
+    def restore_start(self) -> None:
+        """Put the parameters back where the step began, if a link has moved them."""
+        with torch.no_grad():
+            for param, value in self._starts.items():
+                param.copy_(value)
+
+    @contextmanager
+    def moved(self) -> Iterator[list[Tensor]]:
+        """A block in which a link may move the parameters; they are put back at its end, whatever happens.
+
+        Gives the values at the start of the block.
+        """
+        self._remember_start()
+        before = [param.detach().clone() for param in self.params]
+        grads = [param.grad for param in self.params]
+        try:
+            yield before
+        finally:
+            with torch.no_grad():
+                for param, value, grad in zip(self.params, before, grads, strict=True):
+                    param.copy_(value)
+                    param.grad = grad
+
+    def move_to(self, point: Sequence[Tensor]) -> None:
+        """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
+        self._remember_start()
+        with torch.no_grad():
+            for param, value in zip(self.params, point, strict=True):
+                param.copy_(value)

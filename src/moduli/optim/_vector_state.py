@@ -1,0 +1,82 @@
+"""State over all parameters concatenated: how it follows them when they are reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["VECTOR", "Vector", "described"]
+
+VECTOR = "vector of"
+"""Where a link over all parameters concatenated remembers which they are."""
+
+
+def described(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> list[str]:
+    """Parameters as plain text, to be compared."""
+    return [f"{names.get(param, '?')}:{param.numel()}" for param in params]
+
+
+class Vector:
+    """Where the elements of a saved vector are now.
+
+    Args:
+        saved: A saved optimizer.
+        parts: The parameters that the vector was made of, as `described`; None where the link had not stepped.
+        active: The parameters here.
+        names: Their names.
+
+    Attributes:
+        first: The parameter that the link's state is kept for.
+        fresh: Whether the vector can't be followed: a parameter is gone, or one was added to all of them.
+    """
+
+    def __init__(
+        self, saved: Mapping[str, Any], parts: list[str] | None, active: Sequence[Tensor], names: Mapping[Tensor, str]
+    ) -> None:
+        here = dict(zip(described(active, names), active, strict=True))
+        before = [f"{name}:{torch.Size(saved['shapes'][name]).numel()}" for name in saved["order"]]
+        self.first: Tensor | None = None
+        self.index: Tensor | None = None
+        self.order: list[str] | None = None
+        # A link in one branch of a chain has a vector of its own parameters, which others do not change.
+        whole = parts is not None and sorted(parts) == sorted(before)
+        self.fresh = parts is not None and (
+            any(part not in here for part in parts) or (whole and len(here) != len(before))
+        )
+        if parts is None or self.fresh:
+            return
+        self.order = [part for part in here if part in parts]
+        self.first = here[self.order[0]] if self.order else None
+        if self.order != parts:
+            sizes = [int(part.rpartition(":")[2]) for part in parts]
+            pieces = dict(zip(parts, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
+            self.index = torch.cat([pieces[part] for part in self.order])
+
+    def shared(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
+        if self.fresh:
+            return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}
+        out = {key: self.permute(value) for key, value in state.items()}
+        if self.order is not None:
+            out[VECTOR] = self.order
+        return out
+
+    def permute(self, value: Any) -> Any:
+        """A value with every axis as long as the vector in the new order."""
+        if self.index is None:
+            return value
+        if isinstance(value, Tensor):
+            for dim, size in enumerate(value.shape):
+                if size == self.index.numel() and size > 0:
+                    value = value.index_select(dim, self.index.to(value.device))
+            return value
+        if isinstance(value, dict):
+            return {key: self.permute(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.permute(item) for item in value)
+        if hasattr(value, "maxlen"):
+            return type(value)((self.permute(item) for item in value), maxlen=value.maxlen)
+        return value

@@ -1,0 +1,277 @@
+"""The storage of a population: matrices, leaves, buffers, and what operations ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from moduli.layout import Group, Layout, layout_and_tensors
+from moduli.particles import StructureError
+from moduli.particles._operand import Operand
+from moduli.particles._record import Unborn
+from moduli.particles._template import POLICY, RECORD
+
+from ._members import Members, tracks_versions
+from ._values import Values, fresh
+
+__all__ = ["Core"]
+
+
+class Core:
+    """What every part of `Population` is written in terms of."""
+
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_count",
+        "_entries",
+        "_flags",
+        "_graph",
+        "_leaves",
+        "_members",
+        "_parent",
+        "_plans",
+        "_values",
+        "layout",
+        "template",
+    )
+
+    template: nn.Module
+    layout: Layout
+    _count: int
+    _values: Values
+    _buffers: dict[str, Tensor]
+    _flags: tuple[bool, ...]
+    _entries: list[Tensor]
+    _leaves: list[Tensor] | None
+    _members: Members
+    _graph: bool
+    _plans: dict[Any, Any]
+    # A population that this one is a part of: its storage, leaves and members see what happens here.
+    _parent: Core | None
+
+    @classmethod
+    def _like(cls, template: nn.Module, count: int, filled: bool = True) -> Self:
+        """A population of copies of a module, which becomes its template."""
+        layout, tensors = layout_and_tensors(template)
+        pop: Self = object.__new__(cls)
+        pop.template, pop.layout, pop._entries = template, layout, tensors
+        pop._flags = tuple(t.requires_grad for t in tensors)
+        pop._count = count
+        pop._reset()
+        with torch.no_grad(), torch.inference_mode(False):
+            pop._values = fresh(layout, count)
+            if filled and count:
+                for matrix, vector in zip(
+                    pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True
+                ):
+                    matrix.copy_(vector)
+            pop._buffers = {
+                name: held.detach().expand(count, *held.shape).clone() for name, held in template.named_buffers()
+            }
+        return pop
+
+    def _reset(self) -> None:
+        self._leaves = None
+        self._members = Members()
+        self._graph = False
+        self._plans = {}
+        self._parent = None
+
+    def _made(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
+        """A population of the same structure with other values."""
+        pop: Self = object.__new__(type(self))
+        pop.template, pop.layout, pop._entries, pop._flags = self.template, self.layout, self._entries, self._flags
+        pop._count, pop._values, pop._buffers = count, values, buffers
+        pop._reset()
+        pop._plans = self._plans
+        return pop
+
+    # -- storage -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """The live storage: one (N, P) matrix for each group (dtype and device) of `layout.groups`.
+
+        Writing into one changes the members. As with `Tensor.data`, autograd does not notice.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> [m.shape for m in Population.of(nn.Linear(3, 2), 5).matrices]
+            [torch.Size([5, 8])]
+        """
+        return tuple(self._values.live())
+
+    @property
+    def matrix(self) -> Tensor:
+        """The live storage of a population whose parameters have one dtype and device: an (N, P) matrix.
+
+        Raises:
+            StructureError: If there are several groups of parameters; `matrices` has one matrix for each.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> _ = pop.matrix.zero_()
+            >>> pop[4].weight.abs().sum().item()
+            0.0
+        """
+        found = self.matrices
+        if len(found) != 1:
+            kinds = ", ".join(f"{g.dtype} on {g.device}" for g in self.layout.groups) or "none"
+            raise StructureError(f"this population has {len(found)} matrices ({kinds}), not one; use pop.matrices")
+        return found[0]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The name of each parameter, and a leaf of shape (N, *shape) that is a view of the storage.
+
+        The leaves are the same objects at every call. They carry `requires_grad` as the template's parameters do,
+        collect `.grad`, and can be given to any optimizer: each member then moves by its own gradient.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> [(name, tuple(leaf.shape)) for name, leaf in pop.named_parameters()]
+            [('weight', (5, 2, 3)), ('bias', (5, 2))]
+            >>> pop.losses(lambda net: net(torch.ones(3)).sum()).sum().backward()
+            >>> dict(pop.named_parameters())["bias"].grad.shape
+            torch.Size([5, 2])
+        """
+        yield from zip(self.layout.names, self._stacked(), strict=True)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The leaves of `named_parameters()`.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> len(list(Population.of(nn.Linear(3, 2), 5).parameters()))
+            2
+        """
+        yield from self._stacked()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The name of each buffer, and the live stack of all members' buffers, of shape (N, *shape).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> dict(Population.of(nn.BatchNorm1d(3), 5).named_buffers())["running_mean"].shape
+            torch.Size([5, 3])
+        """
+        yield from self._buffers.items()
+
+    def _stacked(self) -> list[Tensor]:
+        if self._leaves is None:
+            if self._graph:
+                with torch.enable_grad():
+                    self._leaves = self.layout.views(self._values.matrices)
+                return self._leaves
+            with torch.no_grad(), torch.inference_mode(False):
+                views = self.layout.views(self._values.live())
+                shared = tracks_versions(self.template)
+                # Each leaf has a version counter of its own, unless derived tensors must hear of every change.
+                self._leaves = [
+                    nn.Parameter(view if shared else view.data, requires_grad=flag)
+                    for view, flag in zip(views, self._flags, strict=True)
+                ]
+        return self._leaves
+
+    def _changed(self) -> None:
+        """Let autograd know that the matrices were changed in place."""
+        pop: Core | None = self
+        while pop is not None:
+            if pop._leaves is not None and not pop._graph and pop._leaves:
+                torch.autograd.graph.increment_version(pop._leaves)
+            if pop._members:
+                pop._members.touched()
+            pop = pop._parent
+
+    def _ready(self) -> None:
+        """Check the members that somebody holds before the population is used."""
+        if self._members:
+            self._members.check()
+
+    # -- what operations ask -----------------------------------------------------------------------------------------
+
+    def _plain(self) -> list[Tensor]:
+        """The values as matrices through which gradients reach the leaves."""
+        if self._graph:
+            return self._values.matrices
+        leaves = self._stacked()
+        if not any(leaf.requires_grad for leaf in leaves):
+            return self._values.matrices
+        flat = [leaf.reshape(self._count, entry.numel) for leaf, entry in zip(leaves, self.layout, strict=True)]
+        return [torch.cat([flat[i] for i in group.indices], 1) for group in self.layout.groups]
+
+    def _floating(self) -> bool:
+        return all(group.dtype.is_floating_point for group in self.layout.groups)
+
+    def _spare(self) -> bool:
+        """Whether the storage may be written over once nobody can name this population."""
+        return (
+            not self._values.seen
+            and self._leaves is None
+            and self._parent is None
+            and not self._graph
+            and bool(self._values.matrices)
+            and self._floating()
+            and not self._inert()
+            and (not self._buffers or not self._policies())
+        )
+
+    def _inert(self) -> frozenset[int]:
+        """Which parameters take no part in operations, according to their configurations."""
+        record = self.template.__dict__.get(RECORD)
+        version = None if record is None else record.version
+        if version is None:
+            return frozenset()
+        species = version.species if isinstance(version, Unborn) else version.data.species
+        if not species.configured:
+            return frozenset()
+        found = Operand(self.template, False).config()
+        return frozenset(place for place, config in found.items() if not config.operational)
+
+    def _left_out(self, group: Group) -> bool:
+        """Whether no parameter of a group takes part in operations."""
+        inert = self._inert()
+        return bool(inert) and all(place in inert for place in group.indices)
+
+    def _policies(self) -> dict[str, str]:
+        """What becomes of buffers in results, where it is not that each result has its own copy."""
+        found: dict[str, str] = {}
+        declared = [
+            (path, module.__dict__[POLICY])
+            for path, module in self.template.named_modules()
+            if module.__dict__.get(POLICY)
+        ]
+        for path, rules in reversed(declared):
+            for name in self._buffers:
+                if not path or name.startswith(path + "."):
+                    local = name[len(path) + 1 :] if path else name
+                    for pattern, policy in rules:
+                        if fnmatchcase(local, pattern):
+                            found[name] = policy
+        return {name: policy for name, policy in found.items() if policy != "copy"}
+
+    def _kept_buffers(self, spare: bool, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
+        """The buffers of a result, according to their policies."""
+        policies = self._policies()
+        made: dict[str, Tensor] = {}
+        with torch.no_grad(), torch.inference_mode(False):
+            for name, held in self._buffers.items():
+                policy = policies.get(name, "copy")
+                if policy == "share" or (spare and policy == "copy" and self._parent is None and not self._members):
+                    made[name] = held
+                elif policy == "reset":
+                    made[name] = torch.ones_like(held) if name.endswith("running_var") else torch.zeros_like(held)
+                elif policy == "operate" and act is not None and (held.is_floating_point() or held.is_complex()):
+                    made[name] = act(name, held).to(held.dtype)
+                else:
+                    made[name] = held.detach().clone()
+        return made

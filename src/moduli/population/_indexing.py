@@ -1,0 +1,175 @@
+"""Members of a population, and populations of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ._core import Core
+from ._members import build, row_view, tracks_versions
+from ._values import fresh, wrap
+
+__all__ = ["Indexing"]
+
+
+class Indexing(Core):
+    """How members are read and written."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        """A member, or a population of some: slices are live parts, masks and lists of indices are copies.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> type(pop[0]).__name__, len(pop[1:3]), len(pop[torch.tensor([0, 0, 4])])
+            ('Linear', 2, 3)
+        """
+        self._ready()
+        if isinstance(index, slice):
+            return self._part(index)
+        if isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and not _is_bool(index)):
+            return self._member(int(index))
+        if hasattr(index, "__index__") and not isinstance(index, Tensor):
+            return self._member(int(index.__index__()))
+        return self._taken(self._indices(index))
+
+    def _member(self, index: int) -> nn.Module:
+        place = index + self._count if index < 0 else index
+        if not 0 <= place < self._count:
+            raise IndexError(f"member {index} of a population of {self._count}")
+        if self._parent is not None and self._parent._values.seen and not self._graph:
+            offset = self._offset()
+            if offset is not None:
+                whole: Any = self._parent
+                return whole._member(offset[0] + place * offset[1])  # type: ignore[no-any-return]
+        known = self._members.get(place)
+        if known is not None:
+            return known
+        if self._graph:
+            parameters: list[Any] = [leaf[place] for leaf in self._stacked()]
+            return build(self.template, self._entries, parameters, {n: b[place] for n, b in self._buffers.items()})
+        shared = tracks_versions(self.template)
+        with torch.no_grad(), torch.inference_mode(False):
+            matrices = self._values.live()
+            parameters = []
+            for entry, flag in zip(self.layout, self._flags, strict=True):
+                if shared:
+                    part = matrices[entry.group][place].narrow(0, entry.offset, entry.numel).view(entry.shape)
+                else:
+                    part = row_view(matrices[entry.group], place, entry.offset, entry.shape)
+                parameters.append(nn.Parameter(part, requires_grad=flag))
+            buffers = {
+                name: row_view(
+                    held.view(self._count, -1) if held.numel() else held.reshape(self._count, 0),
+                    place,
+                    0,
+                    held.shape[1:],
+                )
+                for name, held in self._buffers.items()
+            }
+            member = build(self.template, self._entries, parameters, buffers)
+        known_parameters = [(p, p.data_ptr(), p.dtype) for p in parameters]
+        self._members.add(place, member, known_parameters, list(buffers.values()))
+        return member
+
+    def _offset(self) -> tuple[int, int] | None:
+        """Where the rows of this part are in its parent: the first one, and the step."""
+        parent = self._parent
+        if parent is None or not self._values.matrices:
+            return None
+        ours, theirs = self._values.matrices[0], parent._values.matrices[0]
+        if theirs.stride(0) == 0 or ours.numel() == 0:
+            return None
+        return (ours.storage_offset() - theirs.storage_offset()) // theirs.stride(0), ours.stride(0) // theirs.stride(0)
+
+    def _part(self, index: slice) -> Self:
+        start, stop, step = index.indices(self._count)
+        if step < 0:
+            return self._taken(torch.arange(self._count)[list(range(start, stop, step))])
+        count = len(range(start, stop, step))
+        chosen = slice(start, stop, step)
+        if self._graph:
+            made = self._made(
+                wrap([m[chosen] for m in self._values.matrices]),
+                count,
+                {n: b[chosen] for n, b in self._buffers.items()},
+            )
+            made._graph = True
+            return made
+        with torch.no_grad(), torch.inference_mode(False):
+            made = self._made(
+                wrap([matrix[chosen] for matrix in self._values.live()], seen=True),
+                count,
+                {name: held[chosen] for name, held in self._buffers.items()},
+            )
+        made._parent = self
+        return made
+
+    def _taken(self, index: Tensor) -> Self:
+        """A population of copies of members."""
+        if self._graph:
+            made = self._made(
+                wrap([m[index] for m in self._values.matrices]),
+                len(index),
+                {n: b[index] for n, b in self._buffers.items()},
+            )
+            made._graph = True
+            return made
+        with torch.no_grad(), torch.inference_mode(False):
+            values = fresh(self.layout, len(index))
+            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+                torch.index_select(matrix, 0, index.to(matrix.device), out=out)
+            buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
+        return self._made(values, len(index), buffers)
+
+    def _indices(self, index: Any) -> Tensor:
+        """Indices of members, from whatever chooses some."""
+        try:
+            chosen = index if isinstance(index, Tensor) else torch.as_tensor(index)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"members are chosen by an index, a slice, a mask or indices, not by {index!r}") from None
+        if chosen.numel() == 0 and not _is_bool(chosen):
+            chosen = chosen.to(torch.int64).reshape(-1)
+        if _is_bool(chosen):
+            if chosen.shape != (self._count,):
+                raise IndexError(f"a mask of shape {tuple(chosen.shape)} for a population of {self._count}")
+            return chosen.nonzero().reshape(-1)
+        if chosen.dtype.is_floating_point or chosen.dtype.is_complex or chosen.dim() != 1:
+            raise TypeError(
+                f"members are chosen by a vector of integers, not by {chosen.dtype} of shape {tuple(chosen.shape)}"
+            )
+        chosen = chosen.to(torch.int64)
+        wrong = chosen[(chosen < -self._count) | (chosen >= self._count)]
+        if wrong.numel():
+            raise IndexError(f"member {int(wrong[0])} of a population of {self._count}")
+        return torch.where(chosen < 0, chosen + self._count, chosen)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for index in range(self._count):
+            yield self[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write members: `pop[i] = module`, `pop[indices] = population`.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop, net = Population.of(nn.Linear(3, 2), 5), nn.Linear(3, 2)
+            >>> pop[2] = net
+            >>> torch.equal(pop[2].weight, net.weight)
+            True
+        """
+        if isinstance(index, int):
+            index = [index]
+        elif isinstance(index, slice):
+            index = torch.arange(self._count)[index]
+        whole: Any = self
+        whole.replace(index, value)
+
+
+def _is_bool(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.bool, torch.uint8)

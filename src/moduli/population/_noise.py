@@ -1,0 +1,138 @@
+"""Random numbers that belong to a member and a place, whatever else is drawn.
+
+The number at place j of member i is a function of j and of the member's seed alone: a hash of both. So the same seeds
+give the same numbers in any chunking, for any choice of members and in any order, and all of them are drawn by a fixed
+number of operations on whole matrices. The hash is a 32-bit mixer of two multiplications between xor-shifts with the
+constants that Wellons found by search; one half of the seed enters before it, the other in the middle.
+
+References:
+    C. Wellons, *Prospecting for hash functions*, 2018.
+    J. K. Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, SC 2011 (numbers addressed by counters).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from moduli.layout import Layout
+
+__all__ = ["normal", "seeds", "uniform"]
+
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
+_LIMIT = 1 << 62
+
+
+def seeds(count: int, generator: torch.Generator | None = None) -> Tensor:
+    """One seed per member: `count` integers of 62 bits.
+
+    Args:
+        count: How many.
+        generator: Where they come from; torch's own by default.
+    """
+    device = "cpu" if generator is None else generator.device
+    return torch.randint(_LIMIT, (count,), generator=generator, dtype=torch.int64, device=device)
+
+
+def _bits(keys: Tensor, places: Tensor) -> Tensor:
+    """32 random bits for each seed and place, as an int32 matrix."""
+    low = (keys & 0xFFFFFFFF).to(torch.int64)
+    high = (keys >> 32) & 0xFFFFFFFF
+    first = torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32)
+    second = torch.where(high >= 1 << 31, high - (1 << 32), high).to(torch.int32)
+    x = places ^ first[:, None]
+    other = torch.empty_like(x)
+
+    def shifted(by: int) -> None:
+        # The shift of signed numbers drags the sign along, which is masked off.
+        torch.bitwise_right_shift(x, by, out=other)
+        other.bitwise_and_((1 << (32 - by)) - 1)
+        x.bitwise_xor_(other)
+
+    shifted(16)
+    x.mul_(_FIRST)
+    x.bitwise_xor_(second[:, None])
+    shifted(15)
+    x.mul_(_SECOND)
+    shifted(16)
+    return x
+
+
+def _unit(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uniform numbers in [0, 1): multiples of 2^-24, or of 2^-53 in double precision."""
+    bits = _bits(keys, places)
+    if dtype is not torch.float64:
+        bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+        return bits.to(torch.float32).mul_(2.0**-24).to(dtype)
+    made = bits.bitwise_right_shift_(5).bitwise_and_(0x7FFFFFF).to(torch.float64).mul_(2.0**26)
+    more = _bits(keys ^ 0x5851F42D4C957F2D, places).bitwise_right_shift_(6).bitwise_and_(0x3FFFFFF)
+    return made.add_(more).mul_(2.0**-53)
+
+
+def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
+    """Uniform numbers in [0, scale) for every parameter: one (N, P) matrix per group.
+
+    Args:
+        layout: The layout of a member.
+        keys: The seeds of the members.
+        scale: What they are multiplied with; one number, or a column.
+        stream: Another stream gives other numbers for the same seeds.
+    """
+    made = []
+    for group in layout.groups:
+        dtype = _real(group.dtype)
+        values = _unit(_stream(keys, stream).to(group.device), _places(layout, group.indices, group.device), dtype)
+        made.append(_scaled(values, scale).to(group.dtype) if _drawable(group.dtype) else values)
+    return made
+
+
+def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
+    """Normal numbers of mean 0 and standard deviation `scale` for every parameter: one (N, P) matrix per group.
+
+    Two uniform numbers make two normal ones (Box and Muller, 1958), for the places 2k and 2k+1.
+    """
+    made = []
+    for group in layout.groups:
+        dtype, size = _real(group.dtype), group.numel
+        places = _places(layout, group.indices, group.device)
+        half = (size + 1) // 2
+        key = _stream(keys, stream).to(group.device)
+        radius = _unit(key, places[:half], dtype).mul_(-1.0).add_(1.0).log_().mul_(-2.0).sqrt_()
+        angle = _unit(key ^ 0x1234567887654321, places[:half], dtype).mul_(2.0 * math.pi)
+        values = torch.empty((len(keys), 2 * half), dtype=dtype, device=group.device)
+        torch.mul(radius, angle.cos(), out=values[:, :half])
+        torch.mul(radius, angle.sin_(), out=values[:, half:])
+        values = _scaled(values[:, :size], scale)
+        made.append(values.to(group.dtype) if _drawable(group.dtype) else values)
+    return made
+
+
+def _stream(keys: Tensor, stream: int) -> Tensor:
+    return keys if not stream else keys ^ (stream * 0x2545F4914F6CDD1D & (_LIMIT - 1))
+
+
+def _places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """What identifies each column of a group: its position among all parameters."""
+    if len(layout.groups) == 1:
+        return torch.arange(layout.numel, dtype=torch.int32, device=device)
+    parts = [
+        torch.arange(layout.entries[i].start, layout.entries[i].start + layout.entries[i].numel, dtype=torch.int32)
+        for i in indices
+    ]
+    return torch.cat(parts).to(device)
+
+
+def _scaled(values: Tensor, scale: float | Tensor) -> Tensor:
+    if isinstance(scale, Tensor):
+        return values.mul_(scale.to(values.device, values.dtype).reshape(-1, 1))
+    return values if scale == 1.0 else values.mul_(scale)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _drawable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

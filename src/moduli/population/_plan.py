@@ -1,0 +1,191 @@
+"""How a population is evaluated: a pure function of shapes and layer types, so that runs can be repeated.
+
+Vectorising over members saves the overhead of each operation N times, but lets the activations of all members through
+memory at once. So as many members are taken together as have activations that fit into the cache of one core; when not
+even a few do, each operation is large enough for a loop to be as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from moduli.labels import Tensor as LabelledTensor
+
+__all__ = ["FORMS", "Kind", "Plan", "choose", "kind_of"]
+
+FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
+# Layers that torch.vmap has no rule for.
+_LOOPED = (nn.RNNBase, nn.EmbeddingBag)
+# The second-level cache of one core, about.
+_CACHE = 1 << 20
+_FEWEST = 4
+# How many rows a batch is taken to have when nothing tells.
+_ROWS = 64
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Plan(NamedTuple):
+    """How to evaluate.
+
+    Attributes:
+        form: `"stacked"`, `"vmap"` or `"loop"`.
+        block: How many members at a time; 0 for all.
+        reason: Why, as a sentence.
+    """
+
+    form: str
+    block: int
+    reason: str
+
+
+class Kind(NamedTuple):
+    """What the layers of a model allow.
+
+    Attributes:
+        looped: The first layer that cannot be vectorised, or None.
+        not_plain: Why the model is not a plain network of linear layers, or None.
+    """
+
+    looped: str | None
+    not_plain: str | None
+
+
+def kind_of(template: nn.Module, layout: Any) -> Kind:
+    """What the layers of a model allow."""
+    return Kind(_unbatchable(template), _is_plain(template, layout))
+
+
+def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None) -> Plan:
+    """Choose how to evaluate.
+
+    Args:
+        kind: What the layers allow, from `kind_of`.
+        layout: The layout of a member.
+        count: How many members.
+        args: The flattened arguments.
+        fn: The function of a model that is evaluated.
+        form: What was asked for.
+        chunk_size: At most how many members at a time, if that was asked for.
+
+    Raises:
+        ValueError: If the form is unknown, or impossible for this model.
+    """
+    if form not in FORMS:
+        raise ValueError(f"vectorize={form!r}; choose from {', '.join(FORMS)}")
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise ValueError(f"chunk_size is a positive number of members, not {chunk_size!r}")
+    layer = kind.looped
+    if layer is not None:
+        if form not in ("auto", "loop"):
+            raise ValueError(
+                f"{layer} has no batching rule, so members are called one after the other: use vectorize='loop' or 'auto'"
+            )
+        return Plan("loop", 0, f"loop: {layer} has no batching rule")
+    if form == "loop":
+        return Plan("loop", 0, "loop: asked for")
+    if count == 0 or not (len(layout) or layout.buffers):
+        return Plan("loop", 0, "loop: there is nothing to vectorise over")
+    plain = kind.not_plain
+    if form == "stacked" and plain is not None:
+        raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
+    if form == "vmap":
+        return _cut("vmap", count, chunk_size or count, "asked for")
+    rows = _rows(args, fn)
+    fitting = _fitting(layout, rows)
+    if form in ("auto", "stacked") and plain is None:
+        return _cut("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
+    if form == "chunked":
+        return _cut("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for")
+    if fitting < _FEWEST and chunk_size is None:
+        return Plan("loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache")
+    return _cut("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows")
+
+
+def _cut(form: str, count: int, block: int, why: str) -> Plan:
+    if block >= count:
+        return Plan(form, 0, f"{form}: all members at once; {why}")
+    return Plan(form, block, f"{form}: {block} members at a time; {why}")
+
+
+def _unbatchable(template: nn.Module) -> str | None:
+    """The path and type of the first layer that cannot be vectorised, or None."""
+    for path, module in template.named_modules():
+        if isinstance(module, _LOOPED):
+            return f"{path or 'the model'} ({_named(module)})"
+    return None
+
+
+def _named(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _is_plain(template: nn.Module, layout: Any) -> str | None:
+    """Why a model is not a plain network of linear layers; None if it is one."""
+    if layout.buffers:
+        return f"{layout.buffers[0].name!r} is a buffer"
+    if len(layout.groups) != 1 or not layout.groups[0].dtype.is_floating_point:
+        return "its parameters differ in dtype or device"
+    for path, module in template.named_modules():
+        own = [p for p in module._parameters.values() if p is not None]
+        kind = getattr(type(module), "_adopted", type(module))
+        if own and kind is not nn.Linear:
+            return f"{path or 'the model'} is a {_named(module)}"
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            return f"{path or 'the model'} has hooks"
+        if isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention):
+            return f"{path or 'the model'} is a {_named(module)}"
+    return None
+
+
+def _fitting(layout: Any, rows: int) -> int:
+    """Of how many members the activations fit into the cache, going by the widest parameter."""
+    width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
+    size = max((entry.dtype.itemsize for entry in layout), default=4)
+    return int(_CACHE // max(1, rows * width * size))
+
+
+def _rows(args: Any, fn: Callable[..., Any]) -> int:
+    """How many rows the batch of one member has, going by the arguments, or by what the function refers to."""
+    found = [_count(leaf, dim) for leaf, dim in zip(args.leaves, args.dims, strict=True) if _is_tensor(leaf)]
+    found += [_count(leaf, None) for leaf in args.kwargs.values() if _is_tensor(leaf)]
+    if not found:
+        found = [_count(tensor, None) for tensor in _captured(fn)]
+    return max(found, default=_ROWS)
+
+
+def _count(leaf: Any, dim: int | None) -> int:
+    shape = list(leaf.shape)
+    if dim is not None:
+        del shape[dim]
+    total = 1
+    for size in shape[:-1]:
+        total *= size
+    return max(total, 1)
+
+
+def _captured(fn: Any) -> Iterator[Any]:
+    """The tensors that a function closes over or refers to by a global name."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return
+    held = [cell.cell_contents for cell in fn.__closure__ or () if _filled(cell)]
+    held += [fn.__globals__[name] for name in code.co_names if name in fn.__globals__]
+    held += list(fn.__defaults__ or ())
+    yield from (each for each in held if _is_tensor(each))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor | LabelledTensor) and (
+        not isinstance(value, Tensor) or value.layout is torch.strided
+    )

@@ -1,0 +1,187 @@
+"""`Population`: many points of one species' parameter space, stacked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from moduli.layout import Layout, diff, layout_and_tensors
+from moduli.particles import StructureError, adopt
+
+from ._calls import Calls
+from ._initial import initialise, of_class
+from ._state import State
+from ._statistics import Statistics
+from ._variation import Variation
+
+__all__ = ["Population"]
+
+
+@final
+class Population(State, Calls, Variation, Statistics):
+    """N models of one structure, stored as one N x P matrix for each dtype and device, called and changed as one.
+
+    Made by `Population.of` and `Population.from_modules`. `pop[i]` is a module whose parameters are views of row i.
+    `matrix` is the storage, `named_parameters()` the same storage as one leaf of shape (N, *shape) for each parameter
+    of the model, which any optimizer can update in place.
+
+    Attributes:
+        template: One module with the structure of the members. Its values are of no consequence.
+        layout: The layout of one member.
+
+    Example:
+        >>> from moduli.population import Population
+        >>> pop = Population.of(nn.Linear(3, 2), 5)
+        >>> len(pop), pop.matrix.shape, pop(torch.ones(4, 3)).shape
+        (5, torch.Size([5, 8]), torch.Size([5, 4, 2]))
+        >>> with torch.no_grad():
+        ...     _ = pop[1].bias.fill_(7.0)
+        >>> pop.matrix[1, 6:]
+        tensor([7., 7.])
+    """
+
+    __slots__ = ()
+
+    # NumPy's operators stand back, so that `array * pop` reaches the reflected operator.
+    __array_ufunc__: None = None
+
+    def __init__(self) -> None:
+        raise TypeError("a Population is made by Population.of(net, n) or Population.from_modules([...])")
+
+    # -- making ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(
+        cls,
+        net: nn.Module | Callable[..., nn.Module],
+        n: int,
+        *args: Any,
+        init: float | str | Callable[..., Any] | None = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A population of `n` models like one, or of `n` models of a class.
+
+        Args:
+            net: A module, which is copied; or a class (or function) that makes one, in which case every member is
+                initialised as the class does it, all at once.
+            n: How many members.
+            *args: Arguments for the class.
+            init: What a member starts as: None for the values of the module; a number for these values plus normal
+                noise of that standard deviation; or a
+                function, called as `init(name, stacked)` under `no_grad` to fill tensors of shape (n, *shape).
+            generator: Where the randomness comes from; torch's own by default.
+            **kwargs: More arguments for the class.
+
+        Raises:
+            TypeError: If `net` makes no module.
+            ValueError: If `n` is negative or `init` is unknown.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> twins = Population.of(nn.Linear(2, 1), 3)
+            >>> bool((twins.matrix == twins.matrix[0]).all())
+            True
+            >>> different = Population.of(nn.Linear, 3, 2, 1)
+            >>> bool((different.matrix == different.matrix[0]).all())
+            False
+        """
+        count = _counted(n)
+        if isinstance(net, nn.Module):
+            if args or kwargs:
+                raise TypeError("arguments for the class were given together with a module that is built already")
+            pop = cls._like(adopt(copy.deepcopy(net)), count)
+            initialise(pop, init, generator)
+            return pop
+        if not callable(net):
+            raise TypeError(f"a population is of a module, or of a class of modules, not of a {type(net).__name__}")
+        if init is not None and not callable(init):
+            raise ValueError(
+                f"a class initialises its members itself; init={init!r} is for a module that is built already"
+            )
+        pop = of_class(cls._like, net, count, args, kwargs, generator)
+        if init is not None:
+            initialise(pop, init, generator)
+        return pop
+
+    @classmethod
+    def from_modules(cls, modules: Iterable[nn.Module]) -> Self:
+        """A population of the values that modules have now; the modules themselves stay as they are.
+
+        Args:
+            modules: Modules of one structure, at least one of them.
+
+        Raises:
+            StructureError: If one differs from the first.
+            ValueError: If there is none.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> nets = [nn.Linear(2, 1) for _ in range(3)]
+            >>> pop = Population.from_modules(nets)
+            >>> torch.equal(pop[2].weight, nets[2].weight)
+            True
+        """
+        nets = list(modules)
+        if not nets:
+            raise ValueError("a population of no modules has no structure; use Population.of(net, 0)")
+        for index, net in enumerate(nets):
+            if not isinstance(net, nn.Module):
+                raise TypeError(f"member {index} is a {type(net).__name__}, not a torch.nn.Module")
+        layout, tensors = layout_and_tensors(nets[0])
+        columns: list[list[Tensor]] = [[t] for t in tensors]
+        buffers: dict[str, list[Tensor]] = {name: [held] for name, held in nets[0].named_buffers()}
+        for index, net in enumerate(nets[1:], 1):
+            other, values = layout_and_tensors(net)
+            _matching(index, layout, other, [t.requires_grad for t in tensors], [t.requires_grad for t in values])
+            theirs = dict(net.named_buffers())
+            for name, held in buffers.items():
+                if name not in theirs or theirs[name].shape != held[0].shape or theirs[name].dtype != held[0].dtype:
+                    raise StructureError(
+                        f"members 0 and {index} cannot be stacked: buffer {name!r} differs or is missing"
+                    )
+                held.append(theirs[name])
+            if len(theirs) != len(buffers):
+                extra = next(name for name in theirs if name not in buffers)
+                raise StructureError(
+                    f"members 0 and {index} cannot be stacked: buffer {extra!r} is in member {index} only"
+                )
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+        pop = cls._like(adopt(copy.deepcopy(nets[0])), len(nets), filled=False)
+        with torch.no_grad(), torch.inference_mode(False):
+            for view, column in zip(layout.views(pop._values.matrices), columns, strict=True):
+                view.copy_(torch.stack([value.detach() for value in column]))
+            pop._buffers = {name: torch.stack([b.detach() for b in held]) for name, held in buffers.items()}
+        return pop
+
+    def __repr__(self) -> str:
+        kind = type(self.template).__name__
+        return f"Population({self._count} x {kind}, {self.layout.numel} parameters each)"
+
+
+def _counted(n: Any) -> int:
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"the number of members is an integer, not {n!r}")
+    if n < 0:
+        raise ValueError(f"a population cannot have {n} members")
+    return n
+
+
+def _matching(index: int, ours: Layout, theirs: Layout, flags: Sequence[bool], others: Sequence[bool]) -> None:
+    if ours is not theirs and ours.fingerprint != theirs.fingerprint:
+        raise StructureError(f"members 0 and {index} cannot be stacked: {diff(ours, theirs)}")
+    for entry, other, flag, its in zip(ours, theirs, flags, others, strict=True):
+        if entry.device != other.device:
+            raise StructureError(
+                f"members 0 and {index} cannot be stacked: {entry.name!r} is on {entry.device} and on {other.device}"
+            )
+        if flag != its:
+            raise StructureError(
+                f"members 0 and {index} cannot be stacked: {entry.name!r} is {'trained' if flag else 'frozen'} in member 0 "
+                f"and {'trained' if its else 'frozen'} in member {index}; use requires_grad_ to make them alike"
+            )

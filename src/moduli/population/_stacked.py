@@ -1,0 +1,191 @@
+"""Evaluating plain networks of linear layers: products are batched here, everything else by `torch.vmap`, op by op.
+
+Members that are given the same batch share the first product: with x of shape (B, in) and weights (N, out, in), all N
+products are one, of (N out, in) with (in, B), which a matrix library runs at its full rate. Later products are batched
+ones over operands that are never copied. The activations of a block of members stay in the cache (see `_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ._swap import Swap
+
+__all__ = ["Stacked", "run"]
+
+# From how many rows of a shared batch on one large product pays for laying the weights side by side.
+_SHARED_ROWS = 32
+# From how many rows on a product with the weights on the left is the faster one.
+_LEFT_ROWS = 16
+
+
+class Stacked(Tensor):
+    """One tensor per member, seen as the tensor of one member; `physical` has the members in front."""
+
+    physical: Tensor
+    randomness: str
+
+    @staticmethod
+    def __new__(cls, physical: Tensor, randomness: str) -> Stacked:
+        """Wrap a tensor whose first dimension is the members."""
+        shape, strides = physical.shape[1:], physical.stride()[1:]
+        self: Stacked = Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=physical.dtype, device=physical.device
+        )
+        self.physical = physical
+        self.randomness = randomness
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Stacked({tuple(self.physical.shape)})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = _RULES.get(func)
+        if rule is not None:
+            return rule(func, args, kwargs or {})
+        return _mapped(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Operations that torch runs without asking __torch_function__ first.
+        return _mapped(func, args, kwargs or {})
+
+
+def _about(func: Any, args: Any, kwargs: Any) -> Any:
+    """What a tensor of one member is like."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _requires(func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].physical.requires_grad
+
+
+def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of every element of one tensor."""
+    x = args[0]
+    if type(x) is not Stacked or any(type(each) is Stacked for each in (*args[1:], *kwargs.values())):
+        return _mapped(func, args, kwargs)
+    return Stacked(func(x.physical, *args[1:], **kwargs), x.randomness)
+
+
+def _paired(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of the elements of two tensors that line up without regard to the members."""
+    if len(args) != 2 or kwargs:
+        return _mapped(func, args, kwargs)
+    x, y = args
+    first = x if type(x) is Stacked else y
+    for each in args:
+        if isinstance(each, Tensor) and (
+            each.dim() > first.dim() or (type(each) is Stacked and each.dim() != first.dim())
+        ):
+            return _mapped(func, args, kwargs)
+    p, q = (each.physical if type(each) is Stacked else each for each in args)
+    return Stacked(func(p, q), first.randomness)
+
+
+def _linear(func: Any, args: Any, kwargs: Any) -> Any:
+    """The layer x W' + b, computed as (W x' + b)', so that a shared batch needs one product."""
+    x, weight, *rest = args
+    bias = rest[0] if rest else kwargs.get("bias")
+    if type(weight) is not Stacked or (bias is not None and type(bias) is not Stacked) or x.dim() == 0:
+        return _mapped(func, args, kwargs)
+    w = weight.physical
+    count, out, into = w.shape
+    b = None if bias is None else bias.physical
+    if type(x) is not Stacked:
+        lead = x.shape[:-1]
+        flat = x.reshape(-1, into)
+        if flat.shape[0] >= _SHARED_ROWS:
+            long = w.reshape(count * out, into)
+            made = torch.mm(long, flat.t()) if b is None else torch.addmm(b.reshape(-1, 1), long, flat.t())
+            made = made.view(count, out, -1).transpose(1, 2)
+        else:
+            made = _batched(flat.expand(count, *flat.shape), w, b)
+    else:
+        lead = x.shape[:-1]
+        made = _batched(x.physical.reshape(count, -1, into), w, b)
+    return Stacked(made if len(lead) == 1 else made.reshape(count, *lead, out), weight.randomness)
+
+
+def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """One product per member."""
+    if x.shape[1] >= _LEFT_ROWS:
+        made = torch.bmm(w, x.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(2), w, x.transpose(1, 2))
+        return made.transpose(1, 2)
+    return torch.bmm(x, w.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+
+
+def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
+    """Any other function, by torch's own rule for it."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if type(leaf) is Stacked]
+    randomness = leaves[places[0]].randomness
+
+    def one(*slices: Tensor) -> Any:
+        filled = list(leaves)
+        for place, each in zip(places, slices, strict=True):
+            filled[place] = each
+        called, named = pytree.tree_unflatten(filled, spec)
+        return func(*called, **named)
+
+    made = torch.vmap(one, 0, 0, randomness)(*(leaves[place].physical for place in places))
+    return pytree.tree_map_only(Tensor, lambda each: Stacked(each, randomness), made)
+
+
+_ABOUT: list[Any] = [
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+]
+_POINTWISE: list[Any] = []
+for _names, _homes in (
+    ("relu tanh sigmoid exp neg abs sin cos square", (torch, Tensor)),
+    ("relu gelu silu elu selu celu mish leaky_relu softplus hardtanh relu6 hardswish hardsigmoid logsigmoid", (F,)),
+    ("softsign tanhshrink tanh sigmoid", (F,)),
+    ("__neg__ __abs__", (Tensor,)),
+):
+    _POINTWISE += [getattr(home, name) for name in _names.split() for home in _homes]
+_PAIRED: list[Any] = [
+    *(torch.add, torch.sub, torch.mul, torch.div, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div),
+    *(Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
+]
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_ABOUT, _about),
+    **dict.fromkeys(_POINTWISE, _pointwise),
+    **dict.fromkeys(_PAIRED, _paired),
+    F.linear: _linear,
+    Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
+}
+
+
+def run(
+    swap: Swap,
+    fn: Callable[..., Any],
+    parameters: list[Tensor],
+    buffers: list[Tensor],
+    args: Any,
+    mapped: list[Any],
+    randomness: str,
+    results: Any,
+) -> list[Tensor]:
+    """Call a function of a model for some members at once."""
+    own = [Stacked(parameter, randomness) for parameter in parameters]
+    dims = [dim for dim in args.dims if dim is not None]
+    leaves = [Stacked(each.movedim(dim, 0), randomness) for each, dim in zip(mapped, dims, strict=True)]
+    before = swap.put(own, buffers)
+    try:
+        output = results.flat(fn(swap.module, *args.filled(leaves), **args.kwargs))
+    finally:
+        swap.restore(before)
+    count = len(parameters[0])
+    return [each.physical if type(each) is Stacked else each.expand(count, *each.shape) for each in output]

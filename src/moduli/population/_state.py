@@ -1,0 +1,257 @@
+"""What a population has in common with a module: modes, places, copies and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn  # noqa: F401 - for the examples
+
+from moduli.layout import layout_and_tensors
+from moduli.particles import StructureError
+
+from ._indexing import Indexing
+from ._members import row_view
+from ._values import fresh, wrap
+
+__all__ = ["State"]
+
+
+class State(Indexing):
+    """Modes, places, copies and checkpoints."""
+
+    __slots__ = ()
+
+    @property
+    def training(self) -> bool:
+        """Whether members are called in training mode."""
+        return self.template.training
+
+    def train(self, mode: bool = True) -> Self:
+        """Put all members into training mode, or out of it.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Dropout(), 2).train(False).training
+            False
+        """
+        self.template.train(mode)
+        for _, member, _, _ in self._members.items():
+            member.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Put all members into evaluation mode.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Dropout(), 2).eval().training
+            False
+        """
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True, *patterns: str) -> Self:
+        """Freeze or thaw parameters by name, for all members.
+
+        Args:
+            requires_grad: Whether they are trained.
+            *patterns: Names, or patterns such as `"encoder.*"`; all by default.
+
+        Raises:
+            ValueError: If no parameter matches a pattern.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5).requires_grad_(False, "bias")
+            >>> [leaf.requires_grad for leaf in pop.parameters()]
+            [True, False]
+        """
+        chosen = patterns or ("*",)
+        hit = [any(fnmatchcase(n, p) for n in e.names for p in chosen) for e in self.layout]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
+                raise ValueError(
+                    f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}"
+                )
+        self._flags = tuple(requires_grad if h else f for h, f in zip(hit, self._flags, strict=True))
+        for place, flag in enumerate(self._flags):
+            if self._leaves is not None and not self._graph:
+                self._leaves[place].requires_grad_(flag)
+            for _, _, parameters, _ in self._members.items():
+                parameters[place][0].requires_grad_(flag)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the leaves.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear(3, 2), 5).zero_grad()
+        """
+        for leaf in self._leaves or ():
+            if set_to_none or leaf.grad is None:
+                leaf.grad = None
+            else:
+                leaf.grad = torch.zeros_like(leaf)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move or convert the whole population in place, as `nn.Module.to` does; floating parameters change dtype.
+
+        Members and leaves that somebody holds stay valid: they become views of the new storage.
+
+        Raises:
+            StructureError: If this is a live part of another population.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> member = pop[0]
+            >>> pop.to(torch.float64).matrix.dtype, member.weight.dtype
+            (torch.float64, torch.float64)
+        """
+        self._ready()
+        if self._parent is not None:
+            raise StructureError("this is a part of another population; convert that one, or a clone of this one")
+        template = copy.deepcopy(self.template).to(*args, **kwargs)
+        layout, entries = layout_and_tensors(template)
+        with torch.no_grad(), torch.inference_mode(False):
+            before = self.layout.views(self._values.settle())
+            values = fresh(layout, self._count)
+            for new, old in zip(layout.views(values.matrices), before, strict=True):
+                new.copy_(old)
+            kinds = {name: (held.dtype, held.device) for name, held in template.named_buffers()}
+            buffers = {name: held.to(kinds[name][1], kinds[name][0]) for name, held in self._buffers.items()}
+            leaves, held_members = self._leaves, list(self._members.items())
+            self.template, self.layout, self._entries, self._values, self._buffers = (
+                template,
+                layout,
+                entries,
+                values,
+                buffers,
+            )
+            self._plans = {}
+            if leaves is not None:
+                for leaf, view in zip(leaves, layout.views(values.live()), strict=True):
+                    leaf.data = view
+            for index, _, parameters, stacked in held_members:
+                for place, ((parameter, _, _), entry) in enumerate(zip(list(parameters), layout, strict=True)):
+                    parameter.data = row_view(values.live()[entry.group], index, entry.offset, entry.shape)
+                    parameters[place] = (parameter, parameter.data_ptr(), parameter.dtype)
+                for old, new in zip(stacked, buffers.values(), strict=True):
+                    old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
+        return self
+
+    def clone(self) -> Self:
+        """A population with copies of all values and buffers.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> twin = pop.clone()
+            >>> torch.equal(twin.matrix, pop.matrix), twin.matrix is pop.matrix
+            (True, False)
+        """
+        self._ready()
+        if self._graph:
+            return self._taken(torch.arange(self._count))
+        with torch.no_grad(), torch.inference_mode(False):
+            values = fresh(self.layout, self._count)
+            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+                out.copy_(matrix)
+            buffers = {name: held.clone() for name, held in self._buffers.items()}
+        return self._made(values, self._count, buffers)
+
+    def __copy__(self) -> Self:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = self.clone()
+        made.template = copy.deepcopy(self.template, memo)
+        made._entries = layout_and_tensors(made.template)[1]
+        made._plans = {}
+        memo[id(self)] = made
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        def own(tensor: Tensor) -> Tensor:
+            # A part of another population takes its own rows along, not the whole storage.
+            whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+            return tensor.detach() if whole else tensor.detach().clone()
+
+        return {
+            "template": self.template,
+            "count": self._count,
+            "matrices": [own(matrix) for matrix in self._values.settle()],
+            "buffers": {name: own(held) for name, held in self._buffers.items()},
+            "flags": self._flags,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.template = state["template"]
+        self.layout, self._entries = layout_and_tensors(self.template)
+        self._count, self._flags, self._buffers = state["count"], state["flags"], state["buffers"]
+        self._values = wrap(state["matrices"])
+        self._reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The live tensors of all members by the names that the template's `state_dict()` has, stacked.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> {name: tuple(t.shape) for name, t in Population.of(nn.Linear(3, 2), 5).state_dict().items()}
+            {'weight': (5, 2, 3), 'bias': (5, 2)}
+        """
+        self._ready()
+        return {name: held.detach() for name, held in self._state().items()}
+
+    def _state(self) -> dict[str, Tensor]:
+        stacks: dict[int, Tensor] = {id(t): leaf for t, leaf in zip(self._entries, self._stacked(), strict=True)}
+        for name, held in self.template.named_buffers():
+            stacks[id(held)] = self._buffers[name]
+        return {
+            name: stacks[id(held)]
+            for name, held in self.template.state_dict(keep_vars=True).items()
+            if isinstance(held, Tensor) and id(held) in stacks
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Copy a `state_dict()` of a population of the same size into this one, all or nothing.
+
+        Args:
+            state_dict: Stacked tensors by name.
+
+        Raises:
+            StructureError: If names, shapes or the number of members differ; nothing is changed.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> a, b = Population.of(nn.Linear, 4, 3, 2), Population.of(nn.Linear, 4, 3, 2)
+            >>> a.load_state_dict(b.state_dict())
+            >>> torch.equal(a.matrix, b.matrix)
+            True
+        """
+        self._ready()
+        held = self._state()
+        missing, extra = [n for n in held if n not in state_dict], [n for n in state_dict if n not in held]
+        if missing or extra:
+            raise StructureError(
+                f"the state does not fit this population: missing {', '.join(missing) or 'nothing'}; not in the model: "
+                f"{', '.join(extra) or 'nothing'}"
+            )
+        for name, value in state_dict.items():
+            if not isinstance(value, Tensor) or value.shape != held[name].shape:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise StructureError(
+                    f"{name!r} has shape {tuple(held[name].shape)} here ({self._count} members) and {got} in the state; "
+                    "build a population of the same size first"
+                )
+        with torch.no_grad():
+            copies = {
+                name: value.detach().to(held[name].device, held[name].dtype) for name, value in state_dict.items()
+            }
+            for name, value in copies.items():
+                held[name].copy_(value)
+        self._changed()

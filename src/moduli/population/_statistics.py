@@ -1,0 +1,380 @@
+"""Measures of members, one number each, and of the whole population; and elementwise functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from moduli.particles._operand import refuse_graph
+
+from ._arithmetic import Arithmetic
+from ._core import Core
+from ._operands import broadcast, matched, rows
+from ._values import Values, fresh
+
+__all__ = ["Statistics"]
+
+
+class Statistics(Arithmetic):
+    """Measures and elementwise functions."""
+
+    __slots__ = ()
+
+    # -- measures ----------------------------------------------------------------------------------------------------
+
+    def dot(self, other: Any) -> Tensor:
+        """The inner product of each member with the same member of another population, or with one module: (N,).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.allclose(pop.dot(pop), pop.norm() ** 2)
+            True
+        """
+        self._ready()
+        total: Tensor | None = None
+        for ours, theirs in zip(self._matrices(), self._against(other), strict=True):
+            x = ours.conj() if ours.is_complex() else ours
+            part = torch.einsum("np,np->n", x, theirs) if theirs.dim() == 2 else x @ theirs.to(x.dtype)
+            total = part if total is None else total + part
+        return torch.zeros(self._count) if total is None else total
+
+    def norm(self) -> Tensor:
+        """The Euclidean norm of each member: (N,).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> (0 * Population.of(nn.Linear, 3, 2, 1)).norm()
+            tensor([0., 0., 0.])
+        """
+        self._ready()
+        return _hypot([torch.linalg.vector_norm(m, dim=1) for m in self._matrices()], self._count)
+
+    def cosine(self, other: Any) -> Tensor:
+        """The cosine of the angle between each member and another population's, or one module: (N,).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 2, 2, 1)
+            >>> torch.allclose(pop.cosine(-pop), torch.tensor([-1.0, -1.0]))
+            True
+        """
+        if isinstance(other, Core):
+            size = other.norm()  # type: ignore[attr-defined]
+        else:
+            size = _hypot([torch.linalg.vector_norm(v).reshape(1) for v in self._against(other)], 1)
+        return torch.div(self.dot(other), self.norm() * size)
+
+    def distance(self, other: Any) -> Tensor:
+        """The Euclidean distance of each member to another population's, or to one module: (N,).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(2, 1), 3)
+            >>> pop.distance(pop[0])
+            tensor([0., 0., 0.])
+        """
+        self._ready()
+        parts = zip(self._matrices(), self._against(other), strict=True)
+        return _hypot([torch.linalg.vector_norm(x - y, dim=1) for x, y in parts], self._count)
+
+    def distances(self, other: Self | None = None) -> Tensor:
+        """The Euclidean distance of every member to every other, or to every member of another population: (N, M).
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear, 3, 2, 1).distances().shape
+            torch.Size([3, 3])
+        """
+        self._ready()
+        whom = self if other is None else other
+        matched(self._taken(torch.arange(0)), whom._taken(torch.arange(0)))  # type: ignore[attr-defined]
+        total: Tensor | None = None
+        for x, y in zip(self._matrices(), whom._matrices(), strict=True):
+            a, b = (torch.view_as_real(m).flatten(1) if m.is_complex() else m for m in (x, y))
+            part = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+            total = part if total is None else total + part
+        return torch.zeros(self._count, len(whom)) if total is None else total.sqrt()
+
+    def diversity(self) -> Tensor:
+        r"""How far members are from their mean, in the root mean square: $\sqrt{\frac1N \sum_i \|x_i - \bar x\|^2}$.
+
+        Raises:
+            ValueError: If there are no members.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear(2, 1), 3).diversity().item()
+            0.0
+        """
+        self._some("diversity")
+        self._ready()
+        parts = [torch.linalg.vector_norm(m - m.mean(0)).reshape(1) for m in self._matrices()]
+        return torch.div(_hypot(parts, 1)[0], self._count**0.5)
+
+    def mean(self) -> nn.Module:
+        """The mean of all members, as a module. Integers and buffers are those of the first member.
+
+        Raises:
+            ValueError: If there are no members.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.allclose(pop.mean().weight, sum(net.weight for net in pop) / 3)
+            True
+        """
+        self._some("mean")
+        return self._one(lambda m: m.mean(0, keepdim=True))
+
+    def std(self) -> nn.Module:
+        """The standard deviation of every parameter over the members (divided by N), as a module.
+
+        Raises:
+            ValueError: If there are no members.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear(2, 1), 3).std().bias.item()
+            0.0
+        """
+        self._some("standard deviation")
+        return self._one(lambda m: m.std(0, correction=0, keepdim=True))
+
+    # -- elementwise -------------------------------------------------------------------------------------------------
+
+    def sign(self) -> Self:
+        """The sign of every value.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear(1, 1), 2).sign().matrix.abs().max().item()
+            1.0
+        """
+        return self._mapped(torch.sign)
+
+    def sqrt(self) -> Self:
+        """The square root of every value.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> (4 + 0 * Population.of(nn.Linear(1, 1), 2)).sqrt().matrix.mean().item()
+            2.0
+        """
+        return self._mapped(torch.sqrt)
+
+    def exp(self) -> Self:
+        """The exponential of every value.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> (0 * Population.of(nn.Linear(1, 1), 2)).exp().matrix.mean().item()
+            1.0
+        """
+        return self._mapped(torch.exp)
+
+    def clamp(self, min: float | None = None, max: float | None = None) -> Self:
+        """Every value, kept between two bounds.
+
+        Args:
+            min: The lower bound.
+            max: The upper bound.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear, 2, 9, 9).clamp(-0.25, 0.25).matrix.abs().max().item() <= 0.25
+            True
+        """
+
+        def act(x: Tensor, **out: Any) -> Tensor:
+            return torch.clamp(x, min, max, **out)
+
+        return self._mapped(act)
+
+    def zeros_like(self) -> Self:
+        """A population of zeros; the buffers are copies.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear(1, 1), 2).zeros_like().norm()
+            tensor([0., 0.])
+        """
+
+        def act(x: Tensor, out: Tensor | None = None) -> Tensor:
+            return torch.zeros_like(x) if out is None else out.zero_()
+
+        return self._mapped(act)
+
+    def lerp(self, other: Any, weight: float | Tensor) -> Self:
+        """On the way to another population or module: `self + weight * (other - self)`.
+
+        Args:
+            other: Where to.
+            weight: How far; one number, or one per member.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> a, b = Population.of(nn.Linear, 3, 2, 1), Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.allclose(a.lerp(b, 0.5).matrix, ((a + b) / 2).matrix)
+            True
+        """
+        return self + weight * (other - self)  # type: ignore[no-any-return]
+
+    def lerp_(self, other: Any, weight: float | Tensor) -> Self:
+        """`lerp` in place.
+
+        Args:
+            other: Where to.
+            weight: How far; one number, or one per member.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> a, b = Population.of(nn.Linear, 3, 2, 1), Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.equal(a.lerp_(b, 1.0).matrix, b.matrix)
+            True
+        """
+        refuse_graph()
+        self._ready()
+        targets = self._against(other)
+        weights = broadcast(self, weight) if isinstance(weight, Tensor) else [weight] * len(targets)
+        inert = self._inert()
+        with torch.no_grad():
+            matrices = self._values.settle()
+            kept = {p: v.clone() for p, v in enumerate(self.layout.views(matrices)) if p in inert} if inert else {}
+            for matrix, target, each in zip(matrices, targets, weights, strict=True):
+                if matrix.is_floating_point() or matrix.is_complex():
+                    matrix.lerp_(target.expand_as(matrix), each)
+            for place, held in kept.items():
+                self.layout.views(matrices)[place].copy_(held)
+        self._changed()
+        return self
+
+    def axpy_(self, factor: float | Tensor, other: Any) -> Self:
+        """Add `factor * other` in place, without making it.
+
+        Args:
+            factor: One number, or one per member.
+            other: A population or a module.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> pop.axpy_(-1.0, pop).norm()
+            tensor([0., 0., 0.])
+        """
+        if isinstance(other, Core):
+            step: Any = self._made(Values([m.detach() for m in other._values.settle()]), self._count, {})
+            matched(self, other)
+            step._values.pending = broadcast(self, factor)[0] if isinstance(factor, Tensor) and factor.dim() else factor
+            if not self._floating():
+                whole: Any = other
+                step = factor * whole
+        else:
+            step = factor * (self.zeros_like() + other)
+        self += step
+        return self
+
+    def where(self, mask: Tensor, other: Any) -> Self:
+        """Members, or values, where a mask is true, and another population's or module's elsewhere.
+
+        Args:
+            mask: Booleans: one per member (N,), per place (P,), or for every value (N, P).
+            other: What to take elsewhere.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> a, b = Population.of(nn.Linear, 2, 2, 1), Population.of(nn.Linear, 2, 2, 1)
+            >>> c = a.where(torch.tensor([True, False]), b)
+            >>> torch.equal(c[0].weight, a[0].weight), torch.equal(c[1].weight, b[1].weight)
+            (True, True)
+        """
+        self._ready()
+        if mask.dtype is not torch.bool:
+            raise TypeError(f"a mask holds booleans, not {mask.dtype}")
+        masks = broadcast(self, mask.to(torch.int64)) if mask.dim() else [mask] * len(self.layout.groups)
+        others = self._against(other)
+        with torch.no_grad(), torch.inference_mode(False):
+            values = fresh(self.layout, self._count)
+            for out, ours, theirs, chosen in zip(values.matrices, self._values.settle(), others, masks, strict=True):
+                torch.where(chosen != 0, ours, theirs, out=out)
+        return self._finished(torch.where, values, False)
+
+    def map(self, fn: Callable[..., Tensor], *others: Self, named: bool = False) -> Self:
+        """A function of each stacked parameter, of shape (N, *shape), and of those of other populations.
+
+        Args:
+            fn: The function; its result has the same shape.
+            *others: More populations, whose parameters it is given too.
+            named: Whether it is given the name of the parameter first.
+
+        Raises:
+            ValueError: If the function changes the shape.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 3, 2, 1)
+            >>> torch.equal(pop.map(torch.neg).matrix, -pop.matrix)
+            True
+        """
+        self._ready()
+        for other in others:
+            matched(self, other)
+        inert = self._inert()
+        with torch.no_grad(), torch.inference_mode(False):
+            values = fresh(self.layout, self._count)
+            columns = [self.layout.views(pop._values.settle()) for pop in (self, *others)]
+            for place, (entry, out) in enumerate(zip(self.layout, self.layout.views(values.matrices), strict=True)):
+                given = (entry.name,) if named else ()
+                made = columns[0][place] if place in inert else fn(*given, *(column[place] for column in columns))
+                if not isinstance(made, Tensor) or made.shape != out.shape:
+                    got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+                    raise ValueError(f"the function gave {got} for {entry.name!r}, which has shape {tuple(out.shape)}")
+                out.copy_(made)
+        return self._finished(fn, values, False)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _matrices(self) -> list[Tensor]:
+        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in self._settled()]
+
+    def _settled(self) -> list[Tensor]:
+        return [matrix.detach() for matrix in self._values.settle()]
+
+    def _against(self, other: Any) -> list[Tensor]:
+        """Another population's matrices, or the rows of one module."""
+        if isinstance(other, Core):
+            matched(self, other)
+            return [matrix.detach() for matrix in other._values.settle()]
+        if isinstance(other, nn.Module):
+            return rows(self, other)
+        if isinstance(other, Tensor):
+            return [
+                value.expand(self._count, g.numel)
+                for value, g in zip(broadcast(self, other), self.layout.groups, strict=True)
+            ]
+        raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
+
+    def _some(self, what: str) -> None:
+        if not self._count:
+            raise ValueError(f"the {what} of no members")
+
+    def _one(self, fn: Callable[[Tensor], Tensor]) -> nn.Module:
+        self._ready()
+        with torch.no_grad(), torch.inference_mode(False):
+            values = fresh(self.layout, 1)
+            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+                out.copy_(fn(matrix) if matrix.is_floating_point() or matrix.is_complex() else matrix[:1])
+            made = self._made(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
+        # A module of its own, not a member of anything.
+        return copy.deepcopy(made[0])  # type: ignore[no-any-return, index]
+
+
+def _hypot(parts: list[Tensor], count: int) -> Tensor:
+    """The norm of vectors of which the norms of parts are given."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]), dim=0) if parts else torch.zeros(count)

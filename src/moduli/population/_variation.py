@@ -1,0 +1,377 @@
+"""Selection and variation: populations of chosen, crossed, mutated and exchanged members.
+
+Every method is a fixed number of operations on whole matrices. Noise belongs to a member's seed and a place in it (see
+`_noise`), so children do not depend on how the work is cut into chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from moduli.particles import StructureError
+
+from . import selection
+from ._choosing import Choosing
+from ._indexing import Indexing
+from ._noise import normal, seeds, uniform
+from ._operands import matched, rows
+from ._values import Values, fresh
+
+__all__ = ["Variation"]
+
+_KINDS = ("uniform", "one_point", "layer", "arithmetic")
+
+
+class Variation(Choosing):
+    """How new members come about."""
+
+    __slots__ = ()
+
+    # -- variation ---------------------------------------------------------------------------------------------------
+
+    def seeds(self, generator: torch.Generator | None = None) -> Tensor:
+        """One seed per member, for `mutate`, `crossover`, `rand` and `randn`.
+
+        What is drawn for a member depends on its seed alone: seeds of some members, given to a population of these
+        members, give the same children as all seeds given to all members.
+
+        Args:
+            generator: Where they come from; torch's own by default.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 6, 3, 2)
+            >>> seeds = pop.seeds(torch.Generator().manual_seed(0))
+            >>> whole, part = pop.mutate(seeds=seeds), pop[2:4].mutate(seeds=seeds[2:4])
+            >>> torch.equal(whole.matrix[2:4], part.matrix)
+            True
+        """
+        return seeds(self._count, generator)
+
+    def rand(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
+        """A population of values drawn uniformly from [0, scale).
+
+        Args:
+            scale: One number, or one per member.
+            generator: Where the seeds come from; torch's own by default.
+            seeds: One seed per member, instead of a generator.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> bool((Population.of(nn.Linear, 6, 3, 2).rand(0.5).matrix < 0.5).all())
+            True
+        """
+        return self._drawn(uniform, scale, generator, seeds)
+
+    def randn(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
+        """A population of values drawn from a normal distribution of mean 0.
+
+        Args:
+            scale: The standard deviation; one number, or one per member.
+            generator: Where the seeds come from; torch's own by default.
+            seeds: One seed per member, instead of a generator.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.Linear, 6, 3, 2).randn(0.0).matrix.abs().sum().item()
+            0.0
+        """
+        return self._drawn(normal, scale, generator, seeds)
+
+    def mutate(
+        self,
+        rate: float | Tensor = 1.0,
+        scale: float | Tensor = 0.1,
+        generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
+        chunk_size: int | None = None,
+    ) -> Self:
+        r"""Children with normal noise: each value changes with probability `rate`, by $\mathcal N(0, scale^2)$.
+
+        Frozen parameters and integers keep their values.
+
+        Args:
+            rate: The probability; one number, or one per member.
+            scale: The standard deviation; one number, or one per member.
+            generator: Where the seeds come from; torch's own by default.
+            seeds: One seed per member, instead of a generator.
+            chunk_size: At most how many members at a time, to bound memory. The children are the same.
+
+        Raises:
+            ValueError: If the rate is no probability, or the scale is negative.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> torch.equal(pop.mutate(rate=0.0).matrix, pop.matrix)
+            True
+        """
+        self._ready()
+        low, high = _bounds(rate)
+        if low < 0.0 or high > 1.0:
+            raise ValueError(f"the rate of mutation is a probability; got {rate}")
+        if _bounds(scale)[0] < 0.0:
+            raise ValueError(f"the scale of mutation is a standard deviation, which is not negative; got {scale}")
+        keys = self._keys(generator, seeds)
+        if isinstance(rate, Tensor):
+            self._fits(rate, "rate")
+        if isinstance(scale, Tensor):
+            self._fits(scale, "scale")
+        values = fresh(self.layout, self._count)
+        still = self._still()
+        with torch.no_grad(), torch.inference_mode(False):
+            for start, stop in _chunks(self._count, chunk_size):
+                some = slice(start, stop)
+                noise = normal(self.layout, keys[some], scale[some] if isinstance(scale, Tensor) else scale)
+                chance = None if low == 1.0 else uniform(self.layout, keys[some], stream=1)
+                limit = rate[some].reshape(-1, 1) if isinstance(rate, Tensor) else rate
+                pairs = zip(self.layout.groups, values.matrices, self._values.settle(), noise, strict=True)
+                for index, (group, out, matrix, step) in enumerate(pairs):
+                    if not (group.dtype.is_floating_point or group.dtype.is_complex):
+                        out[some].copy_(matrix[some])
+                        continue
+                    if chance is not None:
+                        at = limit.to(matrix.device) if isinstance(limit, Tensor) else limit
+                        keep = chance[index].real >= at if chance[index].is_complex() else chance[index] >= at
+                        step = step.masked_fill_(keep, 0.0)
+                    torch.add(matrix[some], step, out=out[some])
+            self._restore(values, still)
+        return self._made(values, self._count, {name: held.clone() for name, held in self._buffers.items()})
+
+    def crossover(
+        self,
+        other: Self,
+        kind: str = "uniform",
+        rate: float = 0.5,
+        generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
+    ) -> Self:
+        """Children of two populations, member by member. What has a name comes from what has that name in the parents.
+
+        Args:
+            other: The second parents, as many as there are members.
+            kind: `"uniform"`: each value is the second parent's with probability `rate`; `"layer"`: each module's own
+                parameters and buffers together are; `"one_point"`: all values behind a random place are;
+                `"arithmetic"`: a random mean of both, with a weight in [0, 2 rate] for the second, one per member.
+            rate: See above.
+            generator: Where the seeds come from; torch's own by default.
+            seeds: One seed per member, instead of a generator.
+
+        Raises:
+            StructureError: If the parents differ in structure or number.
+            ValueError: If the kind is unknown, or the rate is no probability.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> a, b = Population.of(nn.Linear, 4, 3, 2), Population.of(nn.Linear, 4, 3, 2)
+            >>> child = a.crossover(b, "layer")
+            >>> bool(((child.matrix == a.matrix) | (child.matrix == b.matrix)).all())
+            True
+        """
+        if kind not in _KINDS:
+            raise ValueError(f"crossover of the kind {kind!r}; choose from {', '.join(_KINDS)}")
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"the rate of crossover is a probability; got {rate}")
+        self._ready()
+        if not isinstance(other, Indexing):
+            raise TypeError(f"the second parents are a Population, not a {type(other).__name__}")
+        matched(self, other)
+        keys = self._keys(generator, seeds)
+        values = fresh(self.layout, self._count)
+        buffers = {name: held.clone() for name, held in self._buffers.items()}
+        with torch.no_grad(), torch.inference_mode(False):
+            masks, weight, from_second = self._masks(kind, rate, keys)
+            for index, out in enumerate(values.matrices):
+                ours, theirs = self._values.settle()[index], other._values.settle()[index]
+                if weight is not None and (ours.is_floating_point() or ours.is_complex()):
+                    torch.lerp(ours, theirs, weight.to(ours.device, ours.dtype).reshape(-1, 1), out=out)
+                elif weight is not None:
+                    out.copy_(ours)
+                else:
+                    torch.where(masks[index], theirs, ours, out=out)
+            for name, chosen in from_second.items():
+                held = buffers[name]
+                pick = chosen.to(held.device).reshape(-1, *[1] * (held.dim() - 1))
+                buffers[name] = torch.where(pick, other._buffers[name], held)
+        return self._made(values, self._count, buffers)
+
+    def replace(self, index: Any, source: Any) -> None:
+        """Write other values and buffers into some members, which stay where they are.
+
+        Args:
+            index: Which: indices, each once, or a mask.
+            source: A population of as many members, or one module for all of them.
+
+        Raises:
+            StructureError: If the structure or number differs.
+            ValueError: If an index occurs twice.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 4, 3, 2)
+            >>> storage = pop.matrix.data_ptr()
+            >>> pop.replace([0, 1], pop[2:])
+            >>> torch.equal(pop.matrix[0], pop.matrix[2]), pop.matrix.data_ptr() == storage
+            (True, True)
+        """
+        self._ready()
+        if self._graph:
+            raise RuntimeError("a population that keeps its history cannot be changed in place")
+        places = self._indices(index)
+        if len(places) != len(torch.unique(places)):
+            raise ValueError("a member is replaced twice; give every index once")
+        if isinstance(source, Indexing):
+            if len(source) != len(places):
+                raise StructureError(f"{len(places)} members cannot be replaced by {len(source)}")
+            matched(self._taken(places[:0]), source._taken(places[:0]))
+            parts: list[Tensor] = [matrix.detach().clone() for matrix in source._values.settle()]
+            buffers = {name: held.clone() for name, held in source._buffers.items()}
+        elif isinstance(source, nn.Module):
+            parts = [row.expand(len(places), -1) for row in rows(self, source)]
+            buffers = {n: b.detach().expand(len(places), *b.shape) for n, b in source.named_buffers()}
+        else:
+            raise TypeError(f"members are replaced by a Population or a module, not by a {type(source).__name__}")
+        for name, held in self._buffers.items():
+            if name not in buffers or buffers[name].shape[1:] != held.shape[1:]:
+                raise StructureError(f"buffer {name!r} differs in the source or is missing there")
+        with torch.no_grad():
+            for matrix, part in zip(self._values.settle(), parts, strict=True):
+                matrix.index_copy_(0, places.to(matrix.device), part)
+            for name, held in self._buffers.items():
+                held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
+        self._changed()
+
+    def migrate(self, fitness: Tensor, islands: int, count: int = 1, maximize: bool = False) -> Tensor:
+        """Let the best members of each island replace the worst of the next, around a ring, in place.
+
+        The population is seen as `islands` of equal size, one after the other.
+
+        Args:
+            fitness: One number per member; lower is better.
+            islands: How many islands.
+            count: How many members leave each island.
+            maximize: Whether higher is better.
+
+        Returns:
+            For each member the index of the member whose values it now has, which is its own for those that stayed.
+
+        Raises:
+            ValueError: If the population cannot be divided so, or more members would leave than an island has.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear, 4, 3, 2)
+            >>> pop.migrate(torch.tensor([1.0, 2.0, 3.0, 4.0]), islands=2)
+            tensor([0, 2, 2, 0])
+
+        References:
+            R. Tanese, *Distributed genetic algorithms*, ICGA 1989.
+        """
+        self._fits(fitness)
+        if islands < 1 or self._count % islands:
+            raise ValueError(f"{self._count} members cannot be divided into {islands} islands of equal size")
+        size = self._count // islands
+        if not 0 <= count <= size:
+            raise ValueError(f"{count} members cannot leave an island of {size}")
+        # Ranks, so that what is no number comes last on its island too.
+        rank = torch.empty(self._count, dtype=torch.int64, device=fitness.device)
+        rank[selection.order(fitness, maximize)] = torch.arange(self._count, device=fitness.device)
+        order = rank.reshape(islands, size).argsort(1) + torch.arange(islands, device=rank.device)[:, None] * size
+        source = torch.arange(self._count, device=rank.device)
+        if count and islands > 1:
+            source[order[:, size - count :].reshape(-1)] = order[:, :count].roll(1, 0).reshape(-1)
+            moved = (source != torch.arange(self._count, device=rank.device)).nonzero().reshape(-1)
+            self.replace(moved, self._taken(source[moved]))
+        return source
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _keys(self, generator: torch.Generator | None, given: Tensor | None) -> Tensor:
+        if given is None:
+            return seeds(self._count, generator)
+        if generator is not None:
+            raise ValueError("give a generator or seeds, not both")
+        if not isinstance(given, Tensor) or given.shape != (self._count,) or given.dtype != torch.int64:
+            raise ValueError(f"seeds are one int64 for each of {self._count} members, as pop.seeds() makes them")
+        return given
+
+    def _still(self) -> list[int]:
+        """The parameters that variation leaves alone."""
+        inert = self._inert()
+        return [place for place, flag in enumerate(self._flags) if not flag or place in inert]
+
+    def _restore(self, values: Values, places: list[int]) -> None:
+        if places:
+            ours, made = self.layout.views(self._values.settle()), self.layout.views(values.matrices)
+            for place in places:
+                made[place].copy_(ours[place])
+
+    def _drawn(self, draw: Any, scale: Any, generator: Any, given: Tensor | None) -> Self:
+        self._ready()
+        if isinstance(scale, Tensor) and scale.dim():
+            self._fits(scale, "scale")
+        for group in self.layout.groups:
+            if not (group.dtype.is_floating_point or group.dtype.is_complex or self._left_out(group)):
+                name = self.layout.entries[group.indices[0]].name
+                raise TypeError(
+                    f"{name!r} holds {group.dtype}, for which nothing can be drawn; leave it out with "
+                    f"pop.template.set_param_config(operational=False, name={name!r})"
+                )
+        with torch.no_grad(), torch.inference_mode(False):
+            made = Values(draw(self.layout, self._keys(generator, given), scale))
+            self._restore(made, sorted(self._inert()))
+            buffers = {name: held.clone() for name, held in self._buffers.items()}
+        return self._made(made, self._count, buffers)
+
+    def _masks(self, kind: str, rate: float, keys: Tensor) -> tuple[list[Tensor], Tensor | None, dict[str, Tensor]]:
+        """Which values come from the second parent: a mask per group, or a weight per member, and which buffers."""
+        layout = self.layout
+        if kind == "uniform":
+            return [chance.real < rate for chance in uniform(layout, keys)], None, {}
+        if kind == "arithmetic":
+            return [], _unit(keys, 1)[:, 0] * (2.0 * rate), {}
+        if kind == "one_point":
+            cut = (_unit(keys, 1)[:, :1] * (layout.numel + 1)).floor()
+            masks = []
+            for group in layout.groups:
+                entries = [layout.entries[i] for i in group.indices]
+                places = torch.cat([torch.arange(e.start, e.start + e.numel) for e in entries]) if entries else cut[0]
+                masks.append((places >= cut).to(group.device))
+            return masks, None, {}
+        owners = list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout))
+        number = {owner: place for place, owner in enumerate(owners)}
+        chosen = _unit(keys, max(len(owners), 1)) < rate
+        masks = []
+        for group in layout.groups:
+            entries = [layout.entries[i] for i in group.indices]
+            column = torch.cat([torch.full((e.numel,), number[e.name.rpartition(".")[0]]) for e in entries])
+            masks.append(chosen[:, column].to(group.device))
+        from_second = {}
+        for name in self._buffers:
+            owner = name.rpartition(".")[0]
+            if owner in number:
+                from_second[name] = chosen[:, number[owner]]
+        return masks, None, from_second
+
+
+def _unit(keys: Tensor, size: int) -> Tensor:
+    """Uniform numbers in [0, 1): `size` for each seed."""
+    from ._noise import _unit as unit
+
+    return unit(keys, torch.arange(size, dtype=torch.int32, device=keys.device), torch.float64)
+
+
+def _bounds(value: float | Tensor) -> tuple[float, float]:
+    if isinstance(value, Tensor):
+        return (float(value.amin()), float(value.amax())) if value.numel() else (1.0, 1.0)
+    return float(value), float(value)
+
+
+def _chunks(count: int, size: int | None) -> list[tuple[int, int]]:
+    if size is not None and size < 1:
+        raise ValueError(f"chunk_size is a positive number of members, not {size!r}")
+    step = size or max(count, 1)
+    return [(start, min(count, start + step)) for start in range(0, count, step)]

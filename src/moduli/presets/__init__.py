@@ -1,0 +1,14 @@
+"""The usual optimizers by name: functions that return a chain of links and nothing else.
+
+Example:
+    >>> import torch, moduli as mo
+    >>> from moduli import m, presets
+    >>> net = torch.nn.Linear(2, 1)
+    >>> mo.Optimizer(net, m.ClipNorm(1.0), presets.adamw(lr=1e-3)) is not None
+    True
+"""
+
+from ._adaptive import adagrad, adam, adamw, lion, rmsprop
+from ._descent import momentum, nesterov, sgd
+
+__all__ = ["adagrad", "adam", "adamw", "lion", "momentum", "nesterov", "rmsprop", "sgd"]

@@ -1,0 +1,137 @@
+"""Adaptive optimizers, pointwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..m import LR, Adagrad, Adam, HeavyBall, Lion, RMSprop, WeightDecay
+from ..optim import Module
+from ._descent import _decay
+
+__all__ = ["adagrad", "adam", "adamw", "lion", "rmsprop"]
+
+
+def adam(
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    amsgrad: bool = False,
+) -> list[Module]:
+    """Adam, the same as `torch.optim.Adam`.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: An L2 penalty (see `adamw` for the decoupled one).
+        amsgrad: Use the largest second moment so far.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adam(1e-3))
+        Chain(Adam, LR)
+    """
+    return [*_decay(weight_decay), Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), LR(lr)]
+
+
+def adamw(
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.01,
+    amsgrad: bool = False,
+) -> list[Module]:
+    """Adam with decoupled weight decay, the same as `torch.optim.AdamW`.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        amsgrad: Use the largest second moment so far.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adamw(1e-3, weight_decay=0.1))
+        Chain(Adam, WeightDecay, LR)
+    """
+    return [Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), WeightDecay(weight_decay), LR(lr)]
+
+
+def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: Any = 0.0) -> list[Module]:
+    """Lion, with decoupled weight decay.
+
+    Args:
+        lr: The step size; three to ten times smaller than Adam's.
+        beta1: How much of the mean enters the step.
+        beta2: Memory of the mean.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.lion(1e-4, weight_decay=0.1))
+        Chain(Lion, WeightDecay, LR)
+    """
+    return [Lion(beta1=beta1, beta2=beta2), *_decay(weight_decay), LR(lr)]
+
+
+def rmsprop(
+    lr: Any = 1e-2,
+    *,
+    smoothing: Any = 0.99,
+    eps: Any = 1e-8,
+    centered: bool = False,
+    momentum: Any = 0.0,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """RMSprop, the same as `torch.optim.RMSprop`.
+
+    Args:
+        lr: The step size.
+        smoothing: Memory of the mean square.
+        eps: Added to the denominator.
+        centered: Divide by a standard deviation.
+        momentum: Momentum of the scaled steps.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.rmsprop(1e-2, momentum=0.9))
+        Chain(RMSprop, HeavyBall, LR)
+    """
+    still = isinstance(momentum, int | float) and momentum == 0
+    ball = [] if still else [HeavyBall(momentum)]
+    return [*_decay(weight_decay), RMSprop(smoothing=smoothing, eps=eps, centered=centered), *ball, LR(lr)]
+
+
+def adagrad(
+    lr: Any = 1e-2,
+    *,
+    lr_decay: Any = 0.0,
+    initial_accumulator_value: Any = 0.0,
+    eps: Any = 1e-10,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """Adagrad, the same as `torch.optim.Adagrad`.
+
+    Args:
+        lr: The step size.
+        lr_decay: Decay of the step size.
+        initial_accumulator_value: The sum of squares at the start.
+        eps: Added to the denominator.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adagrad(1e-2))
+        Chain(Adagrad, LR)
+    """
+    link = Adagrad(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
+    return [*_decay(weight_decay), link, LR(lr)]

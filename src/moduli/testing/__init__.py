@@ -1,0 +1,12 @@
+"""The laws that every link obeys, for links of your own.
+
+A **law** is a sentence about links that a function checks: the fused pass equals the links one by one, a run that is saved
+and resumed goes on bit by bit, an error in a closure leaves the parameters where the step began. A `Case` is a link in the
+smallest chain that makes it an optimizer, with what may be expected of it. `check_link` puts a link under all laws;
+`check_law` under one, so that a test suite can report each by itself; `LAWS` has their names.
+"""
+
+from ._case import Case, LawError, Report
+from ._check import LAWS, check_law, check_link
+
+__all__ = ["LAWS", "Case", "LawError", "Report", "check_law", "check_link"]

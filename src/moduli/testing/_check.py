@@ -1,0 +1,108 @@
+"""The law book: every law by name, and the function that puts a link under all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..optim import Module
+from . import _numbers, _populations, _safety, _saving, _settings, _tensors
+from ._case import Case, LawError, NotApplicable, Report
+
+__all__ = ["LAWS", "check_law", "check_link"]
+
+LAWS: dict[str, Callable[[Case], None]] = {
+    **_numbers.LAWS,
+    **_tensors.LAWS,
+    **_saving.LAWS,
+    **_settings.LAWS,
+    **_safety.LAWS,
+    **_populations.LAWS,
+}
+"""Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
+
+
+def check_law(case: Case, law: str) -> str | None:
+    """Put a case under one law.
+
+    Args:
+        case: The link and what may be expected of it.
+        law: The name of the law, one of `LAWS`.
+
+    Returns:
+        None where the law holds, the reason where it does not apply.
+
+    Raises:
+        LawError: The link breaks the law.
+
+    Example:
+        >>> from moduli import m
+        >>> from moduli.testing import Case, check_law
+        >>> check_law(Case("LR", lambda: [m.LR(0.1)]), "reference")
+        'it has no reference'
+    """
+    if law not in LAWS:
+        raise ValueError(f"there is no law {law!r}; there are {', '.join(LAWS)}")
+    if case.skip and law in case.skip:
+        return case.skip[law]
+    try:
+        LAWS[law](case)
+    except NotApplicable as reason:
+        return str(reason)
+    except LawError:
+        raise
+    except Exception as error:
+        raise case.fail(law, f"{type(error).__name__}: {error}") from error
+    return None
+
+
+def check_link(
+    factory: Callable[[], Module | Sequence[Module]],
+    *,
+    name: str | None = None,
+    laws: Iterable[str] | None = None,
+    **options: Any,
+) -> Report:
+    """Put a link of your own under the laws that all links of moduli obey.
+
+    Args:
+        factory: Makes the link, or the smallest chain with it that is an optimizer; new links at each call.
+        name: What to call it in messages; by default the class names.
+        laws: The laws to check; by default all of them.
+        **options: What may be expected of it, as for `Case`: `target`, `steps`, `tolerance`, `reference`, `closure`,
+            `random`, `pieces`, `population`, `complex`, `half`, `skip`.
+
+    Returns:
+        The laws that hold, and those that do not apply, with the reason.
+
+    Raises:
+        LawError: A law is broken; the sentence names the law, the link, and what differed.
+
+    Example:
+        >>> from moduli import m, optim
+        >>> from moduli.testing import check_link
+        >>> class Halve(optim.TensorTransform):
+        ...     elementwise = True
+        ...     def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        ...         return tensor / 2
+        >>> report = check_link(lambda: [Halve(), m.LR(0.5)], laws=["optimum", "pieces", "errors", "reference"])
+        >>> print(report)
+        Halve | LR: 3 laws hold, 1 does not apply
+          reference: it has no reference
+    """
+
+    def make() -> list[Module]:
+        made = factory()
+        return [made] if isinstance(made, Module) else list(made)
+
+    title = name if name is not None else " | ".join(type(link).__name__ for link in make())
+    case = Case(title, make, **options)
+    held: list[str] = []
+    skipped: dict[str, str] = {}
+    for law in LAWS if laws is None else laws:
+        reason = check_law(case, law)
+        if reason is None:
+            held.append(law)
+        else:
+            skipped[law] = reason
+    return Report(title, tuple(held), skipped)

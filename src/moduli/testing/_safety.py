@@ -1,0 +1,248 @@
+"""Laws about mistakes and endurance: errors undo the step, nothing leaks, nonsense is refused in a sentence."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..optim import Module, Optimizer
+from ..optim.chain import flatten
+from ._case import Case, NotApplicable
+from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
+from ._settings import numbers
+
+__all__ = ["LAWS"]
+
+
+class _Boom(RuntimeError):
+    pass
+
+
+def _counting(at: Problem, fail_at: int | None) -> tuple[Callable[[], Tensor], list[int]]:
+    count = [0]
+
+    def answer() -> Tensor:
+        count[0] += 1
+        if count[0] == fail_at:
+            raise _Boom(f"evaluation {fail_at}")
+        return at.answer()
+
+    return answer, count
+
+
+@eager
+def errors(case: Case) -> None:
+    """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
+    from ..optim import closure
+
+    def begin() -> tuple[Problem, Optimizer]:
+        at = problem(case)
+        opt = optimizer(case, at.params)
+        opt.step(at.closure())
+        return at, opt
+
+    at, opt = begin()
+    answer, count = _counting(at, None)
+    torch.manual_seed(2)
+    opt.step(closure(answer))
+    total = count[0]
+    for k in sorted({*range(1, min(total, 5) + 1), (total + 5) // 2, total} - {0}):
+        if k > total:
+            continue
+        at, opt = begin()
+        start = snapshot(at.params)
+        answer, _ = _counting(at, k)
+        torch.manual_seed(2)
+        try:
+            opt.step(closure(answer))
+        except _Boom:
+            pass
+        else:
+            raise case.fail("errors", f"the error raised by evaluation {k} of {total} was swallowed")
+        if (gap := same(at.params, start)) is not None:
+            raise case.fail("errors", f"after evaluation {k} of {total} raised, {gap} from the step's start")
+        opt.step(at.closure())
+        if any(not torch.isfinite(param.detach()).all() for param in at.params):
+            raise case.fail("errors", f"the step after a failed one (evaluation {k} of {total}) is not finite")
+
+
+def _alive() -> tuple[int, int, int]:
+    gc.collect()
+    objects = gc.get_objects()
+    tensors = [thing for thing in objects if issubclass(type(thing), Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.layout is torch.strided)
+    return len(tensors), size, len(objects)
+
+
+def leaks(case: Case, steps: int = 1000) -> None:
+    """Over 1000 steps neither tensors nor bytes nor other objects accumulate."""
+    at = problem(case, ((2,),))
+    opt = optimizer(case, at.params)
+    evaluate = at.closure()
+    start = snapshot(at.params)
+
+    def go(count: int) -> None:
+        for i in range(count):
+            if case.closure or case.target == "least squares":
+                opt.step(evaluate)
+            else:
+                at.params[0].grad = torch.full_like(start[0], 0.5)
+                opt.step()
+            if i % 20 == 19:  # at the optimum a line search has nothing to do
+                with torch.no_grad():
+                    at.params[0].copy_(start[0])
+        for param in at.params:
+            param.grad = None
+
+    gc.collect()
+    gc.freeze()  # what was there before is not looked at
+    try:
+        go(steps // 2)
+        tensors, size, objects = _alive()
+        go(steps - steps // 2)
+        tensors2, size2, objects2 = _alive()
+    finally:
+        gc.unfreeze()
+    if tensors2 > tensors + 8 or size2 > size + 4096:
+        raise case.fail(
+            "leaks", f"{steps // 2} steps left {tensors2 - tensors} tensors and {size2 - size} bytes behind"
+        )
+    if objects2 > objects + 250:
+        raise case.fail("leaks", f"{steps // 2} steps left {objects2 - objects} Python objects behind")
+
+
+def _refused(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
+    try:
+        do()
+    except kinds as error:
+        for word in words:
+            if word.lower() not in str(error).lower():
+                raise case.fail(law, f"{what} is refused without naming {word!r}: {error}") from error
+    else:
+        raise case.fail(law, f"{what} is accepted")
+
+
+def _arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
+    """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
+    known = inspect.signature(type(link).__init__).parameters
+    if key not in known:
+        return None
+    out = {key: value}
+    for name, parameter in list(known.items())[1:]:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or name == key:
+            continue
+        if parameter.default is parameter.empty:
+            if name not in link.defaults:
+                return None
+            out[name] = link.defaults[name]
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return None
+    return out
+
+
+@eager
+def nan(case: Case) -> None:
+    """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
+    found = list(numbers(case.links()))
+    if not found:
+        raise NotApplicable("it has no numbers to set")
+    for name, key, _ in found:
+        _no_nan(case, name, key)
+
+
+def _no_nan(case: Case, name: str, key: str) -> None:
+    at = problem(case)
+    opt = optimizer(case, at.params)
+    link = next(part for top in opt.modules for _, part in top.links() if type(part).__name__ == name)
+    group = [{"params": at.params, key: math.nan}]
+    addressed = [{"params": at.params, f"{name.lower()}.{key}": math.nan}]
+    by_link = f"{name}.set_param_groups with {key}=NaN"
+    _refused(case, "nan", by_link, lambda: link.set_param_groups(group), ValueError, name, key)
+    _refused(case, "nan", f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key)
+    arguments = _arguments(link, key, math.nan)
+    if arguments is not None:
+        _refused(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**arguments), ValueError, name)
+    opt.param_groups[0][f"{name.lower()}.{key}"] = math.nan
+    start = snapshot(at.params)
+    _refused(case, "nan", f"a step with {name}.{key}=NaN", lambda: step(case, opt, at), ValueError, key)
+    if (gap := same(at.params, start)) is not None:
+        raise case.fail("nan", f"a step refused for {name}.{key}=NaN moved something: {gap}")
+
+
+@eager
+def duplicates(case: Case) -> None:
+    """A parameter given twice is refused, in one group or in two, at once or later."""
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    refuse = ValueError, RuntimeError
+    _refused(case, "duplicates", "the same parameter twice", lambda: optimizer(case, [w, w]), refuse, "param")
+    two = [{"params": [w]}, {"params": [w]}]
+    _refused(case, "duplicates", "a parameter in two groups", lambda: optimizer(case, two), refuse, "param")
+    opt = optimizer(case, [w])
+    _refused(
+        case, "duplicates", "a parameter added again", lambda: opt.add_param_group({"params": [w]}), refuse, "param"
+    )
+
+
+@eager
+def shared(case: Case) -> None:
+    """A link used twice, in one chain or in two optimizers, is refused by name."""
+    at, other = problem(case), problem(case)
+    links = case.links()
+    name = next(type(link).__name__ for link in flatten(links))
+    _refused(
+        case,
+        "shared",
+        "the same link twice in a chain",
+        lambda: Optimizer(at.params, *links, links[0]),
+        ValueError,
+        name,
+    )
+    opt = Optimizer(at.params, *links)
+    _refused(
+        case, "shared", "a link of another optimizer", lambda: Optimizer(other.params, *opt.modules), ValueError, name
+    )
+
+
+@eager
+def unknown(case: Case) -> None:
+    """Settings that no link has are refused, by name."""
+    at = problem(case)
+    word = "no_such_setting"
+    group = [{"params": at.params, word: 1.0}]
+    _refused(case, "unknown", "a group with an unknown setting", lambda: optimizer(case, group), ValueError, word)
+    opt = optimizer(case, at.params)
+    opt.param_groups[0][word] = 1.0
+    start = snapshot(at.params)
+    _refused(case, "unknown", "a step with an unknown setting", lambda: step(case, opt, at), ValueError, word)
+    if (gap := same(at.params, start)) is not None:
+        raise case.fail("unknown", f"a refused step moved something: {gap}")
+    for top in case.links():
+        for _, link in top.links():
+            _no_such_setting(case, link, group, word)
+
+
+def _no_such_setting(case: Case, link: Module, group: list[dict[str, Any]], word: str) -> None:
+    name = type(link).__name__
+    what = f"{name}.set_param_groups with an unknown setting"
+    _refused(case, "unknown", what, lambda: link.set_param_groups(group), ValueError, word, name)
+    kinds = {p.kind for p in inspect.signature(type(link).__init__).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        _refused(
+            case, "unknown", f"{name}({word}=1)", lambda: cast("Any", type(link))(**{word: 1.0}), TypeError, word, name
+        )
+
+
+LAWS = {
+    "errors": errors,
+    "leaks": leaks,
+    "nan": nan,
+    "duplicates": duplicates,
+    "shared": shared,
+    "unknown": unknown,
+}

@@ -1,0 +1,190 @@
+"""Laws about saving: what is restored goes on bit by bit as if nothing had happened."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..optim import Module, Optimizer
+from ._case import Case
+from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
+
+__all__ = ["LAWS"]
+
+_NAMES = ("weight", "bias")
+
+
+def _named(at: Problem) -> list[tuple[str, nn.Parameter]]:
+    return list(zip(_NAMES, at.params, strict=True))
+
+
+def _begin(case: Case, steps: int = 3) -> tuple[Problem, Optimizer]:
+    at = problem(case)
+    opt = optimizer(case, _named(at))
+    for _ in range(steps):
+        step(case, opt, at)
+    return at, opt
+
+
+def _go_on(case: Case, opt: Optimizer, at: Problem, steps: int = 3) -> list[Tensor]:
+    torch.manual_seed(5)
+    for _ in range(steps):
+        step(case, opt, at)
+    return snapshot(at.params)
+
+
+def _through_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _copied(at: Problem, case: Case) -> Problem:
+    other = problem(case)
+    with torch.no_grad():
+        for mine, theirs in zip(other.params, at.params, strict=True):
+            mine.copy_(theirs)
+    return other
+
+
+@eager
+def saved(case: Case) -> None:
+    """`state_dict` goes through torch.save and torch.load(weights_only=True), and the run goes on bit by bit."""
+    at, opt = _begin(case)
+    state = _through_file(opt.state_dict())
+    other = _copied(at, case)
+    resumed = optimizer(case, _named(other))
+    resumed.load_state_dict(state)
+    expected = _go_on(case, opt, at)
+    if (gap := same(_go_on(case, resumed, other), expected)) is not None:
+        raise case.fail("saved", f"resumed from a file, {gap}")
+    if resumed.current_step != opt.current_step or resumed.num_evaluations != opt.num_evaluations:
+        raise case.fail("saved", "the resumed optimizer counts its steps or evaluations differently")
+
+
+@eager
+def loaded_in_place(case: Case) -> None:
+    """Loading an earlier state into the optimizer that made it goes back to that point."""
+    at, opt = _begin(case)
+    state, start = copy.deepcopy(opt.state_dict()), snapshot(at.params)
+    expected = _go_on(case, opt, at)
+    with torch.no_grad():
+        for param, value in zip(at.params, start, strict=True):
+            param.copy_(value)
+    opt.load_state_dict(state)
+    if (gap := same(_go_on(case, opt, at), expected)) is not None:
+        raise case.fail("loaded_in_place", f"run again from its own state, {gap}")
+
+
+class _Holder(nn.Module):
+    """A model and its optimizer, copied together so that the copy moves its own parameters."""
+
+    def __init__(self, opt: Optimizer, params: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.opt = opt
+        self.params = nn.ParameterList(params)
+
+
+def _copy_law(case: Case, law: str, copied: Any) -> None:
+    at, opt = _begin(case)
+    try:
+        twin = copied(_Holder(opt, at.params))
+    except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
+        raise case.fail(law, f"it can't be copied: {error}") from error
+    other = problem(case)
+    other.params = list(twin.params)
+    before = snapshot(at.params)
+    found = _go_on(case, twin.opt, other)
+    if (gap := same(at.params, before)) is not None:
+        raise case.fail(law, f"a step of the copy moved the original: {gap}")
+    expected = _go_on(case, opt, at)
+    if (gap := same(found, expected)) is not None:
+        raise case.fail(law, f"the copy goes on differently: {gap}")
+
+
+def _pickled(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))  # our own bytes
+
+
+@eager
+def deepcopied(case: Case) -> None:
+    """A deep copy goes on bit by bit, and is independent."""
+    _copy_law(case, "deepcopied", copy.deepcopy)
+
+
+@eager
+def pickled(case: Case) -> None:
+    """So does what comes out of pickle."""
+    _copy_law(case, "pickled", _pickled)
+
+
+@eager
+def reordered(case: Case) -> None:
+    """State is by name: loaded into parameters in another order, the run goes on."""
+    at, opt = _begin(case)
+    state = _through_file(opt.state_dict())
+    other = _copied(at, case)
+    resumed = optimizer(case, list(reversed(_named(other))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.load_state_dict(state)
+    expected = _go_on(case, opt, at)
+    found = _go_on(case, resumed, other)
+    # Random draws, and sums over one vector, follow the order of the parameters.
+    if not case.random and (gap := same(found, expected, 1e-9)) is not None:
+        raise case.fail("reordered", f"with the parameters in another order {gap}")
+
+
+def _vector(link: Module) -> bool:
+    return any(part.vector_state for _, part in link.links())
+
+
+@eager
+def grown(case: Case) -> None:
+    """Parameters may be added between steps and before loading; what is known goes on, what is new starts fresh."""
+    at, opt = _begin(case)
+    state = _through_file(opt.state_dict())
+    extra = problem(case, ((3, 2), (4,), (2,)))
+    with torch.no_grad():
+        for mine, theirs in zip(extra.params, at.params, strict=False):
+            mine.copy_(theirs)
+    bigger = optimizer(case, [*zip(_NAMES, extra.params[:2], strict=True), ("new", extra.params[2])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if any(map(_vector, case.links())) else "error")
+        bigger.load_state_dict(state)
+    start = snapshot(extra.params)
+    for _ in range(2):
+        step(case, bigger, extra)
+    _alive(case, "grown", start, extra.params)
+    new = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    whole = problem(case, ((3, 2), (4,), (3,)))
+    whole.params = [*at.params, new]
+    opt.add_param_group({"params": [("late", new)]})
+    start = snapshot(whole.params)
+    for _ in range(2):
+        step(case, opt, whole)
+    _alive(case, "grown", start, whole.params)
+
+
+def _alive(case: Case, law: str, start: list[Tensor], params: list[nn.Parameter]) -> None:
+    if any(not torch.isfinite(param.detach()).all() for param in params):
+        raise case.fail(law, "after adding a parameter something became infinite or NaN")
+    if case.target and torch.equal(start[-1], params[-1].detach()):
+        raise case.fail(law, "an added parameter does not move")
+
+
+LAWS = {
+    "saved": saved,
+    "loaded_in_place": loaded_in_place,
+    "deepcopied": deepcopied,
+    "pickled": pickled,
+    "reordered": reordered,
+    "grown": grown,
+}

@@ -1,0 +1,240 @@
+"""Executors give what a loop gives, on any number of workers, and survive their faults."""
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from evolve.work import Faulty, noisy, sphere
+from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, Pool, Ranks, Ray
+
+ROOT = Path(__file__).resolve().parents[2]
+X = torch.arange(12.0).view(6, 2)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    ray = pytest.importorskip("ray", reason="Ray is an extra: pip install moduli[ray]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        where = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"}},
+        )
+        executor = Ray(2)
+        yield executor
+        executor.close()
+        ray.shutdown()
+
+
+@pytest.fixture(params=["pool 1", "pool 2", "ray"])
+def executor(request):
+    if request.param == "ray":
+        # One for all tests: it takes its actors seconds to import torch.
+        shared = request.getfixturevalue("ray_cluster")
+
+        def again(timeout=None, retries=1):
+            shared.timeout, shared.retries = timeout, retries
+            return shared
+
+        yield again
+        return
+    opened = []
+
+    def make(**options):
+        opened.append(Pool(int(request.param[-1]), start="fork", **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def faulty(kind, tmp_path, bad=4.0, times=1):
+    return Faulty(kind, tmp_path, bad, times)
+
+
+def test_workers_give_what_a_loop_gives(executor):
+    pool = executor()
+    for fitness in (sphere, noisy):
+        for dtype in (torch.float32, torch.float64):
+            x = X.to(dtype)
+            assert torch.equal(pool.map(fitness, x, seed=5), InProcess().map(fitness, x, seed=5))
+    assert not torch.equal(pool.map(noisy, X, seed=6), pool.map(noisy, X, seed=5))
+
+
+def test_an_exception_is_tried_again_elsewhere(executor, tmp_path):
+    fitness = faulty("raise", tmp_path)
+    with pytest.warns(EvaluationWarning, match="member 2 is evaluated again: ArithmeticError: no such model"):
+        values = executor().map(fitness, X)
+    assert torch.equal(values, X.double().sum(1))
+    assert [fitness.seen(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
+
+
+def test_a_member_that_always_fails_is_nan_and_named(executor, tmp_path):
+    with pytest.warns(EvaluationWarning) as told:
+        values = executor(retries=2).map(faulty("raise", tmp_path, times=99), X)
+    messages = [str(w.message) for w in told]
+    assert len(messages) == 3
+    assert messages[-1] == "member 2 has no fitness (NaN) (3 attempts): ArithmeticError: no such model"
+    assert values.isnan().tolist() == [i == 2 for i in range(6)]
+
+
+def test_a_killed_worker_is_replaced(executor, tmp_path):
+    pool, fitness = executor(), faulty("kill", tmp_path)
+    with pytest.warns(EvaluationWarning, match="member 2 is evaluated again: its worker died"):
+        values = pool.map(fitness, X)
+    assert torch.equal(values, X.double().sum(1))
+    assert [fitness.seen(float(v)) for v in X[:, 0]] == [1, 1, 2, 1, 1, 1]
+    assert torch.equal(pool.map(fitness, X), values)
+
+
+def test_a_worker_that_hangs_is_given_up(executor, tmp_path):
+    pool = executor(timeout=1.0)
+    with pytest.warns(EvaluationWarning, match="member 2 is evaluated again: no answer within"):
+        values = pool.map(faulty("hang", tmp_path), X)
+    assert torch.equal(values, X.double().sum(1))
+
+
+def test_a_fitness_that_never_works_is_an_error(executor, tmp_path):
+    def broken(row):
+        raise LookupError("it is not there")
+
+    for each in (executor(), InProcess()):
+        with (
+            warnings.catch_warnings(),
+            pytest.raises(EvaluationError, match="(?s)none of 6 members.*LookupError: it is not there"),
+        ):
+            warnings.simplefilter("ignore", EvaluationWarning)
+            each.map(broken, X)
+
+
+def test_in_process_one_bad_member_is_nan(tmp_path):
+    with pytest.warns(EvaluationWarning, match=r"member 2 has no fitness \(NaN\): ArithmeticError"):
+        values = InProcess().map(faulty("raise", tmp_path), X)
+    assert values.isnan().tolist() == [i == 2 for i in range(6)]
+
+
+def test_the_global_generators_are_left_alone():
+    before = torch.get_rng_state()
+    InProcess().map(noisy, X)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_vectorised_blocks_are_one_function():
+    whole = InProcess(vectorised=True).map(lambda x: x.sum(1), X)
+    assert torch.equal(whole, InProcess(vectorised=True, block=4).map(lambda x: x.sum(1), X))
+    with pytest.raises(ValueError, match="one number per member"):
+        InProcess(vectorised=True).map(lambda x: x.sum(), X)
+    with pytest.warns(EvaluationWarning), pytest.raises(EvaluationError, match="one number per member"):
+        InProcess().map(lambda row: row, X[:1])
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_other_ways_to_start(start):
+    with Pool(1, start=start) as pool:
+        assert torch.equal(pool.map(torch.sum, X), X.double().sum(1))
+        with pytest.raises(TypeError, match="can't be sent to other processes"):
+            pool.map(lambda row: row.sum(), X)
+
+
+def test_wrong_settings_are_refused():
+    for options, error in [
+        ({"workers": -1}, "somebody"),
+        ({"timeout": 0.0}, "seconds"),
+        ({"retries": -1}, "negative"),
+        ({"start": "magic"}, "unknown"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            Pool(**options)
+    with pytest.raises(ValueError, match="at least one"):
+        InProcess(block=0)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        Ranks()
+
+
+def test_an_interrupted_pool_can_be_used_again(tmp_path):
+    def report(member, value):
+        raise KeyboardInterrupt
+
+    with Pool(2, start="fork") as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.evaluate(sphere, lambda a, b: X[a:b], [1] * 6, {}, report)
+        assert torch.equal(pool.map(sphere, X), X.double().square().sum(1))
+
+
+RANKS = """
+import sys, torch, torch.distributed as dist
+from moduli.evolve import Ranks, search
+rank, where, seed = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{where}/meet{seed}", rank=rank, world_size=2)
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 2)
+mine = 0
+def fitness(net):
+    global mine
+    mine += 1
+    return (net(torch.ones(3)) - 1).square().sum() + 0.1 * torch.rand(())
+sent = []
+gather = dist.all_gather_into_tensor
+def counted(out, tensor, group=None):
+    sent.append(tensor.numel() * tensor.element_size())
+    return gather(out, tensor, group=group)
+dist.all_gather_into_tensor = counted
+result = search(net, fitness, method="openes", executor=Ranks(), seed=seed * rank, budget=63, population=9)
+torch.save([[p.detach() for p in net.parameters()], result.history, mine, sent], f"{where}/rank{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def two_ranks(tmp_path, seed):
+    program = tmp_path / "ranks.py"
+    program.write_text(textwrap.dedent(RANKS))
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program)]
+    both = [
+        subprocess.Popen([*command, str(rank), str(tmp_path), str(seed)], env=env, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return [(p.communicate(timeout=100)[1], p.returncode) for p in both]
+
+
+def test_two_ranks_exchange_pairs_and_agree_with_one(tmp_path):
+    from moduli.evolve import search
+
+    assert [code for _, code in two_ranks(tmp_path, 0)] == [0, 0]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    alone = search(
+        net,
+        lambda net: (net(torch.ones(3)) - 1).square().sum() + 0.1 * torch.rand(()),
+        method="openes",
+        budget=63,
+        population=9,
+    )
+    for weights, history, _, _ in (first, second):
+        assert history == alone.history
+        assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
+    assert (first[2], second[2]) == (35, 28)
+    assert first[3] == [5 * 16] * 7  # one (seed, fitness) pair for each member, whatever the size of the model
+
+
+def test_ranks_that_disagree_say_so(tmp_path):
+    results = two_ranks(tmp_path, 1)
+    assert all(code != 0 for _, code in results)
+    assert any("do not run the same search" in error for error, _ in results)
+
+
+def test_nan_fitness_of_a_worker_reaches_the_search(tmp_path):
+    assert math.isnan(InProcess().map(lambda row: math.nan, X[:1])[0])

@@ -1,0 +1,204 @@
+"""`search`: one line, any module, stopped and resumed anywhere."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from evolve.work import bowl
+from moduli.evolve import EvaluationError, EvaluationWarning, Pool, Reason, SearchResult, search
+from moduli.evolve._search import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_improves_a_module(method):
+    model = net()
+    before = float(bowl(model).detach())
+    result = search(model, bowl, method=method, budget=400)
+    assert isinstance(result, SearchResult)
+    assert result.value < before
+    assert result.value == pytest.approx(float(bowl(model).detach()), rel=1e-4, abs=1e-9)
+    assert 400 <= result.evaluations < 500 or result.success or result.reason is Reason.CONDITION
+    assert len(result.history) == result.steps
+    assert all(torch.equal(v, model.get_parameter(k)) for k, v in result.x.items())
+
+
+def test_only_what_was_chosen_moves():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    result = search(model, lambda m: m(torch.ones(4, 2)).square().sum(), "2.*", budget=100)
+    assert set(result.x) == {"2.weight", "2.bias"}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) != name.startswith("2.")
+    assert set(search(model, lambda m: m(torch.ones(4, 2)).sum(), ["0.bias", "2.b*"], budget=20).x) == {
+        "0.bias",
+        "2.bias",
+    }
+
+
+def test_ties_mixed_dtypes_and_frozen_parameters():
+    model = nn.ModuleDict(
+        {"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False), "c": nn.Linear(2, 1).double()}
+    )
+    model["b"].weight = model["a"].weight
+    model["a"].weight.requires_grad_(False)
+    result = search(
+        model, lambda m: (m["b"].weight - 1).square().sum() + m["c"].bias.square().sum(), budget=600, method="snes"
+    )
+    assert model["b"].weight is model["a"].weight
+    assert result.value < 1e-2
+    assert result.x["c.bias"].dtype == torch.float64
+    assert result.x["a.weight"].dtype == torch.float32
+
+
+def test_vectorised_is_the_loop():
+    x = torch.linspace(-1, 1, 8)[:, None].expand(8, 2)
+    fitness = lambda model: (model(x) - x.sum(1, keepdim=True)).square().mean()  # noqa: E731
+    a, b = net(), net()
+    loop = search(a, fitness, budget=200, method="de")
+    together = search(b, fitness, budget=200, method="de", vectorised=True)
+    assert loop.history == pytest.approx(together.history, rel=1e-4, abs=1e-9)
+    with pytest.raises(ValueError, match="leave executor out"):
+        search(a, fitness, vectorised=True, executor=Pool(1, start="fork"))
+
+
+def test_a_pool_gives_the_same_search():
+    a, b = net(), net()
+    with Pool(2, start="fork") as pool:
+        pooled = search(b, bowl, budget=60, executor=pool)
+    assert search(a, bowl, budget=60).history == pooled.history
+    assert torch.equal(a.weight, b.weight)
+
+
+def test_low_rank_noise_takes_the_shapes_of_the_module():
+    model = nn.Linear(20, 20)
+    goal = torch.ones(20)
+    result = search(
+        model, lambda m: (m(goal) - 1).square().mean(), method="openes", rank=2, budget=2000, lr=0.05, sigma=0.05
+    )
+    assert result.value < 0.1 * result.history[0]
+
+
+def test_what_is_wrong_is_said_and_nothing_moves():
+    model = net()
+    before = model.weight.clone()
+    for options, error in [
+        ({"over": "head.*"}, "no parameter called 'head.*'; it has weight, bias"),
+        ({"method": "magic"}, "method='magic' is unknown; there are pso"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            search(model, bowl, **options)
+    with pytest.raises(TypeError, match="complex64"):
+        search(nn.ParameterList([torch.zeros(2, dtype=torch.complex64)]), bowl)
+    with pytest.raises(ValueError, match="no elements"):
+        search(nn.ParameterList([torch.zeros(0)]), bowl)
+    with pytest.warns(EvaluationWarning), pytest.raises(EvaluationError, match="NameError"):
+        search(model, lambda m: nothing)  # noqa: F821
+    assert torch.equal(model.weight, before)
+
+
+def test_callbacks_and_targets_end_it():
+    assert search(net(), bowl, target=1e-3, budget=10**6).reason is Reason.TARGET
+    seen = []
+    result = search(net(), bowl, budget=10**6, callback=lambda s: seen.append(s.generation) or len(seen) == 3)
+    assert result.reason is Reason.CALLBACK
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["cmaes", "shade", "pso", "openes", "bipop"])
+@pytest.mark.parametrize("when", [1, 9, 30, 44])
+def test_ctrl_c_and_resume_is_uninterrupted(method, when, tmp_path):
+    calls, path = [], tmp_path / "run.safetensors"
+
+    def fitness(model):
+        calls.append(1)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+        return bowl(model) + 0.1 * torch.rand(())
+
+    options = {"method": method, "population": 8, "budget": 48, "checkpoint": path}
+    first = search(net(), fitness, **options)
+    assert first.reason is Reason.INTERRUPTED
+    assert first.success is False
+    known = (when - 1) % 8
+    calls_before = len(calls)
+    if known:
+        with pytest.warns(EvaluationWarning, match=f"goes on with {known} of 8 members known"):
+            second = search(net(), fitness, **options)
+    else:
+        second = search(net(), fitness, **options)
+    # Only the member that was under way is evaluated a second time.
+    assert len(calls) - calls_before == 48 - (when - 1)
+    plain = search(net(), lambda m: bowl(m) + 0.1 * torch.rand(()), **{**options, "checkpoint": None})
+    assert second.history == plain.history
+    assert all(torch.equal(plain.x[k], second.x[k]) for k in plain.x)
+    again = search(net(), lambda m: pytest.fail("nothing is left to evaluate"), **options)
+    assert again.history == plain.history
+
+
+def test_checkpoints_of_other_searches_are_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    search(net(), bowl, budget=20, checkpoint=path)
+    with pytest.raises(ValueError, match="holds a search with method cmaes; this one has de"):
+        search(net(), bowl, budget=20, checkpoint=path, method="de")
+    with pytest.raises(ValueError, match="holds a search with names"):
+        search(net(), bowl, "bias", budget=20, checkpoint=path)
+    from safetensors.torch import save_file
+
+    other = tmp_path / "other.safetensors"
+    save_file({"x": torch.zeros(1)}, other)
+    with pytest.raises(ValueError, match="not the checkpoint of a search"):
+        search(net(), bowl, checkpoint=other)
+
+
+KILLED = """
+import sys, time, torch
+from moduli.evolve import search
+torch.manual_seed(0)
+net = torch.nn.Linear(2, 1)
+def fitness(net):
+    with open(sys.argv[2], "a") as file:
+        file.write("x")
+    time.sleep(0.01)
+    return (net(torch.ones(2)) - 3).square().sum()
+search(net, fitness, population=8, budget=80, checkpoint=sys.argv[1])
+"""
+
+
+def test_a_killed_driver_loses_nothing(tmp_path):
+    path, count = tmp_path / "run.safetensors", tmp_path / "count"
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(program), str(path), str(count)]
+    driver = subprocess.Popen(command, env=env)
+    deadline = time.monotonic() + 60
+    while (not count.exists() or count.stat().st_size < 20) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    assert subprocess.run(command, env=env, timeout=100, check=False).returncode == 0
+    # Everything once, and at most the one that was under way twice.
+    assert count.stat().st_size - 80 in (0, 1)
+    resumed = search(net(), bowl, population=8, budget=80, checkpoint=path)
+    assert resumed.history == search(net(), bowl, population=8, budget=80).history
+
+
+def test_nan_everywhere_ends_with_a_sentence():
+    result = search(net(), lambda m: math.nan, budget=10**6)
+    assert result.reason is Reason.NOT_FINITE
+    assert result.value == math.inf

@@ -1,0 +1,331 @@
+"""The law of resuming, for anything that can be trained: 2n steps are n steps, a checkpoint, another process, n steps.
+
+A factory makes a `Case` from nothing: the objects of a run and a function that does one step, with whatever randomness
+it likes. `CASES` holds those the law is run over; a room that has more registers them here, or calls `check` itself.
+Run as a program, this file is the other process.
+"""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import moduli as mo
+import moduli.io as mio
+
+STEPS = 5
+
+
+@dataclass
+class Case:
+    """A run: what is saved, and one step of it."""
+
+    objects: dict[str, Any]
+    step: Callable[[], object]
+    load: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def digest(value) -> str:
+    """A fingerprint of any tree of tensors and plain values, bit for bit."""
+    found = hashlib.sha256()
+
+    def visit(each):
+        if isinstance(each, torch.Tensor):
+            data = each.detach().resolve_conj().contiguous().reshape(-1)
+            data = torch.view_as_real(data) if data.is_complex() else data
+            found.update(f"{each.dtype}{tuple(each.shape)}".encode() + data.view(torch.uint8).numpy().tobytes())
+        elif isinstance(each, np.ndarray):
+            found.update(each.tobytes())
+        elif isinstance(each, torch.Generator):
+            visit(each.get_state())
+        elif isinstance(each, Mapping):
+            for key, inner in each.items():
+                found.update(repr(key).encode())
+                visit(inner)
+        elif isinstance(each, list | tuple):
+            found.update(f"{type(each).__name__}{len(each)}".encode())
+            for inner in each:
+                visit(inner)
+        elif hasattr(each, "state_dict"):
+            visit(each.state_dict())
+        else:
+            found.update(repr(each).encode())
+
+    visit(value)
+    return found.hexdigest()
+
+
+def picture(run: Case) -> str:
+    states = [torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)]
+    return digest([run.objects, states])
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def straight(factory) -> tuple[str, list[Any]]:
+    seed(1)
+    run = factory()
+    seen = [run.step() for _ in range(2 * STEPS)]
+    return picture(run), seen[STEPS:]
+
+
+def interrupted(factory, path) -> None:
+    seed(1)
+    run = factory()
+    for _ in range(STEPS):
+        run.step()
+    mio.save(path, **run.objects, rng=True, fsync=False)
+
+
+def resumed(factory, path) -> tuple[str, list[Any]]:
+    seed(2)
+    run = factory()
+    mio.load(path, **{**run.objects, **run.load}, rng=True)
+    seen = [run.step() for _ in range(STEPS)]
+    return picture(run), seen
+
+
+def check(names, directory) -> None:
+    """Check the law for registered cases, all of them in one other process."""
+    expected = {}
+    for name in names:
+        expected[name] = straight(CASES[name])
+        interrupted(CASES[name], os.path.join(directory, f"{name}.safetensors"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, __file__, str(directory), str(torch.get_num_threads()), *names],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in names:
+        assert found[name][1] == expected[name][1], f"{name}: other losses after resuming"
+        assert found[name][0] == expected[name][0], f"{name}: another state after resuming"
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(24, 4, generator=generator), torch.randn(24, 2, generator=generator))
+
+
+def trained(module, optimizer, scheduler=None, extra=None, metric=False, **objects):
+    """A run over shuffled batches, with dropout, and noise from all three libraries."""
+    rows = data()
+
+    def step():
+        total = 0.0
+        for x, y in DataLoader(rows, batch_size=12, shuffle=True):
+            x = x + 0.01 * random.random() + 0.01 * np.random.rand()
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = (module(x) - y).square().mean()
+                loss.backward()
+                return loss
+
+            total += optimizer.step(closure).item()
+        if scheduler is not None:
+            scheduler.step(total) if metric else scheduler.step()
+        return total
+
+    given = {"module": module, "optimizer": optimizer, "scheduler": scheduler, "extra": extra, **objects}
+    return Case({name: value for name, value in given.items() if value is not None}, step)
+
+
+def with_torch_optimizer(name, **options):
+    def factory():
+        module = net()
+        return trained(module, getattr(torch.optim, name)(module.parameters(), **options))
+
+    CASES[f"torch_{name}" + "".join(f"_{key}" for key in options if key != "lr")] = factory
+
+
+for _name, _options in {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {"lr": 1e-2},
+    "Adamax": {}, "NAdam": {}, "RAdam": {}, "Adagrad": {}, "Adadelta": {}, "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {}, "ASGD": {}, "LBFGS": {"lr": 0.1, "max_iter": 4}, "Adafactor": {},
+}.items():  # fmt: skip
+    with_torch_optimizer(_name, **_options)
+with_torch_optimizer("Adam", lr=1e-2, foreach=True)
+with_torch_optimizer("AdamW", lr=1e-2, fused=True)
+with_torch_optimizer("SGD", lr=1e-2)
+
+
+SCHEDULERS = {
+    "StepLR": {"step_size": 3}, "MultiStepLR": {"milestones": [2, 6, 6]}, "ExponentialLR": {"gamma": 0.9},
+    "CosineAnnealingLR": {"T_max": 7}, "OneCycleLR": {"max_lr": 0.1, "total_steps": 20}, "LinearLR": {},
+    "CosineAnnealingWarmRestarts": {"T_0": 3}, "PolynomialLR": {"total_iters": 12}, "ConstantLR": {},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 3}, "ReduceLROnPlateau": {"patience": 0},
+}  # fmt: skip
+
+
+def with_scheduler(name, options):
+    def factory():
+        module = net()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+        return trained(module, optimizer, scheduler, metric=name == "ReduceLROnPlateau")
+
+    CASES[f"scheduler_{name}"] = factory
+
+
+for _name, _options in SCHEDULERS.items():
+    with_scheduler(_name, _options)
+
+
+@case
+def lambda_and_sequential_schedulers():
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    library = torch.optim.lr_scheduler
+    both = [library.LambdaLR(optimizer, lambda step: 0.9**step), library.StepLR(optimizer, 2)]
+    return trained(module, optimizer, library.SequentialLR(optimizer, both, milestones=[4]))
+
+
+@case
+def groups_with_settings_of_their_own():
+    module = net()
+    groups = [
+        {"params": module[0].parameters(), "lr": torch.tensor(0.02)},
+        {"params": module[4].parameters(), "lr": 0.1},
+    ]
+    return trained(module, torch.optim.Adam(groups, betas=(0.8, 0.9), foreach=False, capturable=False))
+
+
+@case
+def labelled_particle_with_ties_and_a_virtual_weight():
+    class Fit(mo.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = mo.Tensor(
+                torch.randn(4, 2, requires_grad=True), (mo.Space(list("abcd"), "in"), mo.Space(2, "out"))
+            )
+            self.scale = nn.Parameter(torch.randn(2))
+            mo.nn.tie(self, "again", to="scale")
+            self.dropout = nn.Dropout(0.2)
+
+        @mo.virtual
+        def weight(self):
+            return self.w.data * self.scale
+
+        def forward(self, x):
+            return self.dropout(x) @ self.weight + self.again
+
+    module = Fit()
+    return trained(module, torch.optim.Adam(module.parameters(), lr=1e-2))
+
+
+@case
+def an_lstm_with_a_generator_of_its_own_and_a_scaler():
+    class Last(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x[:, :, None])[0][:, -1]
+
+    module = Last(1, 2, num_layers=2, dropout=0.3, batch_first=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    generator, counter = torch.Generator().manual_seed(7), {"steps": 0}
+    scaler = torch.amp.GradScaler("cpu")
+    run = trained(module, optimizer, extra={"generator": generator, "scaler": scaler})
+    rows = data()
+
+    def step():
+        for x, y in DataLoader(rows, batch_size=8, shuffle=True, generator=generator):
+            optimizer.zero_grad()
+            loss = (module(x) - y).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        counter["steps"] += 1
+        return loss.item()
+
+    return Case(run.objects, step)
+
+
+@case
+def two_modules_and_two_optimizers():
+    module = nn.ModuleDict(
+        {"generator": nn.Linear(3, 2), "critic": nn.Sequential(nn.Linear(2, 8), nn.Dropout(), nn.Linear(8, 1))}
+    )
+    optimizers = {name: torch.optim.Adam(each.parameters(), lr=1e-2) for name, each in module.items()}
+    schedulers = {name: torch.optim.lr_scheduler.StepLR(each, 2) for name, each in optimizers.items()}
+
+    def step():
+        losses = []
+        for name, sign in (("generator", 1), ("critic", -1)):
+            optimizers[name].zero_grad()
+            loss = sign * module["critic"](module["generator"](torch.randn(6, 3))).mean()
+            loss.backward()
+            optimizers[name].step()
+            schedulers[name].step()
+            losses.append(loss.item())
+        return losses
+
+    return Case({"module": module, "optimizer": optimizers, "scheduler": schedulers}, step)
+
+
+class Swarm:
+    """A population in miniature: members stacked, each with a generator of its own, and a state dict."""
+
+    def __init__(self, count=4, size=3):
+        self.x, self.v = torch.randn(count, size), torch.zeros(count, size)
+        self.generators = [torch.Generator().manual_seed(int(s)) for s in torch.randint(2**31, (count,))]
+
+    def step(self):
+        for member, generator in enumerate(self.generators):
+            self.v[member] = 0.7 * self.v[member] + torch.rand(3, generator=generator) * -self.x[member]
+        self.x += self.v
+        return self.x.square().sum(1).tolist()
+
+    def state_dict(self):
+        return {"x": self.x, "v": self.v, "generators": self.generators}
+
+    def load_state_dict(self, state):
+        self.x.copy_(state["x"])
+        self.v.copy_(state["v"])
+        for mine, theirs in zip(self.generators, state["generators"], strict=True):
+            mine.set_state(theirs.get_state())
+
+
+@case
+def members_with_generators_of_their_own():
+    swarm = Swarm()
+    return Case({"population": swarm}, swarm.step)
+
+
+def main(directory, threads, *names):
+    torch.set_num_threads(int(threads))
+    print(json.dumps({name: resumed(CASES[name], Path(directory) / f"{name}.safetensors") for name in names}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

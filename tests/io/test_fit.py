@@ -1,0 +1,392 @@
+"""Checkpoints and objects that are not quite what was saved: edits, renames, reordering; and all or nothing."""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import moduli as mo
+import moduli.io as mio
+from moduli.particles import species
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "net.safetensors"
+
+
+def stepped(module, kind=torch.optim.Adam, groups=None, **options):
+    optimizer = kind(module.parameters() if groups is None else groups, **options)
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def picture(module, optimizer):
+    named = {id(p): name for name, p in module.named_parameters()}
+    state = {named[id(p)]: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
+    return {name: value.clone() for name, value in module.state_dict().items()}, state
+
+
+def same(left, right):
+    flat = [[*values.values(), *(v for s in state.values() for v in s.values())] for values, state in (left, right)]
+    return all(map(torch.equal, *flat))
+
+
+def body():
+    return mo.adopt(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_older_version_loads_by_its_edits_and_the_optimizer_follows(path):
+    old = body()
+    species(old)
+    optimizer = stepped(old)
+    mio.save(path, old, optimizer=optimizer)
+    new = body()
+    species(new)
+    new.append(nn.Linear(2, 5))
+    new.extra = nn.Parameter(torch.ones(3))
+    del new[0]  # the others move up
+    new[0].bias = None
+    fresh = torch.optim.Adam(new.parameters())
+    before = copy.deepcopy(new.state_dict())
+    with pytest.raises(mio.CheckpointError, match="only the module has"):
+        mio.load(path, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 5)), optimizer=fresh)
+    result = mio.load(path, new, optimizer=fresh)
+    assert "extra" in result.fresh
+    for name, value in new.state_dict().items():
+        source = old.state_dict().get(name)
+        if name not in result.fresh:
+            assert torch.equal(value, source)
+            parameter = dict(new.named_parameters())[name]
+            assert torch.equal(
+                fresh.state[parameter]["exp_avg"], optimizer.state[dict(old.named_parameters())[name]]["exp_avg"]
+            )
+        else:
+            assert torch.equal(value, before[name])
+    assert mio.inspect(path).version == 0
+
+
+def test_edits_that_are_in_the_checkpoint_already_explain_nothing(path):
+    net = body()
+    species(net)
+    net.append(nn.Linear(2, 5))
+    mio.save(path, net)
+    assert mio.inspect(path).history == ("version 1: module '2' was assigned a Linear",)
+    later = body()
+    species(later)
+    later.append(nn.Linear(2, 5))
+    mio.load(path, later)
+    later.more = nn.Parameter(torch.ones(1))
+    assert mio.load(path, later).fresh == ("more",)
+    behind = body()
+    species(behind)
+    with pytest.raises(
+        mio.CheckpointError, match="newer; make its edits here first: version 1: module '2' was assigned"
+    ):
+        mio.load(path, behind)
+    apart = body()
+    species(apart)
+    apart.more = nn.Parameter(torch.ones(1))
+    with pytest.raises(mio.CheckpointError, match="different edits"):
+        mio.load(path, apart)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_reordered_and_renamed_layers_take_values_and_optimizer_state_by_name(kind, path):
+    options = {"lr": 0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
+    old = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = stepped(old, kind, **options)
+    mio.save(path, old, optimizer=optimizer)
+
+    class New(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tail, self.head, self.body = nn.Linear(3, 3), nn.Linear(2, 3), nn.Linear(3, 3)
+
+    new = New()
+    fresh = kind(new.parameters(), **options)
+    names = {"0": "head", "1": "body", "2.weight": "tail.weight", "2.bias": "tail.bias"}
+    result = mio.load(path, new, optimizer=fresh, mapping=names)
+    assert result.fresh == result.dropped == ()
+    for at, name in enumerate(("head", "body", "tail")):
+        for key in ("weight", "bias"):
+            there, here = getattr(old[at], key), getattr(getattr(new, name), key)
+            assert torch.equal(here, there)
+            for value, saved in zip(fresh.state[here].values(), optimizer.state[there].values(), strict=True):
+                assert torch.equal(value, saved)
+    table = {"0": "head", "1": "body", "2": "tail"}
+    mio.load(path, new, mapping=lambda name: ".".join([table[name.split(".")[0]], name.split(".")[1]]))
+    for bad, match in [
+        ({"0": "head", "9": "body"}, "mapping has '9'"),
+        ({"0": "x", "1": "x"}, "the same name 'x.weight'"),
+        ({"0": "head", "1": None, "2": "tail"}, "only the module has 'body.weight', 'body.bias'"),
+        ({"0": "tail", "1": "body", "2": "head"}, "'0.weight' is .* of shape \\(3, 2\\) in the checkpoint"),
+    ]:
+        with pytest.raises(mio.CheckpointError, match=match):
+            mio.load(path, new, optimizer=fresh, mapping=bad)
+    loose = mio.load(path, new, optimizer=fresh, mapping={"0": "head", "1": None, "2": "tail"}, strict=False)
+    assert loose.fresh == ("body.weight", "body.bias")
+    assert loose.dropped == ("1.weight", "1.bias")
+
+
+def test_groups_follow_their_parameters(path):
+    def net():
+        return nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+
+    old, new = net(), net()
+    optimizer = stepped(
+        old, groups=[{"params": old["a"].parameters(), "lr": 0.1}, {"params": old["b"].parameters(), "lr": 0.2}]
+    )
+    mio.save(path, old, optimizer=optimizer)
+    fresh = torch.optim.Adam([{"params": list(new["b"].parameters())[::-1]}, {"params": new["a"].parameters()}])
+    mio.load(path, new, optimizer=fresh)
+    assert [group["lr"] for group in fresh.param_groups] == [0.2, 0.1]
+    assert torch.equal(fresh.state[new["b"].bias]["exp_avg"], optimizer.state[old["b"].bias]["exp_avg"])
+    with pytest.raises(mio.CheckpointError, match="groups with different settings"):
+        mio.load(path, new, optimizer=torch.optim.Adam(new.parameters()))
+
+
+def test_an_optimizer_by_itself_is_matched_by_position_and_shape(path):
+    old = nn.Linear(2, 3)
+    optimizer = stepped(old)
+    mio.save(path, optimizer=optimizer)
+    new = nn.Linear(2, 3)
+    fresh = torch.optim.Adam(new.parameters())
+    mio.load(path, optimizer=fresh)
+    assert torch.equal(fresh.state[new.weight]["exp_avg"], optimizer.state[old.weight]["exp_avg"])
+    for module in (nn.Linear(3, 2), nn.Linear(2, 3, bias=False)):
+        with pytest.raises(mio.CheckpointError, match="not those of the checkpoint"):
+            mio.load(path, optimizer=torch.optim.Adam(module.parameters()))
+    with pytest.raises(mio.CheckpointError, match="is a torch.optim.adam.Adam, and a torch.optim.sgd.SGD"):
+        mio.load(path, optimizer=torch.optim.SGD(new.parameters()))
+    named = torch.optim.Adam(list(old.named_parameters())[::-1])
+    mio.save(path, optimizer=optimizer_named(old))
+    mio.load(path, optimizer=named)
+    assert "exp_avg" in named.state[old.bias]
+
+
+def optimizer_named(module):
+    optimizer = torch.optim.Adam(module.named_parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_labels_and_configurations_follow_a_mapping(path):
+    old, new = mo.Module(), mo.Module()
+    old.part = mo.Module()
+    old.part.w = mo.Tensor(torch.arange(2.0), (mo.Space(["x", "y"]),))
+    old.set_param_config(operational=False, name="part")
+    new.other, new.free = mo.Module(), nn.Parameter(torch.ones(1))
+    new.other.v = mo.Tensor(torch.zeros(2), (mo.Space(["y", "x"]),))
+    mio.save(path, old)
+    mio.load(path, new, mapping={"part.tensor:w": "other.tensor:v"}, strict=False)
+    assert new.other.v.data.tolist() == [1.0, 0.0]
+    assert torch.equal((new + new).other.v.data, new.other.v.data)
+
+
+class ByName:
+    """An optimizer that keeps its state by name, as ours do."""
+
+    def __init__(self, names):
+        self.state = {
+            "links": {"0.Adam": {"params": {name: {"m": torch.zeros(2)} for name in names}}},
+            "order": list(names),
+        }
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        if state["order"] != self.state["order"]:
+            raise ValueError("other names")
+        self.state = copy.deepcopy(state)
+
+
+def test_state_by_name_follows_a_mapping_too(path):
+    source, target = ByName(["0.weight"]), ByName(["head.weight"])
+    source.state["links"]["0.Adam"]["params"]["0.weight"]["m"] += 1
+    source.param_groups = target.param_groups = []
+    net = nn.Sequential(nn.Linear(1, 2, bias=False))
+    mio.save(path, net, optimizer=source)
+    mio.load(path, nn.ModuleDict({"head": nn.Linear(1, 2, bias=False)}), optimizer=target, mapping={"0": "head"})
+    assert target.state["links"]["0.Adam"]["params"]["head.weight"]["m"].tolist() == [1.0, 1.0]
+
+
+# -- all or nothing ----------------------------------------------------------------------------------------------------
+
+
+class Stubborn:
+    def __init__(self):
+        self.held = {"x": torch.zeros(2), "n": 0}
+
+    def state_dict(self):
+        return self.held
+
+    def load_state_dict(self, state):
+        self.held["x"].copy_(state["x"])
+        if state["n"] == 13:
+            raise ValueError("not thirteen")
+        self.held["n"] = state["n"]
+
+
+def everything():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = stepped(net)
+    return net, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2), torch.Generator(), Stubborn()
+
+
+@pytest.mark.parametrize("refused", ["extra", "module", "population"])
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_when_a_part_is_refused_the_others_are_put_back(refused, path):
+    net, optimizer, scheduler, generator, other = everything()
+    other.held = {"x": torch.ones(2), "n": 13 if refused == "extra" else 1}
+    population = Stubborn()
+    population.held = {"x": torch.ones(2), "n": 13 if refused == "population" else 1}
+    scheduler.step()
+    torch.rand(3, generator=generator)
+    extra = {"generator": generator, "other": other}
+    mio.save(path, net, optimizer=optimizer, scheduler=scheduler, extra=extra, population=population)
+    net, optimizer, scheduler, generator, other = everything()
+    population = Stubborn()
+    if refused == "module":
+
+        def explode(module, incompatible):
+            raise ValueError("boom")
+
+        net.register_load_state_dict_post_hook(explode)
+    before = (
+        picture(net, optimizer),
+        copy.deepcopy(scheduler.state_dict()),
+        generator.get_state(),
+        torch.get_rng_state(),
+    )
+    with pytest.raises(mio.CheckpointError, match="boom" if refused == "module" else "ValueError: not thirteen"):
+        mio.load(
+            path, net, optimizer=optimizer, scheduler=scheduler, population=population,
+            extra={"generator": generator, "other": other},
+        )  # fmt: skip
+    assert same(picture(net, optimizer), before[0])
+    assert scheduler.state_dict() == before[1]
+    assert torch.equal(generator.get_state(), before[2])
+    assert torch.equal(torch.get_rng_state(), before[3])
+    for each in (other, population):
+        assert each.held["n"] == 0
+        assert each.held["x"].tolist() == [0.0, 0.0]
+
+
+def test_parts_that_are_not_there_are_refused(path):
+    net = nn.Linear(2, 2)
+    mio.save(path, net)
+    optimizer = torch.optim.SGD(net.parameters())
+    for given, match in [
+        ({"optimizer": optimizer}, "has no optimizer; it has module"),
+        ({"extra": {}}, "has no extra"),
+        ({"rng": True}, "has no rng"),
+    ]:
+        with pytest.raises(mio.CheckpointError, match=match):
+            mio.load(path, net, **given)
+    mio.save(path, extra={"a": [1]})
+    with pytest.raises(mio.CheckpointError, match="has no module; it has extra"):
+        mio.load(path, net)
+    with pytest.raises(mio.CheckpointError, match="has no module|no module"):
+        mio.TensorFile(path)
+    for extra, match in [
+        ({"b": 1}, "keys"),
+        ({"a": [1, 2]}, "2 entries"),
+        ({"a": torch.Generator()}, "is a generator"),
+    ]:
+        with pytest.raises(mio.CheckpointError, match=match):
+            mio.load(path, extra=extra)
+    with pytest.raises(FileNotFoundError):
+        mio.load(path.with_name("nothing"), net)
+    with pytest.raises(TypeError, match="must be a torch.nn.Module"):
+        mio.load(path, {"w": 1})
+    with pytest.raises(TypeError, match="no state_dict"):
+        mio.save(path, optimizer=3)
+    mio.save(path, optimizer={"a": optimizer})
+    with pytest.raises(mio.CheckpointError, match="several, by name"):
+        mio.load(path, optimizer=optimizer)
+    with pytest.raises(mio.CheckpointError, match="called \\['a'\\]"):
+        mio.load(path, optimizer={"b": optimizer})
+
+
+def test_random_states_are_restored_only_for_a_run(path):
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters())
+    mio.save(path, net, optimizer=optimizer)
+    first = torch.rand(3)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    mio.load(path, net)
+    assert torch.equal(torch.rand(3), expected)
+    mio.load(path, net, optimizer=optimizer)
+    assert torch.equal(torch.rand(3), first)
+    mio.save(path, net, optimizer=optimizer, rng=False)
+    assert mio.read(path).rng is None
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_rotate_and_damaged_ones_are_passed_over(tmp_path):
+    net, generator = nn.Linear(2, 2), torch.Generator()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    given = {"optimizer": optimizer, "extra": {"generator": generator}}
+    run = mio.Checkpointer(tmp_path / "run", net, every=2, keep=3, **given)
+    assert run.resume() == 0
+    assert run.loaded is None
+    weights = {}
+    for step in range(1, 12):
+        with torch.no_grad():
+            net.weight += 1
+        weights[step] = net.weight.detach().clone()
+        assert (run.step(step) is not None) == (step % 2 == 0)
+    assert [path.name for path in run.files()] == [f"step-{n:09d}.safetensors" for n in (6, 8, 10)]
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert mio.Checkpointer(tmp_path / "run", net, every=2, **given).resume() == 10
+    assert torch.equal(net.weight, weights[10])
+    data = run.files()[-1].read_bytes()
+    run.files()[-1].write_bytes(data[:-3])
+    again = mio.Checkpointer(tmp_path / "run", net, every=2, **given)
+    with pytest.warns(RuntimeWarning, match="passed over a checkpoint.*000000010"):
+        assert again.resume() == 8
+    assert torch.equal(net.weight, weights[8])
+    assert isinstance(again.loaded.extra["generator"], torch.Generator)
+    assert again.step(9) is None
+    assert again.step(10) is not None
+    assert mio.Checkpointer(tmp_path / "run", net, every=2, **given).resume() == 10
+    # A checkpoint that is whole and does not fit is not passed over.
+    wrong = mio.Checkpointer(tmp_path / "run", nn.Linear(3, 3), every=2)
+    with pytest.raises(mio.CheckpointError, match="does not fit"):
+        wrong.resume()
+    for path in run.files():
+        path.write_bytes(b"")
+    with pytest.warns(RuntimeWarning), pytest.raises(mio.DamagedFileError):
+        mio.Checkpointer(tmp_path / "run", net, every=2).resume()
+    assert sorted(os.listdir(tmp_path / "run"))[0] == "notes.txt"
+
+
+def test_checkpoints_by_time(tmp_path):
+    run = mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=0, keep=1)
+    assert run.step(1).name == "step-000000001.safetensors"
+    assert mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=1000).step(2) is None
+    for options in ({}, {"every": 0}, {"every": 1, "keep": 0}, {"seconds": -1}):
+        with pytest.raises(ValueError):
+            mio.Checkpointer(tmp_path, nn.Linear(1, 1), **options)
+    with pytest.raises(ValueError):
+        mio.Checkpointer(tmp_path, every=1)
+    with pytest.raises(ValueError):
+        run.save(-1)

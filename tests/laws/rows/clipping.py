@@ -1,0 +1,55 @@
+"""Clipping and normalisation."""
+
+from functools import partial
+
+import torch
+
+from laws.registry import Row, formula
+from moduli import m
+
+__all__ = ["ROWS"]
+
+
+_fading = partial(pow, 0.99)
+
+
+def _clip_norm(params, grads, memory, t):
+    norm = torch.cat([grad.reshape(-1) for grad in grads]).norm()
+    for param, grad in zip(params, grads, strict=True):
+        param.data.sub_(0.1 * grad * (1.0 / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _normalize(params, grads, memory, t):
+    norm = torch.cat([grad.reshape(-1) for grad in grads]).norm()
+    for param, grad in zip(params, grads, strict=True):
+        param.data.sub_(_fading(t - 1) * grad / norm)
+
+
+def _each(x, g, memory, t):
+    return _fading(t - 1) * g / g.norm() if g.norm() > 0 else torch.zeros_like(g)
+
+
+ROWS = [
+    Row(
+        "ClipValue",
+        lambda: [m.ClipValue(0.5), m.LR(0.1)],
+        reference=formula(lambda x, g, memory, t: 0.1 * g.clamp(-0.5, 0.5)),
+    ),
+    Row("ClipNorm", lambda: [m.ClipNorm(1.0), m.LR(0.1)], reference=_clip_norm),
+    Row("ClipNorm, each", lambda: [m.ClipNorm(1.0, dim=None), m.LR(0.1)], pieces=False),
+    Row("Normalize", lambda: [m.Normalize(), m.LR(_fading)], tolerance=1e-2, reference=_normalize),
+    Row(
+        "Normalize, each",
+        lambda: [m.Normalize(dim=None), m.LR(_fading)],
+        tolerance=1e-2,
+        reference=formula(_each),
+        pieces=False,
+    ),
+    Row(
+        "Centralize",
+        lambda: [m.Centralize(), m.LR(0.1)],
+        target="",
+        reference=formula(lambda x, g, memory, t: 0.1 * (g - g.mean() if g.numel() > 1 else g)),
+        pieces=False,
+    ),
+]

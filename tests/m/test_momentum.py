@@ -1,0 +1,90 @@
+"""Momentum links against torch and against the formulas."""
+
+import pytest
+import torch
+
+from m.first_order import close, formula, run
+from moduli import m, optim
+
+FUSE = pytest.mark.parametrize("fuse", ["auto", False])
+
+
+@FUSE
+@pytest.mark.parametrize("dampening", [0.0, 0.3])
+def test_heavy_ball_is_torchs_sgd(fuse, dampening):
+    ours = run(lambda p: [m.HeavyBall(0.8, dampening=dampening), m.LR(0.05)], fuse=fuse)
+    close(ours, run(lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, dampening=dampening)))
+
+
+@FUSE
+def test_nag_is_torchs_nesterov(fuse):
+    ours = run(lambda p: [m.NAG(0.8), m.LR(0.05)], fuse=fuse)
+    close(ours, run(lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, nesterov=True)))
+
+
+@FUSE
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("lerp", [False, True])
+@pytest.mark.parametrize("init", ["zeros", "update"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_ema_is_its_formula(fuse, debias, lerp, init, nesterov):
+    if debias and lerp and init == "update":
+        with pytest.raises(ValueError, match="no bias"):
+            m.EMA(debias=debias, lerp=lerp, ema_init=init)
+        return
+    beta, damp = 0.7, 0.2
+
+    def update(x, g, memory, t):
+        seen = g if t == 1 and init == "update" else (1 - damp) * g
+        before = memory.get("m", g if lerp and init == "update" else torch.zeros_like(g))
+        memory["m"] = beta * before + ((1 - beta) if lerp else 1) * seen
+        out = memory["m"] / (1 - beta**t) if debias else memory["m"]
+        if nesterov:
+            out = (1 - beta) * g + beta * out if lerp else g + beta * out
+        return 0.05 * out
+
+    links = lambda p: [  # noqa: E731
+        m.EMA(beta, dampening=damp, debias=debias, lerp=lerp, ema_init=init, nesterov=nesterov),
+        m.LR(0.05),
+    ]
+    close(run(links, fuse=fuse), run(formula(update)))
+
+
+def test_heavy_ball_passes_the_first_update_on():
+    link, u = m.HeavyBall(0.9), torch.tensor([2.0])
+    assert torch.equal(optim.step_tensors(link, [u.clone()], params=[torch.zeros(1)])[0], u)
+
+
+@FUSE
+@pytest.mark.parametrize("normalize", [False, True])
+def test_cautious_keeps_what_agrees(fuse, normalize):
+    u = [torch.tensor([1.0, 2.0, -3.0]), torch.tensor([4.0])]
+    g = [torch.tensor([1.0, -1.0, -1.0]), torch.tensor([-1.0])]
+    out = optim.step_tensors(m.Cautious(normalize=normalize), [x.clone() for x in u], grads=g)
+    scale = 2.0 if normalize else 1.0
+    close(out, [torch.tensor([1.0, 0.0, -3.0]) * scale, torch.tensor([0.0])])
+    links = lambda p: [m.HeavyBall(), m.Cautious(normalize=normalize), m.LR(0.02)]  # noqa: E731
+    close(run(links, fuse=fuse), run(links, fuse=False))
+
+
+def test_cautious_modes():
+    u, g = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
+    assert optim.step_tensors(m.Cautious(mode="grad"), [u.clone()], grads=[g])[0].tolist() == [1.0, -5.0]
+    assert optim.step_tensors(m.Cautious(mode="backtrack"), [u.clone()], grads=[g])[0].tolist() == [1.0, -2.0]
+    assert optim.step_tensors(m.Cautious(normalize=True, eps=0.5), [-u], grads=[u])[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: m.EMA(1.0), "EMA: momentum is 1.0"),
+        (lambda: m.NAG(-0.1), "NAG: momentum"),
+        (lambda: m.EMA(ema_init="ones"), "ema_init"),
+        (lambda: m.Cautious(mode="none"), "Cautious: mode"),
+        (lambda: m.Cautious(normalize=True, mode="grad"), "dropped"),
+        (lambda: m.EMA(float("nan")), "NaN"),
+    ],
+)
+def test_refuses(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()

@@ -1,0 +1,39 @@
+"""Weight decay and regularisation."""
+
+import pytest
+import torch
+
+from m.first_order import close, run
+from moduli import m, optim
+
+FUSE = pytest.mark.parametrize("fuse", ["auto", False])
+X, U = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])
+
+
+def through(link, u=U, x=X):
+    return optim.step_tensors(link, [u.clone()], params=[x])[0]
+
+
+@FUSE
+def test_coupled_and_decoupled_as_in_torch(fuse):
+    close(
+        run(lambda p: [m.WeightDecay(0.1), m.Adam(), m.LR(0.05)], fuse=fuse),
+        run(lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.1)),
+    )
+    close(
+        run(lambda p: [m.Adam(), m.WeightDecay(0.1), m.LR(0.05)], fuse=fuse),
+        run(lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1)),
+    )
+
+
+@pytest.mark.parametrize("ord", [1, 1.5, 2, 3, 4])
+def test_every_power_shrinks_weights_of_either_sign(ord):
+    expected = U + 0.5 * X.sign() * X.abs() ** (ord - 1) * (X != 0)
+    close([through(m.WeightDecay(0.5, ord=ord))], [expected], 1e-6)
+    close([through(m.CautiousWeightDecay(0.5, ord=ord))], [torch.where(U * X > 0, expected, U)], 1e-6)
+
+
+@pytest.mark.parametrize("make", [m.WeightDecay, m.CautiousWeightDecay])
+def test_refuses(make):
+    with pytest.raises(ValueError, match=f"{make.__name__}: weight_decay"):
+        make(-0.1)

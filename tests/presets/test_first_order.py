@@ -1,0 +1,49 @@
+"""Presets are chains that equal the optimizers they are named for."""
+
+import pytest
+import torch
+
+import moduli as mo
+from m.first_order import close, run
+from moduli import presets
+
+SAME = {
+    "sgd": (lambda: presets.sgd(0.05, weight_decay=0.1), lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1)),
+    "momentum": (
+        lambda: presets.momentum(0.05, momentum=0.8, dampening=0.1, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, dampening=0.1, weight_decay=0.1),
+    ),
+    "nesterov": (
+        lambda: presets.nesterov(0.05, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    ),
+    "adam": (lambda: presets.adam(0.05, weight_decay=0.1), lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.1)),
+    "adamw": (lambda: presets.adamw(0.05, amsgrad=True), lambda p: torch.optim.AdamW(p, 0.05, amsgrad=True)),
+    "rmsprop": (
+        lambda: presets.rmsprop(0.05, momentum=0.5, centered=True, weight_decay=0.1),
+        lambda p: torch.optim.RMSprop(p, 0.05, momentum=0.5, centered=True, weight_decay=0.1),
+    ),
+    "adagrad": (
+        lambda: presets.adagrad(0.05, lr_decay=0.1, weight_decay=0.1),
+        lambda p: torch.optim.Adagrad(p, 0.05, lr_decay=0.1, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_same_as_torch(name):
+    ours, theirs = SAME[name]
+    close(run(lambda p: ours()), run(theirs))
+
+
+@pytest.mark.parametrize("name", presets.__all__)
+def test_every_preset_goes_down_with_its_defaults(name):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    x, y = torch.randn(32, 4), torch.randn(32, 2)
+    loss = mo.closure(lambda: (net(x) - y).square().mean())
+    opt = mo.Optimizer(net, getattr(presets, name)())
+    start = loss(backward=False).item()
+    for _ in range(40):
+        opt.step(loss)
+    assert loss(backward=False).item() < start
