@@ -77,7 +77,8 @@ def minimize_batched(
             reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
             break
         if calls[0] >= limit or (max_steps is not None and steps >= max_steps):
-            reason = f"The limit of {limit if calls[0] >= limit else max_steps} {'evaluations' if calls[0] >= limit else 'steps'} was reached."
+            many = calls[0] >= limit
+            reason = f"The limit of {limit if many else max_steps} {'evaluations' if many else 'steps'} was reached."
             break
         q, kept = g.clone(), []
         for i in range(min(steps, history)):

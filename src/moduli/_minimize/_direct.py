@@ -31,9 +31,8 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, f
             order = np.argsort(values, kind="stable")
             simplex, values = [simplex[i] for i in order], [values[i] for i in order]
             spread = max(float(np.abs(x - simplex[0]).max()) for x in simplex[1:])
-            if spread <= 1e-10 * max(1.0, float(np.abs(simplex[0]).max())) and values[-1] - values[0] <= 1e-13 * max(
-                1e-3, abs(values[0])
-            ):
+            small = spread <= 1e-10 * max(1.0, float(np.abs(simplex[0]).max()))
+            if small and values[-1] - values[0] <= 1e-13 * max(1e-3, abs(values[0])):
                 break
             yield simplex[0], values[0], ""
             centre = sum(simplex[:-1]) / n

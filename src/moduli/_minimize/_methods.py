@@ -46,16 +46,19 @@ PROJECTED: dict[str, Callable[[], tuple[list[Module], list[Module]]]] = {
 """For methods that work by projection: the links that make the direction, and those that go along it."""
 
 
+_ALIASES = {
+    "l-bfgs": "lbfgs",
+    "l-bfgs-b": "lbfgs",
+    "levenberg-marquardt": "lm",
+    "gauss-newton": "gn",
+    "neldermead": "nelder-mead",
+}
+
+
 def canonical(name: str) -> str:
     """A name as it is in the tables: case, underscores and spaces do not matter."""
     plain = name.lower().replace("_", "-").replace(" ", "-")
-    plain = {
-        "l-bfgs": "lbfgs",
-        "l-bfgs-b": "lbfgs",
-        "levenberg-marquardt": "lm",
-        "gauss-newton": "gn",
-        "neldermead": "nelder-mead",
-    }.get(plain, plain)
+    plain = _ALIASES.get(plain, plain)
     known = sorted({*CHAINS, *DIRECT, "auto"})
     if plain not in known:
         raise ValueError(f"minimize: there is no method {name!r}; it can be {', '.join(known)}, or a list of links")

@@ -51,7 +51,16 @@ from .conjugate_gradient import (
     PolakRibiere,
 )
 from .evolution import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
-from .grad_approximation import FDM, RDSA, SPSA, GaussianSmoothing, GradApproximator, MeZO, RandomizedFDM
+from .grad_approximation import (
+    FDM,
+    RDSA,
+    SPSA,
+    ForwardGradient,
+    GaussianSmoothing,
+    GradApproximator,
+    MeZO,
+    RandomizedFDM,
+)
 from .least_squares import GaussNewton
 from .line_search import AdaptiveBacktracking, Backtracking, LineSearchBase, StrongWolfe
 from .meta import (
@@ -309,6 +318,7 @@ __all__ = [
     "Fill",
     "FillLoss",
     "FletcherReeves",
+    "ForwardGradient",
     "FullMatrixAdagrad",
     "GA",
     "GGT",

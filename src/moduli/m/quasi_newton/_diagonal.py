@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +57,11 @@ class DiagonalQuasiNewton(Transform):
 
     vector_state = True
     hessian = "matrix"
-    rule: ClassVar[Callable[[Tensor, Tensor, Tensor], Tensor | None]]
+
+    @staticmethod
+    def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+        """The next diagonal from this one and a pair; None where the pair is of no use."""
+        return _quasi_cauchy(b, s, y)
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class DiagonalQuasiNewton(Transform):
             return
         if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > 0:
             b.fill_(_dot(y, y) / _dot(s, y))
-        new = type(self).rule(b, s, y)
+        new = self.rule(b, s, y)
         if new is not None and bool(torch.isfinite(new).all()):
             b.copy_(new)
             state["pairs"] += 1

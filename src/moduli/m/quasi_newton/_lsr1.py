@@ -72,7 +72,8 @@ class LSR1(Transform):
         S, Y = torch.stack(state["s"]), torch.stack(state["y"])
         Z, SY = S - gamma * Y, S @ Y.T
         M = SY.triu() + SY.triu(1).T - gamma * (Y @ Y.T)
-        return gamma * v + Z.T @ (torch.linalg.pinv(M, hermitian=True) @ (Z @ v))
+        inner: Tensor = torch.linalg.pinv(M, hermitian=True) @ (Z @ v)
+        return gamma * v + Z.T @ inner
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Takes in the pair of the last step."""
