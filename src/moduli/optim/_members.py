@@ -30,6 +30,8 @@ def lifts(link: Module) -> bool:
 def check(link: Module) -> None:
     """Refuse what neither works on all members at once nor on each by itself."""
     if lifts(link):
+        for child in link.children.values():  # a link that takes all at once may drive one that can't
+            check(child)
         return
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
@@ -53,6 +55,7 @@ def each(link: Module, objective: Objective) -> Objective:
     for path, _ in inner:
         keep.setdefault(path, [{} for _ in range(count)])
     own = [part.global_state for _, part in inner]
+    done: list[Objective] = []
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     try:
         for i in range(count):
@@ -74,14 +77,18 @@ def each(link: Module, objective: Objective) -> Objective:
             one = link.step(one)
             for tensor, new in zip(updates, one.get_updates(), strict=True):
                 tensor[i] = new
-            if one.should_terminate is not None:
-                objective.should_terminate = bool(objective.should_terminate) or one.should_terminate
+            done.append(one)
     finally:
         for (_, part), state in zip(inner, own, strict=True):
             part.global_state = state
         if binding is not None:
             binding.member = None
     objective.updates = updates
+    # N separate runs are over when the last one is.
+    if done and all(one.should_terminate for one in done):
+        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
+            objective.terminate(reason)
+        objective.should_terminate = True
     return objective
 
 

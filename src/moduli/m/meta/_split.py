@@ -55,7 +55,7 @@ class Split(Module):
             filter = list(filter)
         self.filter = filter
 
-    def _passes(self, param: Tensor) -> bool:
+    def _passes(self, param: Tensor, members: int | None) -> bool:
         binding = self.settings.binding
         source = param if binding is None else binding.source(param)
         if isinstance(self.filter, str):
@@ -67,10 +67,11 @@ class Split(Module):
             return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
-        return bool(self.filter(source))
+        # A filter is about a model's parameters: in a population it sees those of one member.
+        return bool(self.filter(source if members is None else source.detach()[0]))
 
     def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
-        passed = [self._passes(param) for param in objective.params]
+        passed = [self._passes(param, objective.members) for param in objective.params]
         for key, wanted in (("true", True), ("false", False)):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:

@@ -51,8 +51,8 @@ class Wrap(Module):
         self.args = args
         self.kwargs = kwargs
         self.evaluates = _wants_closure(opt_fn)
-        self._inner: torch.optim.Optimizer | None = None
-        self._names: list[str] = []
+        # By the names of their parameters: one, or one for each member of a population.
+        self._inner: dict[tuple[str, ...], torch.optim.Optimizer] = {}
         self._loaded: dict[str, Any] | None = None
 
     def all_needs(self) -> frozenset[Need]:
@@ -63,24 +63,26 @@ class Wrap(Module):
         """The foreign optimizer, over stand-ins: it never sees the parameters themselves, so nothing moves twice."""
         binding = self.settings.binding
         known = {} if binding is None else binding.names
-        names = [known.get(param, str(i)) for i, param in enumerate(params)]
-        if self._inner is not None and names == self._names:
-            return self._inner
+        names = tuple(known.get(param, str(i)) for i, param in enumerate(params))
+        if names in self._inner:
+            return self._inner[names]
         stand_ins = [
             torch.nn.Parameter(param.detach().clone(memory_format=torch.contiguous_format)) for param in params
         ]
         groups: Any = stand_ins if self.evaluates else [{"params": [p]} for p in stand_ins]
         fresh = self.opt_fn(groups, *self.args, **self.kwargs)
         # Parameters that were there keep what was learnt about them, wherever they are now.
-        saved = self._loaded if self._loaded is not None else self._kept()
+        saved = self._extra_pack()
         rows, shared = saved.get("state", {}), saved.get("groups", {})
-        if not self.evaluates or saved.get("names") == names:
+        if not self.evaluates or list(names) in saved.get("names", []):
             for i, (name, stand_in) in enumerate(zip(names, stand_ins, strict=True)):
                 if name in rows:
                     fresh.state[stand_in] = rows[name]
                 if name in shared and i < len(fresh.param_groups):
                     fresh.param_groups[i].update(shared[name])
-        self._inner, self._names, self._loaded = fresh, names, None
+        for old in [old for old in self._inner if set(old) & set(names)]:
+            del self._inner[old]
+        self._inner[names] = fresh
         return fresh
 
     def apply(self, objective: Objective) -> Objective:
@@ -108,38 +110,28 @@ class Wrap(Module):
     def reset(self) -> None:
         """Forget the foreign optimizer's state."""
         super().reset()
-        self._inner = self._loaded = None
-        self._names = []
-
-    def _kept(self) -> dict[str, Any]:
-        """What the foreign optimizer has learnt, by the names of the parameters."""
-        if self._inner is None:
-            return {}
-        groups = self._inner.param_groups
-        stand_ins = [p for group in groups for p in group["params"]]
-        return {
-            "names": list(self._names),
-            "state": {
-                name: dict(self._inner.state[p])
-                for name, p in zip(self._names, stand_ins, strict=True)
-                if p in self._inner.state
-            },
-            "groups": {
-                name: {key: value for key, value in group.items() if key != "params"}
-                for name, group in zip(self._names, groups, strict=False)
-            },
-        }
+        self._inner, self._loaded = {}, None
 
     def __getstate__(self) -> dict[str, Any]:
         # Some optimizers of torch can't be copied; what they learnt can, and they are made anew from it.
-        kept = {**super().__getstate__(), "_inner": None, "_names": []}
-        return {**kept, "_loaded": self._extra_pack() or None}
+        return {**super().__getstate__(), "_inner": {}, "_loaded": self._extra_pack() or None}
 
     def _extra_pack(self) -> dict[str, Any]:
-        return self._loaded if self._loaded is not None else self._kept()
+        """What was learnt, by the names of the parameters."""
+        out: dict[str, Any] = {"names": [], "state": {}, "groups": {}, **(self._loaded or {})}
+        out = {"names": list(out["names"]), "state": dict(out["state"]), "groups": dict(out["groups"])}
+        for names, inner in self._inner.items():
+            stand_ins = [p for group in inner.param_groups for p in group["params"]]
+            out["names"] = [old for old in out["names"] if not set(old) & set(names)] + [list(names)]
+            out["state"].update(
+                {name: dict(inner.state[p]) for name, p in zip(names, stand_ins, strict=True) if p in inner.state}
+            )
+            for name, group in zip(names, inner.param_groups, strict=False):
+                out["groups"][name] = {key: value for key, value in group.items() if key != "params"}
+        return out if out["names"] else {}
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
-        self._inner, self._names, self._loaded = None, [], extra or None
+        self._inner, self._loaded = {}, extra or None
 
 
 class _Evaluate:

@@ -206,7 +206,7 @@ class Maximum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return in_pairs(torch.maximum, u, as_tensor(u, o))
+        return in_pairs(torch.maximum, u, o)
 
 
 class Minimum(_Binary):
@@ -223,7 +223,7 @@ class Minimum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return in_pairs(torch.minimum, u, as_tensor(u, o))
+        return in_pairs(torch.minimum, u, o)
 
 
 class CopySign(_Binary):
@@ -329,8 +329,7 @@ class Threshold(MultiOperation):
         out = []
         for i, param in enumerate(objective.params):
             keep = _above if self.settings[param]["update_above"] else _below
-            u = update[i]
-            out.append(in_pairs(keep, u, as_tensor(u, values["threshold"][i]), as_tensor(u, values["value"][i])))
+            out.append(in_pairs(keep, update[i], values["threshold"][i], values["value"][i]))
         return out
 
 

@@ -99,11 +99,13 @@ def as_tensor(u: Tensor, value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full_like(u, value)
 
 
-def in_pairs(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor:
     """A pointwise function that compares: complex numbers have no order, so it sees them as pairs of reals."""
-    if not tensors[0].is_complex():
-        return function(*tensors)
-    return like(function(*(as_real(tensor.to(tensors[0].dtype)) for tensor in tensors)), tensors[0])
+    if not u.is_complex():
+        return function(u, *(as_tensor(u, other) for other in others))
+    pairs = as_real(u)
+    shown = [as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others]
+    return like(function(pairs, *shown), u)
 
 
 def present(objective: Objective, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -293,5 +293,5 @@ class ClipModules(MultiOperation):
         out = [as_tensor(u, value) for u, value in zip(update, values["input"], strict=True)]
         for key, bound in (("min", torch.maximum), ("max", torch.minimum)):
             if values[key] is not None:
-                out = [in_pairs(bound, a, as_tensor(a, b)) for a, b in zip(out, values[key], strict=True)]
+                out = [in_pairs(bound, a, b) for a, b in zip(out, values[key], strict=True)]
         return out

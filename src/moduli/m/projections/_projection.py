@@ -167,7 +167,9 @@ class _Flat(Projection):
             self.reset()  # what is learnt about other numbers means nothing for these
         self.global_state["sizes"] = sizes
         super().prepare(params)
-        return [f"modules {i}" for i in range(len(self.sources(params)))]
+        binding = self.settings.binding
+        member = "" if binding is None or binding.member is None else f" of {binding.member}"
+        return [f"modules {i}{member}" for i in range(len(self.sources(params)))]
 
 
 class VectorProjection(_Flat):

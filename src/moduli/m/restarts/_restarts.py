@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Chainable, Module, Objective
+from ...optim import Chainable, ChainError, Module, Objective
 from ...optim.functional import step as run
 
 __all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]
@@ -48,6 +48,12 @@ class RestartStrategy(Module):
                 self.children["modules"].reset()
             self.children["modules"].update(objective)
         elif reset:
+            binding = self.settings.binding
+            if binding is not None and binding.member is not None:
+                raise ChainError(
+                    f"{type(self).__name__} can't reset all other links for one member of a population; "
+                    f"put those to reset inside: {type(self).__name__}(modules, ...)"
+                )
             objective.post_step_hooks.append(self._reset_others)
 
     def _reset_others(self, objective: Objective, modules: Sequence[Module]) -> None:
@@ -126,6 +132,8 @@ class RestartEvery(RestartStrategy):
         1
     """
 
+    members = True
+
     def __init__(self, modules: Chainable | None = None, *, steps: int | Literal["ndim"]) -> None:
         super().__init__(None, modules)
         if steps != "ndim" and steps < 1:
@@ -133,7 +141,9 @@ class RestartEvery(RestartStrategy):
         self.steps = steps
 
     def should_reset(self, objective: Objective) -> bool:
-        every = sum(p.numel() for p in objective.params) if self.steps == "ndim" else self.steps
+        every = self.steps
+        if every == "ndim":
+            every = sum(p.numel() for p in objective.params) // (objective.members or 1)
         # Links inside are reset before the step that follows the n-th, all others after the n-th: it is the same.
         done = self.increment_counter("steps", 0 if "modules" in self.children else 1)
         return done > 0 and done % max(every, 1) == 0
