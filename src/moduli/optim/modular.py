@@ -450,6 +450,8 @@ class Optimizer(torch.optim.Optimizer):
         self._links = self._claim()
         for _, link in self._links:
             link._owner = weakref.ref(self)
+        if self.population is not None:
+            _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
 
 
 keep_from_tracing(Optimizer._step)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._searches._base import Search
 from ..._searches._distribution import GradientSearch
-from ...optim import ClosureError, Module, Need, Objective
+from ...optim import Module, Need, Objective
 from ...optim._vectors import as_real
 from ...population import Population
 from .._flat import flat, unflat
@@ -145,8 +145,6 @@ class SearchLink(Module):
                 at += size
                 as_real(leaf.detach()).copy_(part.reshape(as_real(leaf.detach()).shape))
             losses = pop.losses(fn).detach()
-        if losses.shape != (len(rows),):
-            raise ClosureError(f"the closure returned a tensor of shape {tuple(losses.shape[1:])}; return one number")
         if objective.evaluator is not None:
             objective.evaluator.count += len(rows)
         return (losses if objective.reduce is None else objective.reduce(losses)).double()

@@ -22,7 +22,7 @@ class OpenES(SearchLink):
         population: How many models are tried.
         sigma: Their standard deviation around the parameters.
         antithetic: Whether models come in pairs, mirrored at the parameters.
-        shape: How losses enter: "ranks" (centred ranks), "normal" or "none".
+        shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
         seed: Decides every random number.
 
     Example:

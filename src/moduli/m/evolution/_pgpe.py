@@ -20,7 +20,7 @@ class PGPE(SearchLink):
         sigma: The first standard deviation.
         sigma_lr: Learning rate of the deviations.
         max_change: The largest relative change of a deviation.
-        shape: How losses enter: "ranks" (centred ranks), "normal" or "none".
+        shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
         seed: Decides every random number.
 
     Example:
