@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
+"""How a buffer transforms when the basis changes."""
 
 
 class Module(metaclass=LinkType):
