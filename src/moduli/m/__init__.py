@@ -13,6 +13,7 @@ from .adaptive import (
     SAM,
     SOAP,
     Adagrad,
+    AdagradNorm,
     Adam,
     Adan,
     DAdaptAdam,
@@ -77,7 +78,18 @@ from .misc import (
     SquareHomotopy,
     UpdateSign,
 )
-from .momentum import EMA, NAG, Cautious, HeavyBall, ScheduleFree
+from .momentum import (
+    EMA,
+    NAG,
+    Averaging,
+    Cautious,
+    HeavyBall,
+    MedianAveraging,
+    ScaleByGradCosineSimilarity,
+    ScheduleFree,
+    UpdateGradientSignConsistency,
+    WeightedAveraging,
+)
 from .ops import (
     Abs,
     AccumulateMaximum,
@@ -178,7 +190,7 @@ from .termination import (
     make_termination_criteria,
 )
 from .variance_reduction import SVRG, MARSCorrection
-from .weight_decay import CautiousWeightDecay, WeightDecay
+from .weight_decay import CautiousWeightDecay, RelativeWeightDecay, WeightDecay
 
 __all__ = [
     "ARS",
@@ -191,10 +203,12 @@ __all__ = [
     "AccumulateSum",
     "AdGD",
     "Adagrad",
+    "AdagradNorm",
     "Adam",
     "Adan",
     "Add",
     "Alternate",
+    "Averaging",
     "BBStab",
     "BarzilaiBorwein",
     "BirginMartinezRestart",
@@ -263,6 +277,7 @@ __all__ = [
     "Maximum",
     "MaximumModules",
     "Mean",
+    "MedianAveraging",
     "Minimum",
     "MinimumModules",
     "Mul",
@@ -308,6 +323,7 @@ __all__ = [
     "RandomStepSize",
     "Reciprocal",
     "Relative",
+    "RelativeWeightDecay",
     "RestartEvery",
     "RestartOnStuck",
     "RestartStrategy",
@@ -318,6 +334,7 @@ __all__ = [
     "SVRG",
     "SaveBest",
     "ScalarProjection",
+    "ScaleByGradCosineSimilarity",
     "ScaleLRBySignChange",
     "ScheduleFree",
     "Sequential",
@@ -350,6 +367,7 @@ __all__ = [
     "UnaryLambda",
     "UnaryParameterwiseLambda",
     "Uniform",
+    "UpdateGradientSignConsistency",
     "UpdateSign",
     "UpdateToNone",
     "VectorProjection",
@@ -357,6 +375,7 @@ __all__ = [
     "Warmup",
     "WarmupNormClip",
     "WeightDecay",
+    "WeightedAveraging",
     "WeightedMean",
     "WeightedSum",
     "Wrap",
