@@ -8,7 +8,7 @@ turns the structure of any module into numbers, `moduli.kernels` runs one functi
 are in `moduli.m`.
 """
 
-from . import device, evolve, io, kernels, labels, layout, linalg, m, nn, optim, particles, population, presets
+from . import device, evolve, io, kernels, lab, labels, layout, linalg, m, nn, optim, particles, population, presets
 from .device import Device, DeviceBounded
 from .evolve import search
 from .io import Checkpointer, CheckpointError, load, save
@@ -276,6 +276,7 @@ __all__ = [
     "isnan",
     "join",
     "kernels",
+    "lab",
     "labels",
     "layout",
     "lerp",

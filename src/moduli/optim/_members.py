@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,11 +10,12 @@ from torch import Tensor
 from ._needs import ChainError, Need
 
 if TYPE_CHECKING:
+    from ..population import Population
     from ._binding import Binding
     from .module import Module
     from .objective import Objective
 
-__all__ = ["check", "each", "lifts", "views"]
+__all__ = ["adopt", "check", "each", "lifts", "views"]
 
 
 def lifts(link: Module) -> bool:
@@ -30,6 +31,8 @@ def lifts(link: Module) -> bool:
 def check(link: Module) -> None:
     """Refuse what neither works on all members at once nor on each by itself."""
     if lifts(link):
+        for child in link.children.values():  # a link that takes all at once may drive one that can't
+            check(child)
         return
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
@@ -38,6 +41,20 @@ def check(link: Module) -> None:
             f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; "
             "it can't be given to each member by itself. Use it on one model, or a link made for populations"
         )
+
+
+def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
+    """Make tensors that were copied with an optimizer the parameters of the population that was copied with it.
+
+    A population makes its parameters as views of its storage, so that of a copy is not what the optimizer's copy holds.
+    """
+    leaves = list(population.parameters())
+    for i, (name, leaf) in enumerate(population.named_parameters()):
+        param = params.get(name)
+        if param is not None and param is not leaf and param.shape == leaf.shape:
+            param.data = leaf.detach()
+            leaves[i] = param
+    population._leaves = leaves
 
 
 def each(link: Module, objective: Objective) -> Objective:
@@ -53,6 +70,7 @@ def each(link: Module, objective: Objective) -> Objective:
     for path, _ in inner:
         keep.setdefault(path, [{} for _ in range(count)])
     own = [part.global_state for _, part in inner]
+    done: list[Objective] = []
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     try:
         for i in range(count):
@@ -74,14 +92,18 @@ def each(link: Module, objective: Objective) -> Objective:
             one = link.step(one)
             for tensor, new in zip(updates, one.get_updates(), strict=True):
                 tensor[i] = new
-            if one.should_terminate is not None:
-                objective.should_terminate = bool(objective.should_terminate) or one.should_terminate
+            done.append(one)
     finally:
         for (_, part), state in zip(inner, own, strict=True):
             part.global_state = state
         if binding is not None:
             binding.member = None
     objective.updates = updates
+    # N separate runs are over when the last one is.
+    if done and all(one.should_terminate for one in done):
+        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
+            objective.terminate(reason)
+        objective.should_terminate = True
     return objective
 
 

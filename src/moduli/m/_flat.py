@@ -1,0 +1,87 @@
+"""All parameters as one real vector, for links that work on the whole of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..optim._vectors import as_real
+
+__all__ = ["dot", "flat", "flat_members", "masked", "size", "unflat", "unflat_members"]
+
+_LOW = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.float32, torch.float64)
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector, complex numbers as pairs, half precision as float32. May share memory with a single tensor."""
+    if len(tensors) == 1:
+        tensor = tensors[0].detach()
+        if tensor.dim() == 1 and tensor.dtype in _PLAIN and tensor.is_contiguous():
+            return tensor
+        vector = as_real(tensor).reshape(-1)
+    else:
+        vector = torch.cat([as_real(tensor.detach()).reshape(-1) for tensor in tensors])
+    return vector.float() if vector.dtype in _LOW else vector
+
+
+def size(params: Sequence[Tensor]) -> int:
+    """How long the vector of these tensors is."""
+    return sum(param.numel() * (2 if param.is_complex() else 1) for param in params)
+
+
+def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """The vector in pieces shaped and typed like the parameters."""
+    if len(params) == 1 and params[0].dtype is vector.dtype:
+        return [vector if params[0].dim() == 1 else vector.view(params[0].shape)]
+    out = []
+    position = 0
+    for param in params:
+        count = param.numel() * (2 if param.is_complex() else 1)
+        piece = vector[position : position + count]
+        position += count
+        if param.is_complex():
+            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
+            out.append(torch.view_as_complex(piece.to(real).reshape(*param.shape, 2).contiguous()))
+        else:
+            out.append(piece.to(param.dtype).view(param.shape))
+    return out
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The inner product of two lists of tensors, as real vectors."""
+    if len(a) == 1 and a[0].dtype is b[0].dtype and not a[0].is_complex() and a[0].dtype not in _LOW:
+        return torch.dot(a[0].reshape(-1), b[0].reshape(-1)).item()
+    return torch.dot(flat(a), flat(b)).item()
+
+
+def masked(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Tensor]:
+    """The tensors, with zeros for parameters that have no gradient and so do not move."""
+    if present is None:
+        return list(tensors)
+    return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
+
+
+def flat_members(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector for each member of a population, in rows: `flat` of each."""
+    rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
+    return rows.float() if rows.dtype in _LOW else rows
+
+
+def unflat_members(rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """Rows, one for each member, in pieces shaped and typed like stacked parameters."""
+    out = []
+    position = 0
+    for param in params:
+        shape = as_real(param.detach()).shape
+        count = shape[1:].numel()
+        piece = rows[:, position : position + count]
+        position += count
+        if param.is_complex():
+            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
+            out.append(torch.view_as_complex(piece.to(real).reshape(shape).contiguous()))
+        else:
+            out.append(piece.to(param.dtype).reshape(shape))
+    return out

@@ -1,0 +1,97 @@
+"""Nonlinear conjugate gradients: one implementation with a rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...optim import Chainable, Objective, Transform
+from .._flat import flat, masked, unflat
+from ._rules import RULES
+
+__all__ = ["ConjugateGradient"]
+
+
+class ConjugateGradient(Transform):
+    r"""Adds to the update a multiple of the last direction, $D = u + \beta D_-$, with a rule for $\beta$.
+
+    Follow it with a tight line search: `m.StrongWolfe(c2=0.1, a_init="first-order")`. Where $D$ would not point downhill
+    the direction starts afresh from the update.
+
+    Args:
+        rule: "fletcher-reeves", "polak-ribiere", "hestenes-stiefel", "dai-yuan", "hager-zhang", "liu-storey",
+            "conjugate-descent" or "dai-yuan-hestenes-stiefel".
+        clip_beta: Replace a negative beta by zero.
+        restart_interval: Start afresh after this many steps; "auto" for n + 1, None for never.
+        inner: Links between learning and the transformation.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.ConjugateGradient("dai-yuan"), m.StrongWolfe(c2=0.1))
+        >>> for _ in range(20):
+        ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + 5 * w[1] ** 2, fixed=True))
+        >>> bool(w.abs().max() < 1e-3)
+        True
+
+    References:
+        W. W. Hager, H. Zhang, "A survey of nonlinear conjugate gradient methods", Pacific J. Optim. 2 (2006).
+    """
+
+    vector_state = True
+
+    def __init__(
+        self,
+        rule: str = "polak-ribiere",
+        *,
+        clip_beta: bool = False,
+        restart_interval: int | str | None = "auto",
+        inner: Chainable | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if rule not in RULES:
+            raise ValueError(f"{name}: rule is {rule!r}; it can be {', '.join(RULES)}")
+        if not (restart_interval in (None, "auto") or (isinstance(restart_interval, int) and restart_interval > 0)):
+            raise ValueError(
+                f"{name}: restart_interval is {restart_interval!r}; give a number of steps, 'auto' or None"
+            )
+        super().__init__({"rule": rule, "clip_beta": clip_beta, "restart_interval": restart_interval}, inner=inner)
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Finds beta from this gradient and the last one."""
+        state, setting = states[0], settings[0]
+        g = flat(masked(objective.peek_updates(), objective.present))
+        last, D = state.get("last"), state.get("direction")
+        every = setting["restart_interval"]
+        every = g.numel() + 1 if every == "auto" else every
+        state["beta"] = 0.0
+        known = last is not None and D is not None and last.shape == g.shape and last.dtype is g.dtype
+        if last is not None and D is not None and known and (every is None or state["age"] < every):
+            beta = RULES[setting["rule"]](g, last, g - last, D)
+            beta = max(beta, 0.0) if setting["clip_beta"] else beta
+            state["beta"] = beta if math.isfinite(beta) else 0.0
+        state["age"] = state.get("age", 0) + 1 if known and state["beta"] != 0.0 else 1
+        state["last"] = g.clone()
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Adds the last direction."""
+        state = states[0]
+        g = flat(masked(objective.peek_updates(), objective.present))
+        D = state.get("direction")
+        out = g.clone()
+        if D is not None and state.get("beta", 0.0) != 0.0 and D.shape == g.shape:
+            out = torch.add(g, D, alpha=state["beta"])
+            if not torch.dot(out, g).item() > 0:
+                out = g.clone()
+        state["direction"] = out
+        objective.updates = unflat(out.clone(), objective.params)
+        return objective
+
+    def reset_for_online(self) -> None:
+        """Forgets the last gradient."""
+        super().reset_for_online()
+        for state in self.state.values():
+            state.pop("last", None)

@@ -1,0 +1,15 @@
+"""Gradients from values of the loss alone: finite differences along coordinates, or along random directions.
+
+Each replaces the gradient for the links that follow it, wherever they evaluate: `m.SPSA(), m.Adam(), m.LR(1e-2)`.
+"""
+
+from ._base import GradApproximator
+from ._fdm import FDM
+from ._forward_gradient import ForwardGradient
+from ._gaussian_smoothing import GaussianSmoothing
+from ._mezo import MeZO
+from ._randomized import RandomizedFDM
+from ._rdsa import RDSA
+from ._spsa import SPSA
+
+__all__ = ["FDM", "RDSA", "SPSA", "ForwardGradient", "GaussianSmoothing", "GradApproximator", "MeZO", "RandomizedFDM"]

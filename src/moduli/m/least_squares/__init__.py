@@ -1,0 +1,5 @@
+"""Least squares: links for closures that return a vector of residuals r, whose loss is half of |r|^2."""
+
+from ._gauss_newton import GaussNewton
+
+__all__ = ["GaussNewton"]

@@ -1,0 +1,11 @@
+"""Line searches: how far to go along the update.
+
+A line search multiplies the update by a length that it finds by evaluating the closure elsewhere. It follows the link
+that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
+"""
+
+from ._backtracking import AdaptiveBacktracking, Backtracking
+from ._base import LineSearchBase
+from ._strong_wolfe import StrongWolfe
+
+__all__ = ["AdaptiveBacktracking", "Backtracking", "LineSearchBase", "StrongWolfe"]

@@ -1,0 +1,76 @@
+"""What line searches have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from ...optim import Module, Need, Objective
+from .._flat import dot
+from ._line import Line
+
+__all__ = ["LineSearchBase"]
+
+
+class LineSearchBase(Module):
+    r"""A search for a step length along the update: override `search`.
+
+    It looks at $\phi(a) = f(x - a u)$ and multiplies the update by the length it finds. Where the update points uphill
+    (a quasi-Newton matrix that is not positive definite, rounding), the search goes along the gradient instead, at the
+    length of the update.
+
+    Args:
+        defaults: The settings.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> class Halving(m.LineSearchBase):
+        ...     def search(self, line, loss, slope, settings):
+        ...         a = 1.0
+        ...         while line.value(a) >= loss and a > 1e-6:
+        ...             a /= 2
+        ...         return a
+        >>> w = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> _ = mo.Optimizer([w], Halving()).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.])
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
+
+    def __init__(self, defaults: dict[str, Any] | None = None) -> None:
+        super().__init__(defaults)
+
+    @abstractmethod
+    def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
+        """The step length, or None where there is none that is better than staying.
+
+        Args:
+            line: Evaluates: `line.value(a)`, and `line.slope(a)` for the value and the derivative.
+            loss: The value at 0.
+            slope: The derivative at 0, negative.
+            settings: The settings in force.
+        """
+
+    def apply(self, objective: Objective) -> Objective:
+        """Multiplies the update by the step length that was found."""
+        found, grads = objective.get_loss_grads()
+        if found is None:
+            found = objective.get_loss(backward=True)
+        settings = self.settings[objective.params[0]]
+        line = Line(objective, objective.peek_updates())
+        slope = -line.along(grads)
+        if slope > 0 and settings.get("plus_minus"):
+            line.u, slope = -line.u, -slope
+        if not slope < 0 or not math.isfinite(slope):
+            size = dot(grads, grads)
+            if size == 0.0 or not math.isfinite(size):
+                return line.finish(None)
+            update = objective.peek_updates()
+            length = dot(update, update)
+            ratio = math.sqrt(length / size) if math.isfinite(length) and length > 0 else 1 / math.sqrt(size)
+            line = Line(objective, [grad * ratio for grad in grads])
+            slope = -size * ratio
+        return line.finish(self.search(line, found.item(), slope, settings))

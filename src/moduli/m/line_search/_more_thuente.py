@@ -1,0 +1,159 @@
+"""The line search of More and Thuente: a step that satisfies the strong Wolfe conditions, in few evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["Trial", "more_thuente", "trial_step"]
+
+Trial = tuple[float, float, float]
+"""A length, the value there, and the slope there."""
+
+
+def _cubic(p: Trial, q: Trial) -> tuple[float, float, float]:
+    """What the minimiser of the cubic through two points with slopes is made of: theta, a scale, the discriminant."""
+    (a, fa, da), (b, fb, db) = p, q
+    theta = 3 * (fa - fb) / (b - a) + da + db
+    scale = max(abs(theta), abs(da), abs(db))
+    inside = (theta / scale) ** 2 - (da / scale) * (db / scale) if scale > 0 else 0.0
+    return theta, scale, inside
+
+
+def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
+    """The next trial, from the lowest point, the other end of the interval and the newest point (section 4)."""
+    (al, fl, gl), (at, ft, gt) = low, new
+    toward = at - al
+    if ft > fl:
+        # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the cheap end.
+        theta, scale, inside = _cubic(low, new)
+        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), toward)
+        cubic = al + ((gamma - gl) + theta) / (((gamma - gl) + gamma) + gt) * toward
+        quadratic = al + gl / ((fl - ft) / toward + gl) / 2 * toward
+        return cubic if abs(cubic - al) < abs(quadratic - al) else cubic + (quadratic - cubic) / 2
+    if gt * math.copysign(1.0, gl) < 0:
+        # Case 2: lower, and the slopes point at each other: whichever of cubic and secant is farther from the new point.
+        theta, scale, inside = _cubic(low, new)
+        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), -toward)
+        cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
+        secant = at + gt / (gt - gl) * -toward
+        return cubic if abs(cubic - at) > abs(secant - at) else secant
+    if abs(gt) < abs(gl):
+        # Case 3: lower, same sign, flatter. The cubic only where it tends to infinity that way, or is beyond the point.
+        theta, scale, inside = _cubic(low, new)
+        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), -toward)
+        r = ((gamma - gt) + theta) / ((gamma + (gl - gt)) + gamma) if ((gamma + (gl - gt)) + gamma) != 0 else 0.0
+        cubic = at - r * toward if r < 0 and gamma != 0 else (most if at > al else least)
+        secant = at + gt / (gt - gl) * -toward
+        if bracketed:
+            best = cubic if abs(cubic - at) < abs(secant - at) else secant
+            limit = at + 0.66 * (other[0] - at)
+            return min(limit, best) if at > al else max(limit, best)
+        best = cubic if abs(cubic - at) > abs(secant - at) else secant
+        return max(least, min(most, best))
+    # Case 4: lower, same sign, no flatter.
+    if bracketed:
+        theta, scale, inside = _cubic(new, other)
+        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), other[0] - at)
+        return at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + other[2]) * (other[0] - at)
+    return most if at > al else least
+
+
+def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
+    """The new interval: its lowest end, its other end, and whether it is now known to hold a minimiser."""
+    if new[1] > low[1]:
+        return low, new, True
+    if new[2] * math.copysign(1.0, low[2]) < 0:
+        return new, low, True
+    return new, other, False
+
+
+def more_thuente(
+    evaluate: Callable[[float], tuple[float, float]],
+    loss: float,
+    slope: float,
+    first: float,
+    *,
+    c1: float,
+    c2: float,
+    most: float,
+    maxiter: int,
+    width: float = 0.1,
+) -> tuple[float | None, bool]:
+    r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
+
+    Args:
+        evaluate: The value and the slope at a length.
+        loss: The value at 0.
+        slope: The slope at 0, negative.
+        first: The first length to try.
+        c1: The first constant.
+        c2: The second constant.
+        most: The longest step.
+        maxiter: The largest number of evaluations.
+        width: Stop when the interval is this small relative to its upper end.
+
+    Returns:
+        The length (the best end of the interval where the search ended otherwise; None where there is none), and whether
+        both conditions hold there.
+    """
+    demanded = c1 * slope
+    low = other = (0.0, loss, slope)
+    bracketed, first_stage = False, True
+    span, span_before = most, 2 * most
+    a = min(first, most)
+    least, upper = 0.0, a + 4 * a
+    ceiling = most
+    for _ in range(maxiter):
+        f, d = evaluate(a)
+        if f == -math.inf:
+            return a, False
+        if not math.isfinite(f) or not math.isfinite(d):
+            # Outside of where the function is defined: nothing beyond is of use.
+            ceiling = a
+            a = low[0] + 0.1 * (a - low[0]) if not bracketed else 0.5 * (low[0] + a)
+            upper = min(upper, ceiling)
+            if a == low[0] or abs(a - low[0]) <= 1e-16 * max(ceiling, 1e-300):
+                break
+            continue
+        new = (a, f, d)
+        enough = loss + a * demanded
+        if f <= enough and abs(d) <= c2 * -slope:
+            return a, True
+        if first_stage and f <= enough and d >= 0:
+            first_stage = False
+        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
+            break
+        if a == most and f <= enough and d <= demanded:
+            break
+        if first_stage and f <= low[1] and f > enough:
+            # As long as no point has satisfied the first condition with a rising slope, search on the function minus
+            # what the condition demands, which has its minimisers where both conditions hold.
+            tilt = (low, other, new)
+            x, o, n = ((p, v - p * demanded, s - demanded) for p, v, s in tilt)
+        else:
+            x, o, n = low, other, new
+        try:
+            following = trial_step(x, o, n, bracketed, least, upper)
+        except (ZeroDivisionError, OverflowError):
+            following = 0.5 * (low[0] + a) if bracketed else min(4 * a, most)
+        chosen_low, chosen_other, closed = _narrow(x, o, n)
+        pick = {id(x): low, id(o): other, id(n): new}
+        low, other = pick[id(chosen_low)], pick[id(chosen_other)]
+        bracketed = bracketed or closed
+        if bracketed:
+            if abs(other[0] - low[0]) >= 0.66 * span_before:
+                following = low[0] + 0.5 * (other[0] - low[0])
+            span_before, span = span, abs(other[0] - low[0])
+            least, upper = min(low[0], other[0]), max(low[0], other[0])
+        else:
+            least = following + 1.1 * (following - low[0])
+            upper = following + 4 * (following - low[0])
+        a = min(max(following, 0.0), min(most, ceiling))
+        if not math.isfinite(a):
+            break
+        if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
+            a = low[0]
+        if a == 0.0:
+            break
+    return (low[0] if low[0] > 0 else None), False

@@ -1,0 +1,57 @@
+"""Quasi-Newton links: curvature learnt from steps and changes of the gradient.
+
+* `LBFGS`, `LSR1` keep the last pairs; `QuasiNewton` and its rules (`BFGS`, `DFP`, `SR1`, ...) a matrix over all parameters;
+  `DiagonalQuasiNewton` and its rules a vector.
+* Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
+"""
+
+from ._bfgs import BFGS
+from ._dense import QuasiNewton
+from ._dfp import DFP
+from ._diagonal import (
+    DNRTR,
+    DiagonalBFGS,
+    DiagonalQuasiCauchi,
+    DiagonalQuasiNewton,
+    DiagonalSR1,
+    DiagonalWeightedQuasiCauchi,
+    NewDQN,
+)
+from ._hoshino import Horisho
+from ._lbfgs import LBFGS
+from ._lsr1 import LSR1
+from ._psb import PSB
+from ._rank_one import ICUM, BroydenBad, BroydenGood, Greenstadt1, Greenstadt2, McCormick, Pearson
+from ._sg2 import SG2
+from ._shor import ProjectedGradientMethod, ShorR
+from ._sr1 import SR1
+from ._ssvm import SSVM
+
+__all__ = [
+    "BFGS",
+    "DFP",
+    "DNRTR",
+    "ICUM",
+    "LBFGS",
+    "LSR1",
+    "PSB",
+    "SG2",
+    "SR1",
+    "SSVM",
+    "BroydenBad",
+    "BroydenGood",
+    "DiagonalBFGS",
+    "DiagonalQuasiCauchi",
+    "DiagonalQuasiNewton",
+    "DiagonalSR1",
+    "DiagonalWeightedQuasiCauchi",
+    "Greenstadt1",
+    "Greenstadt2",
+    "Horisho",
+    "McCormick",
+    "NewDQN",
+    "Pearson",
+    "ProjectedGradientMethod",
+    "QuasiNewton",
+    "ShorR",
+]

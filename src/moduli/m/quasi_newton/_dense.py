@@ -1,0 +1,191 @@
+"""Dense quasi-Newton methods: one implementation, many rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...linalg import Dense, LinearOperator
+from ...optim import Chainable, Objective, Transform
+from .._flat import flat, masked, size, unflat
+from ._pairs import changed, forget_point
+from ._rules import Pair, Rule
+
+__all__ = ["QuasiNewton"]
+
+
+class QuasiNewton(Transform):
+    r"""Keeps a matrix over all parameters that learns curvature from pairs $s = x - x_-$, $y = u - u_-$; override the rules.
+
+    Either the inverse Hessian $H$ is kept (the update becomes $Hu$) or the Hessian $B$ (it becomes $B^{-1}u$). A subclass
+    names a rule for each that it has. Follow it with a line search, or put it into a trust region.
+
+    Args:
+        inverse: Whether the inverse is kept.
+        init_scale: The matrix starts as this multiple of the identity; "auto" scales it with the first pair, to
+            $s^Ty / y^Ty$ for the inverse.
+        tol: A pair whose $s^Ty$ (or the rule's own denominator) is not above this is skipped.
+        ptol: A step whose largest component is not above this gives no pair.
+        ptol_restart: Start from the identity again after such a step.
+        gtol: A change of the gradient whose largest component is not above this gives no pair.
+        restart_interval: Start from the identity again after this many pairs; "auto" for n + 1, None for never.
+        beta: Mix the new matrix with the old one, of which this part is kept.
+        scale_first: Before there is a pair, scale the update to a length of at most one.
+        update_freq: Learn at every n-th step only.
+        inner: Links between learning and the product.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.BFGS(), m.StrongWolfe())
+        >>> for _ in range(25):
+        ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum(), fixed=True))
+        >>> bool(w.abs().max() < 1e-6)
+        True
+
+    References:
+        J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., chapter 6.
+    """
+
+    vector_state = True
+    hessian = "matrix"
+    symmetric: ClassVar[bool] = True
+    rules: ClassVar[dict[str, Rule]] = {}
+
+    def __init__(
+        self,
+        *,
+        inverse: bool = True,
+        init_scale: float | str = "auto",
+        tol: float = 1e-32,
+        ptol: float = 1e-32,
+        ptol_restart: bool = False,
+        gtol: float = 1e-32,
+        restart_interval: int | str | None = None,
+        beta: float | None = None,
+        scale_first: bool = True,
+        update_freq: int = 1,
+        inner: Chainable | None = None,
+        **more: Any,
+    ) -> None:
+        name = type(self).__name__
+        if ("inverse" if inverse else "hessian") not in self.rules:
+            kept = "the inverse Hessian" if inverse else "the Hessian"
+            raise ValueError(f"{name} has no rule for {kept}; say inverse={not inverse}")
+        if not (init_scale == "auto" or (isinstance(init_scale, int | float) and init_scale > 0)):
+            raise ValueError(f"{name}: init_scale is {init_scale!r}; it is a positive number or 'auto'")
+        if not (restart_interval in (None, "auto") or (isinstance(restart_interval, int) and restart_interval > 0)):
+            raise ValueError(
+                f"{name}: restart_interval is {restart_interval!r}; it is a number of steps, 'auto' or None"
+            )
+        if beta is not None and not 0 <= beta < 1:
+            raise ValueError(f"{name}: beta is {beta}; the part of the old matrix that is kept is in [0, 1)")
+        super().__init__(
+            {
+                "init_scale": init_scale,
+                "tol": tol,
+                "ptol": ptol,
+                "ptol_restart": ptol_restart,
+                "gtol": gtol,
+                "restart_interval": restart_interval,
+                "beta": beta,
+                "scale_first": scale_first,
+                **more,
+            },
+            update_freq=update_freq,
+            inner=inner,
+        )
+        self.inverse = inverse
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"(inverse={self.inverse}, ", 1)
+
+    # ------------------------------------------------------------------ the matrix
+
+    def _start(self, state: Any, like: Tensor, setting: Any) -> Tensor:
+        n = like.numel()
+        scale = 1.0 if setting["init_scale"] == "auto" else float(setting["init_scale"])
+        matrix = torch.zeros(n, n, dtype=like.dtype, device=like.device)
+        matrix.diagonal().fill_(scale)
+        state["matrix"], state["pairs"] = matrix, 0
+        return matrix
+
+    def _matrix(self, state: Any, like: Tensor, setting: Any) -> Tensor:
+        held: Tensor | None = state.get("matrix")
+        if held is None or held.shape[0] != like.numel() or held.dtype is not like.dtype:
+            return self._start(state, like, setting)
+        return held
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Changes the matrix with the pair of the last step."""
+        state, setting = states[0], settings[0]
+        before = state.get("u")
+        before = None if before is None else before.clone()
+        x, u, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        matrix = self._matrix(state, x, setting)
+        if s is None or y is None or before is None:
+            return
+        if verdict:
+            if verdict == "step" and setting["ptol_restart"]:
+                self._start(state, x, setting)
+            return
+        every = setting["restart_interval"]
+        every = x.numel() + 1 if every == "auto" else every
+        if every is not None and state["pairs"] >= every:
+            matrix = self._start(state, x, setting)
+        self.learn(matrix, Pair(s, y, before, u, setting["tol"], setting), state, setting)
+
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+        """One pair, for the matrix that is kept."""
+        if state["pairs"] == 0 and setting["init_scale"] == "auto":
+            sy, yy = torch.dot(pair.s, pair.y).item(), torch.dot(pair.y, pair.y).item()
+            if sy > 0 and math.isfinite(yy):
+                matrix.mul_(sy / yy if self.inverse else yy / sy)
+        rule = self.rules["inverse" if self.inverse else "hessian"]
+        old = matrix.clone() if setting["beta"] else None
+        used = rule(matrix, pair if self.inverse else pair.dual())
+        if old is not None:
+            matrix.lerp_(old, setting["beta"])
+        if used:
+            state["pairs"] += 1
+        if not bool(torch.isfinite(matrix.diagonal()).all()):
+            self._start(state, pair.s, setting)
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Multiplies by the inverse Hessian, or solves with the Hessian."""
+        state, setting = states[0], settings[0]
+        u = flat(masked(objective.peek_updates(), objective.present))
+        matrix = self._matrix(state, u, setting)
+        if state["pairs"] == 0 and setting["init_scale"] == "auto":
+            out = u
+            if setting["scale_first"]:
+                length = float(torch.linalg.vector_norm(u))
+                out = u / length if length > 1 and math.isfinite(length) else u.clone()
+        elif self.inverse:
+            out = matrix @ u
+        else:
+            found, failed = torch.linalg.solve_ex(matrix, u)
+            if int(failed) or not bool(torch.isfinite(found).all()):
+                self._start(state, u, setting)
+                found = u.clone()
+            out = found
+        objective.updates = unflat(out, objective.params)
+        return objective
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Hessian as it is known now."""
+        param = objective.params[0]
+        like = flat([param]).new_empty(size(objective.params))
+        matrix = self._matrix(self.state[param], like, self.settings[param])
+        kept = Dense(matrix.clone(), symmetric=self.symmetric)
+        return kept.inverse() if self.inverse else kept
+
+    def reset_for_online(self) -> None:
+        """Forgets the last point; the matrix stays."""
+        super().reset_for_online()
+        for state in self.state.values():
+            forget_point(state)

@@ -1,0 +1,165 @@
+"""Limited-memory BFGS."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
+from ...optim import Chainable, Objective, Transform
+from .._flat import flat, masked, size, unflat
+from ._memory import PairMemory
+from ._pairs import changed, forget_point
+
+__all__ = ["LBFGS"]
+
+
+class LBFGS(Transform):
+    r"""Multiplies the update by the BFGS matrix of the last pairs $s = x - x_-$, $y = u - u_-$.
+
+    With $\gamma = s^Ty / y^Ty$ of the newest pair, $D$ the diagonal and $R$ the upper part of $S Y^T$ (pairs in rows),
+
+    $H u = \gamma u + S^T R^{-T}\big((D + \gamma Y Y^T) R^{-1} S u - \gamma Y u\big) - \gamma Y^T R^{-1} S u$.
+
+    This equals the two-loop recursion, in two products with one buffer. Follow it with a line search (`StrongWolfe`).
+
+    Args:
+        history_size: How many pairs are kept.
+        ptol: A step whose largest component is not above this gives no pair.
+        ptol_restart: Forget all pairs after such a step.
+        gtol: A change of the gradient whose largest component is not above this gives no pair.
+        gtol_restart: Forget all pairs after such a change.
+        sy_tol: A pair is kept where $s^Ty$ exceeds this, and rounding.
+        scale_first: Before there is a pair, scale the update to a length of at most one.
+        update_freq: Take in a pair at every n-th step only.
+        damping: "powell" mixes y with Bs until $s^Ty \ge 0.2\,s^TBs$, so that no pair is lost.
+        inner: Links that transform the update after the pair was learnt and before it is multiplied.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.LBFGS(), m.StrongWolfe())
+        >>> for _ in range(15):
+        ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum(), fixed=True))
+        >>> bool(w.abs().max() < 1e-6)
+        True
+
+    References:
+        J. Nocedal, "Updating quasi-Newton matrices with limited storage", Math. Comp. 35 (1980); R. H. Byrd, J. Nocedal,
+        R. B. Schnabel, "Representations of quasi-Newton matrices", Math. Programming 63 (1994), theorem 2.2; M. J. D.
+        Powell, "Algorithms for nonlinear constraints that use Lagrangian functions", Math. Programming 14 (1978).
+    """
+
+    vector_state = True
+    hessian = "matrix"
+
+    def __init__(
+        self,
+        *,
+        history_size: int = 10,
+        ptol: float = 1e-32,
+        ptol_restart: bool = False,
+        gtol: float = 1e-32,
+        gtol_restart: bool = False,
+        sy_tol: float = 1e-32,
+        scale_first: bool = True,
+        update_freq: int = 1,
+        damping: str | None = None,
+        inner: Chainable | None = None,
+    ) -> None:
+        if not isinstance(history_size, int) or history_size < 1:
+            raise ValueError(f"LBFGS: history_size is {history_size!r}; keep at least one pair")
+        if damping not in (None, "powell"):
+            raise ValueError(f"LBFGS: damping is {damping!r}; it is None or 'powell'")
+        super().__init__(
+            {
+                "history_size": history_size,
+                "ptol": ptol,
+                "ptol_restart": ptol_restart,
+                "gtol": gtol,
+                "gtol_restart": gtol_restart,
+                "sy_tol": sy_tol,
+                "scale_first": scale_first,
+                "damping": damping,
+            },
+            update_freq=update_freq,
+            inner=inner,
+        )
+
+    def _memory(self, like: Tensor, state: Any, setting: Any) -> PairMemory:
+        held: PairMemory | None = self.__dict__.get("_held")
+        if held is None or not held.still(state, like, setting["history_size"]):
+            held = self._held = PairMemory(state, like, setting["history_size"])
+        return held
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        kept.pop("_held", None)
+        return kept
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Takes in the pair of the last step."""
+        state, setting = states[0], settings[0]
+        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        memory = self._memory(x, state, setting)
+        if s is None or y is None:
+            if verdict == "new":
+                memory.clear()
+            return
+        if verdict:
+            if (setting["ptol_restart"] and verdict == "step") or (setting["gtol_restart"] and verdict == "gradient"):
+                memory.clear()
+            return
+        if setting["damping"] == "powell":
+            y = _powell(s, y, self._operator(memory))
+        pair: tuple[Any, Any] = (s.numpy(), y.numpy()) if memory.numpy else (s, y)
+        sy, lengths = float(pair[0].dot(pair[1])), float(pair[0].dot(pair[0])) * float(pair[1].dot(pair[1]))
+        if sy > setting["sy_tol"] and sy > torch.finfo(x.dtype).eps * math.sqrt(lengths) and sy < math.inf:
+            memory.add(*pair, sy)
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Multiplies by the inverse Hessian of the pairs."""
+        state, setting = states[0], settings[0]
+        u = flat(masked(objective.peek_updates(), objective.present))
+        memory = self._memory(u, state, setting)
+        if memory.slots:
+            out = torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
+            objective.updates = unflat(out, objective.params)
+        elif setting["scale_first"]:
+            length = float(torch.linalg.vector_norm(u))
+            if length > 1 and math.isfinite(length):
+                objective.updates = unflat(u / length, objective.params)
+        return objective
+
+    def _operator(self, memory: PairMemory) -> LinearOperator:
+        if not len(memory):
+            return ScaledIdentity(
+                memory.rows.shape[1], torch.ones((), dtype=memory.rows.dtype, device=memory.rows.device)
+            )
+        s, y = memory.ordered()
+        return LBFGSOperator(s, y)
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The BFGS matrix of the pairs, in compact form."""
+        param = objective.params[0]
+        like = flat([param.detach()]).new_empty(size(objective.params))
+        return self._operator(self._memory(like, self.state[param], self.settings[param]))
+
+    def reset_for_online(self) -> None:
+        """Forgets the last point; the pairs stay."""
+        super().reset_for_online()
+        for state in self.state.values():
+            forget_point(state)
+
+
+def _powell(s: Tensor, y: Tensor, B: LinearOperator) -> Tensor:
+    Bs = B.matvec(s)
+    sBs, sy = float(torch.dot(s, Bs)), float(torch.dot(s, y))
+    if sy >= 0.2 * sBs or sBs == sy:
+        return y
+    theta = 0.8 * sBs / (sBs - sy)
+    return theta * y + (1 - theta) * Bs

@@ -1,0 +1,220 @@
+"""Rank-one updates with a choice of direction; their matrices are not symmetric."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ._dense import QuasiNewton
+from ._rules import Pair, Rule, column, rank_one
+
+__all__ = ["BroydenBad", "BroydenGood", "Greenstadt1", "Greenstadt2", "ICUM", "McCormick", "Pearson"]
+
+
+def _y(H: Tensor, pair: Pair) -> Tensor:
+    return pair.y
+
+
+def _s(H: Tensor, pair: Pair) -> Tensor:
+    return pair.s
+
+
+def _by_inverse(H: Tensor, pair: Pair) -> Tensor:
+    return H.T @ pair.s
+
+
+def _by_product(H: Tensor, pair: Pair) -> Tensor:
+    return H @ pair.y
+
+
+def _before(H: Tensor, pair: Pair) -> Tensor:
+    return pair.before
+
+
+def _twice(H: Tensor, pair: Pair) -> Tensor:
+    return H @ (H @ pair.y)
+
+
+class BroydenGood(QuasiNewton):
+    r"""Broyden's first update: the Hessian nearest to the last one that maps s to y.
+
+    $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = H^Ts$; for the Hessian $B \leftarrow B + (y - Bs) s^T / s^Ts$.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.BroydenGood(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations", Math. Comp. 19 (1965).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_inverse), "hessian": rank_one(_y)}
+
+
+class BroydenBad(QuasiNewton):
+    r"""Broyden's second update: the inverse nearest to the last one that maps y to s.
+
+    $H \leftarrow H + (s - Hy) y^T / y^Ty$.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.BroydenBad(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations", Math. Comp. 19 (1965).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_by_inverse)}
+
+
+class McCormick(QuasiNewton):
+    r"""The rank-one update along the step.
+
+    $H \leftarrow H + (s - Hy) s^T / s^Ty$.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.McCormick(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969), algorithm 2.
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_product)}
+
+
+class Pearson(QuasiNewton):
+    r"""The rank-one update along Hy.
+
+    $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.Pearson(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product), "hessian": rank_one(_s)}
+
+
+class Greenstadt1(QuasiNewton):
+    r"""The rank-one update along the gradient before the step.
+
+    $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = g_-$. It keeps the inverse only.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.Greenstadt1(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        E. Spedicato, Z. Huang, "Numerical experience with Newton-like methods for nonlinear
+        algebraic systems", Computing 58 (1997).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_before)}
+
+
+class Greenstadt2(QuasiNewton):
+    r"""The rank-one update along H(Hy).
+
+    $H \leftarrow H + (s - Hy) c^T / c^Ty,\ c = H(Hy)$. It keeps the inverse only.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.Greenstadt2(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        E. Spedicato, Z. Huang, "Numerical experience with Newton-like methods for nonlinear
+        algebraic systems", Computing 58 (1997).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_twice)}
+
+
+class ICUM(QuasiNewton):
+    r"""The inverse column update: one column changes, the one of y's largest component.
+
+    $H_{:j} \leftarrow H_{:j} + (s - Hy) / y_j,\ j = \arg\max |y_j|$. It keeps the inverse only.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.ICUM(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        V. L. R. Lopes, J. M. Martinez, "Convergence properties of the inverse column-updating method", OMS 6 (1995).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(column)}

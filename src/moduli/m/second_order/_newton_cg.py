@@ -1,0 +1,177 @@
+"""Truncated Newton methods: products with the Hessian only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...linalg import FunctionOperator, LinearOperator, cg, minres
+from ...optim import Chainable, Need, Objective, Transform
+from .._flat import flat, masked, size, unflat
+from ..trust_region import TrustCG
+from ._solve import refuse_complex
+
+__all__ = ["NewtonCG", "NewtonCGSteihaug", "hessian_operator"]
+
+HVP = ("autograd", "batched_autograd", "fd_forward", "fd_central")
+
+
+def hessian_operator(objective: Objective, method: str, h: float) -> FunctionOperator:
+    """The Hessian of the loss as an operator, in the precision of the parameters' vector."""
+    like = flat(objective.params)
+    _, vector, _ = objective.tensor_Hvp_function(method, h)
+
+    def product(z: Tensor) -> Tensor:
+        out = vector(z)
+        return out.to(like.dtype)
+
+    return FunctionOperator(product, size(objective.params), dtype=like.dtype, device=like.device, symmetric=True)
+
+
+def check_hvp(name: str, method: str) -> None:
+    """Refuse an unknown way to compute products."""
+    if method not in HVP:
+        raise ValueError(f"{name}: hvp_method is {method!r}; it can be {', '.join(HVP)}")
+
+
+def product_needs(needs: frozenset[Need], method: str) -> frozenset[Need]:
+    """Differences of gradients take evaluations elsewhere in place of the graph."""
+    if method.startswith("fd"):
+        return (needs - {Need.PRODUCTS}) | {Need.CLOSURE}
+    return needs
+
+
+class NewtonCG(Transform):
+    r"""Solves $(H + \epsilon I)\,d = u$ by conjugate gradients (or MINRES), with products $Hz$ only.
+
+    A direction of negative curvature ends the iteration with what was reached, or with the update itself at the first.
+
+    Args:
+        maxiter: The largest number of products; n by default.
+        tol: Stop when the residual has fallen to this part of the right-hand side; None for min(1/2, sqrt|u|).
+        reg: $\epsilon$, added to the Hessian's diagonal.
+        hvp_method: "autograd", "batched_autograd", "fd_forward" or "fd_central".
+        solver: "cg" or "minres" (which takes indefinite systems).
+        h: The length of difference steps.
+        warm_start: Start from the last solution.
+        warm_beta: How much of the last start is mixed into the next.
+        inner: Links that transform the right-hand side.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> _ = mo.Optimizer([w], m.NewtonCG()).step(mo.closure(lambda: w[0] ** 2 + w[0] * w[1] + 3 * w[1] ** 2))
+        >>> w.data.abs().round(decimals=4)
+        tensor([0., 0.])
+
+    References:
+        R. S. Dembo, T. Steihaug, "Truncated-Newton algorithms for large-scale unconstrained optimization", Math.
+        Programming 26 (1983); J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., algorithm 7.1.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
+    vector_state = True
+    hessian = "products"
+
+    def __init__(
+        self,
+        *,
+        maxiter: int | None = None,
+        tol: float | None = 1e-8,
+        reg: float = 1e-8,
+        hvp_method: str = "autograd",
+        solver: str = "cg",
+        h: float = 1e-3,
+        warm_start: bool = False,
+        warm_beta: float = 0.0,
+        inner: Chainable | None = None,
+    ) -> None:
+        check_hvp("NewtonCG", hvp_method)
+        if solver not in ("cg", "minres"):
+            raise ValueError(f"NewtonCG: solver is {solver!r}; it is 'cg' or 'minres'")
+        if reg < 0 or not 0 <= warm_beta < 1:
+            raise ValueError(f"NewtonCG: reg is {reg} and warm_beta is {warm_beta}; reg >= 0 and 0 <= warm_beta < 1")
+        super().__init__(
+            {
+                "maxiter": maxiter,
+                "tol": tol,
+                "reg": reg,
+                "hvp_method": hvp_method,
+                "solver": solver,
+                "h": h,
+                "warm_start": warm_start,
+                "warm_beta": warm_beta,
+            },
+            inner=inner,
+        )
+
+    def all_needs(self) -> frozenset[Need]:
+        """Products with the Hessian, or evaluations elsewhere."""
+        return product_needs(super().all_needs(), self.defaults["hvp_method"])
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Solves for the update."""
+        state, setting = states[0], settings[0]
+        refuse_complex("NewtonCG", objective.params)
+        b = flat(masked(objective.peek_updates(), objective.present))
+        if not bool(torch.isfinite(b).all()) or not bool(b.any()):
+            return objective
+        A: LinearOperator = hessian_operator(objective, setting["hvp_method"], setting["h"])
+        A = A + setting["reg"] if setting["reg"] else A
+        tol = setting["tol"]
+        tol = min(0.5, float(torch.linalg.vector_norm(b)) ** 0.5) if tol is None else tol
+        start = state.get("start") if setting["warm_start"] else None
+        most = setting["maxiter"] or b.numel()
+        try:
+            if setting["solver"] == "cg":
+                out = cg(A, b, x0=start, rtol=tol, maxiter=most).x
+            else:  # MINRES starts at zero, so it solves for the correction of the start
+                rest = b if start is None else b - A.matvec(start)
+                out = minres(A, rest, rtol=tol, maxiter=most).x
+                out = out if start is None else out + start
+        except ValueError:
+            out = b  # a product was not finite: there is no curvature to use here
+        if not bool(out.any()) or not bool(torch.isfinite(out).all()):
+            out = b.clone()
+        if setting["warm_start"]:
+            state["start"] = out.clone() if start is None else torch.lerp(out, start, setting["warm_beta"])
+        objective.updates = unflat(out, objective.params)
+        return objective
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Hessian, by its products."""
+        setting = self.settings[objective.params[0]]
+        refuse_complex("NewtonCG", objective.params)
+        H = hessian_operator(objective, setting["hvp_method"], setting["h"])
+        return H + setting["reg"] if setting["reg"] else H
+
+
+class NewtonCGSteihaug(TrustCG):
+    r"""The trust-region Newton method with products only: `TrustCG(NewtonCG())` under its own name.
+
+    Args:
+        hvp_method: As for `NewtonCG`.
+        h: The length of difference steps.
+        reg: Added to the Hessian's diagonal.
+        **settings: Those of `TrustCG`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.NewtonCGSteihaug())
+        >>> for _ in range(60):
+        ...     _ = opt.step(mo.closure(lambda: (1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2))
+        >>> torch.allclose(w.data, torch.ones(2, dtype=torch.float64))
+        True
+
+    References:
+        T. Steihaug, "The conjugate gradient method and trust regions in large scale optimization", SIAM J. Numer. Anal. 20
+        (1983).
+    """
+
+    def __init__(self, *, hvp_method: str = "autograd", h: float = 1e-3, reg: float = 0.0, **settings: Any) -> None:
+        super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)

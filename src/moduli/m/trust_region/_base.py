@@ -1,0 +1,205 @@
+"""What trust regions have in common: a model, a radius, and the ratio of what came true."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...linalg import LinearOperator
+from ...optim import Chainable, ChainError, Module, Need, Objective
+from .._flat import flat, masked, unflat
+from ..line_search._line import Line
+
+__all__ = ["TrustRegionBase", "provider"]
+
+
+def provider(link: Module) -> Module | None:
+    """The link inside (or this one) that gives a Hessian."""
+    found = [part for _, part in link.links() if type(part).get_H is not Module.get_H and hasattr(part, "hessian")]
+    other = [part for _, part in link.links() if type(part).get_H is not Module.get_H]
+    chosen = found or other
+    return chosen[0] if chosen else None
+
+
+class TrustRegionBase(Module):
+    r"""Minimises the model $f - u^Td + \tfrac12 d^TBd$ where it can be trusted; override `trust_solve`.
+
+    $B$ comes from a link with `get_H`, any of them. The step is accepted where the ratio $\rho$ of the decrease to the
+    model's exceeds `eta`; the radius shrinks where the ratio is bad and grows where it is good.
+
+    Args:
+        defaults: More settings of the subclass.
+        hess_module: The link that gives the Hessian.
+        eta: Accept where the ratio is above this.
+        nplus: How much the radius grows.
+        nminus: How much it shrinks.
+        rho_good: The ratio above which it grows.
+        rho_bad: The ratio below which it shrinks.
+        boundary_tol: Grow only where the step came this near to the boundary, relative to the radius; None for always.
+        init: The first radius.
+        max_attempts: How many radii to try in one step; after that no step is made.
+        update_freq: Let the Hessian learn at every n-th step only.
+        inner: Links that transform the gradient before the model is made.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
+    solves: ClassVar[bool] = False
+    """Whether systems are solved with the Hessian, for which products alone are not enough."""
+    norm_radius: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        defaults: dict[str, Any],
+        hess_module: Chainable,
+        *,
+        eta: float,
+        nplus: float,
+        nminus: float,
+        rho_good: float,
+        rho_bad: float,
+        boundary_tol: float | None,
+        init: float,
+        max_attempts: int,
+        update_freq: int,
+        inner: Chainable | None,
+    ) -> None:
+        name = type(self).__name__
+        if not nplus > 1 or not 0 < nminus < 1:
+            raise ValueError(
+                f"{name}: nplus is {nplus} and nminus is {nminus}; the radius grows by nplus > 1, "
+                "and shrinks by nminus in (0, 1)"
+            )
+        if not 0 <= eta <= rho_bad < rho_good:
+            raise ValueError(
+                f"{name}: the ratios obey 0 <= eta <= rho_bad < rho_good, not {eta}, {rho_bad}, {rho_good}"
+            )
+        if not init > 0:
+            raise ValueError(f"{name}: init is {init}; a radius is positive")
+        if max_attempts < 1 or update_freq < 1:
+            raise ValueError(f"{name}: max_attempts and update_freq are at least 1")
+        super().__init__(
+            {
+                "eta": eta,
+                "nplus": nplus,
+                "nminus": nminus,
+                "rho_good": rho_good,
+                "rho_bad": rho_bad,
+                "boundary_tol": boundary_tol,
+                "init": init,
+                "max_attempts": max_attempts,
+                **defaults,
+            }
+        )
+        self.update_freq = update_freq
+        self.set_child("hess_module", hess_module)
+        self.set_child("inner", inner)
+
+    def check(self) -> None:
+        """Refuses a link that has no Hessian, or not the kind that is needed."""
+        name = type(self).__name__
+        child = self.children["hess_module"]
+        found = provider(child)
+        if found is None:
+            raise ChainError(
+                f"{name} needs a link that gives a Hessian, and {child!r} gives none; "
+                f"write {name}(m.Newton()) or {name}(m.LBFGS())"
+            )
+        other = type(found).__name__
+        if self.solves and getattr(found, "hessian", "matrix") == "products":
+            raise ChainError(
+                f"{name} solves systems with the Hessian, but {other} gives products with it only; "
+                f"use TrustCG({other}(...)), or {name}(m.Newton())"
+            )
+        if not getattr(found, "symmetric", True):
+            raise ChainError(
+                f"{name} minimises a quadratic model, but {other} keeps a matrix that is not symmetric; "
+                f"follow {other} by a line search, or use {name}(m.BFGS())"
+            )
+
+    @abstractmethod
+    def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
+        """The vector d that is subtracted from the parameters.
+
+        Args:
+            H: The Hessian.
+            u: The gradient.
+            radius: The bound of its norm (or, for methods that penalise instead, the inverse of the penalty).
+            setting: The settings in force.
+        """
+
+    def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
+        """Anything that need be done once for all radii."""
+        return H
+
+    def extra(self, d: Tensor, radius: float) -> float:
+        """What the model has beyond the quadratic."""
+        return 0.0
+
+    def update(self, objective: Objective) -> None:
+        """Lets the Hessian learn, when it is its turn."""
+        if self.increment_counter("update_calls", 0) % self.update_freq == 0:
+            self.children["hess_module"].update(objective)
+
+    def apply(self, objective: Objective) -> Objective:
+        """Looks for a radius whose step is accepted."""
+        setting = self.settings[objective.params[0]]
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        H = self.children["hess_module"].get_H(objective)
+        if H is None:
+            raise ChainError(f"{type(self).__name__}: {self.children['hess_module']!r} gave no Hessian")
+        loss = float(objective.get_loss(backward=True))
+        u = flat(masked(objective.peek_updates(), objective.present))
+        u = u if u.dtype is H.dtype else u.to(H.dtype)
+        if not bool(torch.isfinite(u).all()) or not math.isfinite(loss) or not bool(u.any()):
+            objective.updates = [torch.zeros_like(param) for param in objective.params]
+            return objective
+        H = self.prepare(H, setting)
+        radius = float(self.global_state.get("radius", setting["init"]))
+        floor = torch.finfo(u.dtype).eps
+        for _ in range(setting["max_attempts"]):
+            d = self.trust_solve(H, u, radius, setting)
+            length = float(torch.linalg.vector_norm(d))
+            if not math.isfinite(length) or length == 0.0:
+                radius = self._checked(radius * setting["nminus"], setting)
+                continue
+            predicted = float(torch.dot(u, d)) - 0.5 * float(torch.dot(d, H.matvec(d))) - self.extra(d, radius)
+            line = Line(objective, unflat(d, objective.params))
+            value = line.value(1.0)
+            gained = loss - value
+            rounding = 10 * floor * max(abs(loss), abs(value) if math.isfinite(value) else 0.0)
+            # At the end both are rounding: then the model is as good as the function (Conn, Gould, Toint, 17.4.2).
+            ratio = (
+                1.0
+                if abs(gained) <= rounding and abs(predicted) <= rounding
+                else (gained / max(predicted, torch.finfo(torch.float64).tiny))
+            )
+            used = radius
+            bound = length if self.norm_radius else radius
+            if (not math.isfinite(ratio) and value != -math.inf) or ratio < setting["rho_bad"]:
+                radius = self._checked(setting["nminus"] * bound, setting)
+            elif ratio > setting["rho_good"] and self._at_boundary(length, used, setting):
+                radius = self._checked(max(radius, setting["nplus"] * bound), setting)
+            if value == -math.inf or (math.isfinite(ratio) and ratio > setting["eta"] and value <= loss + rounding):
+                self.global_state["radius"] = radius
+                return line.finish(1.0)
+            line.finish(None)
+        self.global_state["radius"] = radius
+        objective.updates = [torch.zeros_like(param) for param in objective.params]
+        return objective
+
+    def _at_boundary(self, length: float, radius: float, setting: Any) -> bool:
+        tol = setting["boundary_tol"]
+        return tol is None or not self.norm_radius or length >= radius * (1 - tol)
+
+    def _checked(self, radius: float, setting: Any) -> float:
+        """The radius; the first one again where it left the range of numbers."""
+        return radius if 1e-150 < radius < 1e150 else float(setting["init"])
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Hessian of the model."""
+        return self.children["hess_module"].get_H(objective)
