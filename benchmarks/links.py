@@ -83,9 +83,7 @@ def candidates():
         po = pytorch_optimizer
         tables["SOAP"][1]["pytorch_optimizer"] = lambda p: po.SOAP(p, 1e-3, precondition_frequency=10)
         tables["Shampoo"][1]["pytorch_optimizer"] = lambda p: po.Shampoo(p, 1e-3, preconditioning_compute_steps=10)
-        tables["Muon"][1]["pytorch_optimizer"] = lambda p: po.Muon(
-            [{"params": list(p), "use_muon": True}], lr=1e-3
-        )
+        tables["Muon"][1]["pytorch_optimizer"] = lambda p: po.Muon([{"params": list(p), "use_muon": True}], lr=1e-3)
         tables["PSGD"][1]["pytorch_optimizer"] = lambda p: po.Kron(p, 1e-3, pre_conditioner_update_probability=1.0)
     if heavyball is not None:
         hb = heavyball
@@ -103,7 +101,7 @@ def table():
         for peer, make in peers.items():
             try:
                 calls[peer] = steps(make, shapes)
-            except Exception as error:  # a peer may fail in any way; the row is left out and the reason printed
+            except Exception as error:  # noqa: BLE001 - a peer may fail in any way; the row is left out and the reason printed
                 print(f"{name}: {peer} does not run: {type(error).__name__}: {str(error)[:100]}")
         times = interleaved(calls, rounds=7, number=1)
         for peer in calls:

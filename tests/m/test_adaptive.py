@@ -344,3 +344,16 @@ def test_asam_does_not_see_the_scale_of_weights():
 
     assert sharp(1.0, 2.0) == pytest.approx(sharp(10.0, 0.2))
     assert sharp(1.0, 2.0) > 1.0
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_adagrad_norm_is_its_paper(layerwise):
+    params = [torch.zeros(2), torch.zeros(1)]
+    link, total = m.AdagradNorm(layerwise=layerwise), [0.0, 0.0]
+    for u in ([torch.tensor([3.0, 4.0]), torch.tensor([2.0])], [torch.tensor([1.0, 0.0]), torch.tensor([1.0])]):
+        out = optim.step_tensors(link, [x.clone() for x in u], params=params)
+        sizes = [x.square().sum().item() for x in u]
+        total = [t + (size if layerwise else sum(sizes)) for t, size in zip(total, sizes, strict=True)]
+        close(out, [x / t**0.5 for x, t in zip(u, total, strict=True)], 1e-6)
+    debiased = optim.step_tensors(m.AdagradNorm(beta=0.9), [torch.tensor([3.0, 4.0])])
+    close(debiased, [torch.tensor([0.6, 0.8])], 1e-6)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from m.first_order import close, run
 
 import moduli as mo
+from m.first_order import close, run
 from moduli import m
 
 

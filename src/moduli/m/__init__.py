@@ -13,6 +13,7 @@ from .adaptive import (
     SAM,
     SOAP,
     Adagrad,
+    AdagradNorm,
     Adam,
     Adan,
     DAdaptAdam,
@@ -100,7 +101,18 @@ from .misc import (
     SquareHomotopy,
     UpdateSign,
 )
-from .momentum import EMA, NAG, Cautious, HeavyBall, ScheduleFree
+from .momentum import (
+    EMA,
+    NAG,
+    Averaging,
+    Cautious,
+    HeavyBall,
+    MedianAveraging,
+    ScaleByGradCosineSimilarity,
+    ScheduleFree,
+    UpdateGradientSignConsistency,
+    WeightedAveraging,
+)
 from .ops import (
     Abs,
     AccumulateMaximum,
@@ -242,7 +254,7 @@ from .termination import (
 )
 from .trust_region import CubicRegularization, Dogleg, LevenbergMarquardt, TrustCG, TrustExact, TrustRegionBase
 from .variance_reduction import SVRG, MARSCorrection
-from .weight_decay import CautiousWeightDecay, WeightDecay
+from .weight_decay import CautiousWeightDecay, RelativeWeightDecay, WeightDecay
 
 __all__ = [
     "ARS",
@@ -256,11 +268,13 @@ __all__ = [
     "AdGD",
     "AdaHessian",
     "Adagrad",
+    "AdagradNorm",
     "Adam",
     "Adan",
     "AdaptiveBacktracking",
     "Add",
     "Alternate",
+    "Averaging",
     "BBStab",
     "BFGS",
     "Backtracking",
@@ -366,6 +380,7 @@ __all__ = [
     "McCormick",
     "MeZO",
     "Mean",
+    "MedianAveraging",
     "Minimum",
     "MinimumModules",
     "Mul",
@@ -425,6 +440,7 @@ __all__ = [
     "RandomizedFDM",
     "Reciprocal",
     "Relative",
+    "RelativeWeightDecay",
     "RestartEvery",
     "RestartOnStuck",
     "RestartStrategy",
@@ -439,6 +455,7 @@ __all__ = [
     "SVRG",
     "SaveBest",
     "ScalarProjection",
+    "ScaleByGradCosineSimilarity",
     "ScaleLRBySignChange",
     "ScheduleFree",
     "Sequential",
@@ -478,6 +495,7 @@ __all__ = [
     "UnaryLambda",
     "UnaryParameterwiseLambda",
     "Uniform",
+    "UpdateGradientSignConsistency",
     "UpdateSign",
     "UpdateToNone",
     "VectorProjection",
@@ -485,6 +503,7 @@ __all__ = [
     "Warmup",
     "WarmupNormClip",
     "WeightDecay",
+    "WeightedAveraging",
     "WeightedMean",
     "WeightedSum",
     "Wrap",

@@ -75,6 +75,8 @@ ROWS = [
     ),
     Row("SAM", lambda: [m.SAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
     Row("ASAM", lambda: [m.ASAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
-    Row("Prodigy", lambda: [m.Prodigy(), m.LR(1.0)], tolerance=0.05),
-    Row("DAdaptAdam", lambda: [m.DAdaptAdam(), m.LR(1.0)], tolerance=0.05),
+    Row("Prodigy", lambda: [m.Prodigy(d0=0.01), m.LR(1.0)], tolerance=0.05),
+    Row("DAdaptAdam", lambda: [m.DAdaptAdam(d0=0.01, growth_rate=1.02), m.LR(1.0)], tolerance=0.05),
+    Row("AdagradNorm", lambda: [m.AdagradNorm(), m.LR(1.0)], tolerance=1e-2, pieces=False),
+    Row("AdagradNorm, all", lambda: [m.AdagradNorm(layerwise=False), m.LR(1.0)], tolerance=1e-2),
 ]

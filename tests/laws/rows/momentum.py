@@ -41,4 +41,9 @@ ROWS = [
     Row("Cautious", lambda: [m.EMA(0.9), m.Cautious(), m.LR(0.1)], reference=formula(_cautious)),
     Row("Cautious, normalised", lambda: [m.EMA(0.9), m.Cautious(normalize=True), m.LR(0.05)]),
     Row("ScheduleFree", lambda: [m.LR(0.1), m.ScheduleFree()], tolerance=1e-2, reference=_schedule_free),
+    Row("Averaging", lambda: [m.Averaging(3), m.LR(0.05)]),
+    Row("WeightedAveraging", lambda: [m.WeightedAveraging([1.0, 2.0, 3.0]), m.LR(0.05)]),
+    Row("MedianAveraging", lambda: [m.MedianAveraging(3), m.LR(0.05)]),
+    Row("ScaleByGradCosineSimilarity", lambda: [m.EMA(0.5), m.ScaleByGradCosineSimilarity(), m.LR(0.05)]),
+    Row("UpdateGradientSignConsistency", lambda: [m.UpdateGradientSignConsistency(), m.LR(0.01)], target=""),
 ]

@@ -1,6 +1,7 @@
 """Adaptive first-order links: steps scaled by what updates were like so far."""
 
 from ._adagrad import Adagrad
+from ._adagrad_norm import AdagradNorm
 from ._adam import Adam
 from ._adan import Adan
 from ._dadapt import DAdaptAdam
@@ -20,6 +21,7 @@ from ._soap import SOAP
 __all__ = [
     "ASAM",
     "Adagrad",
+    "AdagradNorm",
     "Adam",
     "Adan",
     "DAdaptAdam",

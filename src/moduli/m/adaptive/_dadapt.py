@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
+from ._axes import work
 
 __all__ = ["DAdaptAdam"]
 
@@ -66,6 +67,7 @@ class DAdaptAdam(TensorTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
+        tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
@@ -79,6 +81,7 @@ class DAdaptAdam(TensorTransform):
         states: list[dict[str, Any]],
         settings: Sequence[Mapping[str, Any]],
     ) -> None:
+        tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
         d = memory.get("d", setting["d0"])
         rho = setting["beta2"] ** 0.5
@@ -99,4 +102,4 @@ class DAdaptAdam(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         out: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + setting["eps"])
-        return out
+        return out.to(tensor.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
+from ._axes import work
 
 __all__ = ["Prodigy"]
 
@@ -86,6 +87,7 @@ class Prodigy(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["start"] = param.clone()
+        tensor = work(tensor)  # the square of a small estimate is nothing in half precision
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
@@ -99,10 +101,11 @@ class Prodigy(TensorTransform):
         states: list[dict[str, Any]],
         settings: Sequence[Mapping[str, Any]],
     ) -> None:
+        tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
         d = memory["d"] = memory.get("next_d", setting["d0"])
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
-        away = [state["start"] - param for state, param in zip(states, params, strict=True)]
+        away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
         r = beta3 * memory.get("r", 0.0) + (1 - beta3) * d * d * dot(tensors, away)
         total = 0.0
         for tensor, state, row in zip(tensors, states, settings, strict=True):
@@ -124,4 +127,4 @@ class Prodigy(TensorTransform):
             size = size / (1 - setting["beta1"] ** state["step"])
             grow = (1 - setting["beta2"] ** state["step"]) ** -0.5
         out: Tensor = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
-        return out
+        return out.to(tensor.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
 from .._checks import at_least_one, choice, fraction, non_negative
-from ._axes import covariance, merged_shape, multiply, power, work
+from ._axes import accumulate, merged_shape, multiply, power, work
 
 __all__ = ["Shampoo"]
 
@@ -123,18 +123,14 @@ class Shampoo(TensorTransform):
             return
         x = x.reshape(state["shape"])
         for axis, total in zip(state["axes"], state["covariances"], strict=True):
-            found = covariance(x, axis)
-            if beta is None:
-                total.add_(found)
-            else:
-                total.lerp_(found, 1 - beta)
+            accumulate(total, x, axis, 1.0 if beta is None else beta, 1.0 if beta is None else 1 - beta)
         if (state["step"] - 1) % setting["precond_freq"] == 0:
             exponent = setting["matrix_power"]
             if exponent is None:
                 exponent = -1 / (2 * len(state["axes"]))
             scale = self._debias(state, setting)
             state["roots"] = [
-                power(total * scale, exponent, setting["reg"], setting["matrix_power_method"])
+                power(total if scale == 1 else total * scale, exponent, setting["reg"], setting["matrix_power_method"])
                 for total in state["covariances"]
             ]
 

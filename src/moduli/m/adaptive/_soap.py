@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 from .._checks import at_least_one, fraction, non_negative
-from ._axes import covariance, eigh, merged_shape, multiply, work
+from ._axes import accumulate, covariance, eigh, merged_shape, multiply, work
 
 __all__ = ["SOAP"]
 
@@ -135,7 +135,7 @@ class SOAP(TensorTransform):
             state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         if t > 1:
             for axis, total in zip(state["axes"], state["covariances"], strict=True):
-                _average(total, x, axis, setting["shampoo_beta"])
+                accumulate(total, x, axis, setting["shampoo_beta"], 1 - setting["shampoo_beta"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -148,12 +148,3 @@ class SOAP(TensorTransform):
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
         out = (state["exp_avg"] / denominator).mul_(size)
         return multiply(out, self._matrices(state)).reshape(tensor.shape).to(tensor.dtype)
-
-
-def _average(total: Tensor, x: Tensor, axis: int, beta: float) -> None:
-    """Total <- beta total + (1 - beta) covariance, in one product where the tensor is a real matrix."""
-    if x.dim() == 2 and not x.is_complex():
-        left, right = (x, x.mT) if axis == 0 else (x.mT, x)
-        total.addmm_(left, right, beta=beta, alpha=1 - beta)
-    else:
-        total.lerp_(covariance(x, axis), 1 - beta)

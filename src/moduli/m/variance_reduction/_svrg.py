@@ -75,6 +75,8 @@ class SVRG(Reformulation):
     def apply(self, objective: Objective) -> Objective:
         """Averages the full gradient, or installs the corrected loss."""
         setting, memory = self.settings[objective.params[0]], self.global_state
+        if any("anchor" not in self.state[param] for param in objective.params):  # a new parameter: begin again
+            memory["left"] = memory["gathered"] = 0
         if memory.get("left", 0) == 0 and not self._gather(objective, setting):
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
