@@ -289,7 +289,9 @@ def test_hutchinson_draws_as_many_vectors_as_asked(method):
             w = torch.nn.Parameter(torch.ones(6, dtype=D))
             objective = mo.optim.Objective([w], mo.closure(lambda w=w: 0.5 * w @ A @ w - b @ w))
             generator = torch.Generator().manual_seed(seed)
-            estimates.append(objective.hutchinson_hessian(n_samples=count, hvp_method=method, generator=generator)[0][0])
+            estimates.append(
+                objective.hutchinson_hessian(n_samples=count, hvp_method=method, generator=generator)[0][0]
+            )
         stacked = torch.stack(estimates)
         spreads.append(stacked.std(0).mean())
         error = (stacked.mean(0) - A.diagonal()).abs().max()

@@ -69,7 +69,11 @@ def test_any_hessian_works_in_any_trust_region(provider, region):
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_any_hessian_works_before_any_line_search(provider, search):
-    _descends([PROVIDERS[provider](), SEARCHES[search]()], residuals=provider == "GaussNewton", enough=0.7 if provider == "DFP" else 1e-2)
+    _descends(
+        [PROVIDERS[provider](), SEARCHES[search]()],
+        residuals=provider == "GaussNewton",
+        enough=0.7 if provider == "DFP" else 1e-2,
+    )
 
 
 def test_a_link_without_a_hessian_is_refused():

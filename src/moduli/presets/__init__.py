@@ -10,5 +10,40 @@ Example:
 
 from ._adaptive import adagrad, adam, adamw, lion, rmsprop
 from ._descent import momentum, nesterov, sgd
+from ._second import (
+    adahessian,
+    bfgs,
+    cg,
+    gauss_newton,
+    lbfgs,
+    levenberg_marquardt,
+    newton,
+    newton_cg,
+    sophia,
+    spsa,
+    trust_cg,
+    trust_exact,
+)
 
-__all__ = ["adagrad", "adam", "adamw", "lion", "momentum", "nesterov", "rmsprop", "sgd"]
+__all__ = [
+    "adahessian",
+    "bfgs",
+    "cg",
+    "gauss_newton",
+    "lbfgs",
+    "levenberg_marquardt",
+    "newton",
+    "newton_cg",
+    "sophia",
+    "spsa",
+    "trust_cg",
+    "trust_exact",
+    "adagrad",
+    "adam",
+    "adamw",
+    "lion",
+    "momentum",
+    "nesterov",
+    "rmsprop",
+    "sgd",
+]
