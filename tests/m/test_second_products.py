@@ -1,5 +1,7 @@
 """Every Hessian under every globaliser: what can work does, what can't is refused when the optimizer is built."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -51,7 +53,7 @@ def _descends(links, residuals, enough=1e-2):
     opt = mo.Optimizer([w], *links)
     closure = mo.closure(parts if residuals else lambda: 0.5 * parts().square().sum(), fixed=True)
     losses = [float(opt.step(closure)) for _ in range(40)]
-    assert all(b <= a + 1e-12 for a, b in zip(losses, losses[1:], strict=False))  # globalised: never uphill
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(losses))  # globalised: never uphill
     assert losses[-1] < enough * losses[0]
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "spsa",
     "trust_cg",
     "trust_exact",
+,
 ]
 
 
