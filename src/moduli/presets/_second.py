@@ -34,7 +34,6 @@ __all__ = [
     "spsa",
     "trust_cg",
     "trust_exact",
-,
 ]
 
 
