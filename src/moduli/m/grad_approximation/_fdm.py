@@ -45,7 +45,7 @@ class FDM(GradApproximator):
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
         """Two evaluations per coordinate, or as many as the formula has."""
-        grads = [torch.zeros_like(param) for param in params]
+        grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
         h, formula = float(setting["h"]), setting["formula"]
         if 0 in FORMULAS[formula][0] and loss is None:
             loss = value()

@@ -28,6 +28,10 @@ def _by_product(H: Tensor, pair: Pair) -> Tensor:
     return H @ pair.y
 
 
+def _by_transpose(H: Tensor, pair: Pair) -> Tensor:
+    return H.T @ pair.y
+
+
 def _before(H: Tensor, pair: Pair) -> Tensor:
     return pair.before
 
@@ -111,13 +115,13 @@ class McCormick(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_product)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_transpose)}
 
 
 class Pearson(QuasiNewton):
     r"""The rank-one update along Hy.
 
-    $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$.
+    $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$. It keeps the inverse only.
 
     Args:
         **settings: Those of `QuasiNewton`.
@@ -137,7 +141,7 @@ class Pearson(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product), "hessian": rank_one(_s)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product)}
 
 
 class Greenstadt1(QuasiNewton):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ._dense import QuasiNewton
 from ._rules import Rule, sr1
@@ -33,3 +33,7 @@ class SR1(QuasiNewton):
     """
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": sr1, "hessian": sr1}
+
+    # Scaled with the first pair, the inverse would have the right curvature along y already, and the pair be lost.
+    def __init__(self, *, init_scale: float | str = 1.0, **settings: Any) -> None:
+        super().__init__(init_scale=init_scale, **settings)

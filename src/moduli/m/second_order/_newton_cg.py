@@ -174,4 +174,7 @@ class NewtonCGSteihaug(TrustCG):
     """
 
     def __init__(self, *, hvp_method: str = "autograd", h: float = 1e-3, reg: float = 0.0, **settings: Any) -> None:
+        for name, number in (("reg", reg), ("h", h)):
+            if not number >= 0:
+                raise ValueError(f"NewtonCGSteihaug: {name} is {number}; give a number that is not negative")
         super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)

@@ -94,7 +94,9 @@ class Dogleg(TrustRegionBase):
         try:
             newton = H.solve(u)
         except SingularError:
-            return cauchy
+            from ..second_order._solve import solve, solve_live
+
+            newton = solve_live(H.to_dense(), u, solve)  # parameters without curvature stay out of the system
         if not bool(torch.isfinite(newton).all()) or float(torch.dot(newton, u)) <= 0:
             return cauchy
         if float(torch.linalg.vector_norm(newton)) <= radius:
