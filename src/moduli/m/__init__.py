@@ -60,6 +60,7 @@ from .misc import (
     ExpHomotopy,
     FillLoss,
     GradSign,
+    HpuEstimate,
     LambdaHomotopy,
     LastAbsoluteRatio,
     LastDifference,
@@ -74,6 +75,7 @@ from .misc import (
     PrintParams,
     PrintShape,
     PrintUpdate,
+    RandomHvp,
     Relative,
     SqrtHomotopy,
     SquareHomotopy,
@@ -151,7 +153,7 @@ from .ops import (
     Zeros,
 )
 from .population import CEM, DE, GA, PBT, PSO
-from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
+from .projections import GGTBasis, Projection, ScalarProjection, SOAPBasis, To, VectorProjection, ViewAsReal
 from .quasi_newton import (
     BFGS,
     DFP,
@@ -173,6 +175,7 @@ from .quasi_newton import (
 )
 from .restarts import BirginMartinezRestart, PowellRestart, RestartEvery, RestartOnStuck, RestartStrategy
 from .second_order import Newton, NewtonCG, NewtonCGSteihaug
+from .smoothing import GradientSampling, LaplacianSmoothing
 from .step_size import (
     LR,
     AdGD,
@@ -266,6 +269,7 @@ __all__ = [
     "FullMatrixAdagrad",
     "GA",
     "GGT",
+    "GGTBasis",
     "GaussNewton",
     "GaussianSmoothing",
     "Grad",
@@ -273,6 +277,7 @@ __all__ = [
     "GradSign",
     "GradToNone",
     "GradientAccumulation",
+    "GradientSampling",
     "Graft",
     "GraftGradToUpdate",
     "GraftInputToOutput",
@@ -287,11 +292,13 @@ __all__ = [
     "HeavyBall",
     "HestenesStiefel",
     "Horisho",
+    "HpuEstimate",
     "ICUM",
     "Identity",
     "LBFGS",
     "LR",
     "LambdaHomotopy",
+    "LaplacianSmoothing",
     "LastAbsoluteRatio",
     "LastDifference",
     "LastGradDifference",
@@ -356,6 +363,7 @@ __all__ = [
     "RPow",
     "RSub",
     "Randn",
+    "RandomHvp",
     "RandomSample",
     "RandomStepSize",
     "RandomizedFDM",
@@ -368,6 +376,7 @@ __all__ = [
     "SAM",
     "SNES",
     "SOAP",
+    "SOAPBasis",
     "SPSA",
     "SR1",
     "SSVM",
