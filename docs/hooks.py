@@ -215,7 +215,7 @@ def _link(name: str, value: object) -> str:
     doc = (inspect.getdoc(value) or "") + "\n"
     sections = {title: textwrap.dedent(body).strip() for title, body in _SECTION.findall(doc)}
     text = _SECTION.split(doc)[0].strip()
-    parts = [f'\n### {name} {{ #{name.lower()} }}\n\n{text}\n\n```python\nm.{name}{_signature(value)}\n```\n']
+    parts = [f"\n### {name} {{ #{name.lower()} }}\n\n{text}\n\n```python\nm.{name}{_signature(value)}\n```\n"]
     described = re.findall(r"^(\*{0,2}\w+): ((?:.|\n(?!\*{0,2}\w+: ))+)", sections.get("Args", ""), re.MULTILINE)
     if described:
         rows = (f"| `{key}` | {' '.join(words.split()).replace('|', chr(92) + '|')} |" for key, words in described)
@@ -232,7 +232,8 @@ def _link(name: str, value: object) -> str:
 def _signature(value: object) -> str:
     """Names and defaults, without types."""
     shown = []
-    for parameter in inspect.signature(value).parameters.values():  # type: ignore[arg-type]
+    made = inspect.signature(value.__init__ if inspect.isclass(value) else value)  # type: ignore[misc, arg-type]
+    for parameter in (parameter for key, parameter in made.parameters.items() if key != "self"):
         bare = parameter.replace(annotation=inspect.Parameter.empty)
         if bare.kind is bare.KEYWORD_ONLY and not any(word.startswith("*") for word in shown):
             shown.append("*")

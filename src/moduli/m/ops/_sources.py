@@ -23,6 +23,7 @@ class _Source(Module):
     members = True
 
     def emit(self, objective: Objective) -> list[Tensor]:
+        """The tensors, one for each parameter."""
         raise TypeError(f"{type(self).__name__} does not say what it emits")
 
     def apply(self, objective: Objective) -> Objective:

@@ -111,8 +111,7 @@ class GGTBasis(Module):
                 for kind, names in link._projected.items():
                     for name in names:
                         found = row.get(name)
-                        several = isinstance(found, list | deque)
-                        for buffer in found if several else [found]:
+                        for buffer in found if isinstance(found, list | deque) else [found]:
                             if isinstance(buffer, Tensor) and buffer.shape[:1] == turn.shape[:1]:
                                 buffer.copy_(_turned(buffer, kind, turn))
 
