@@ -80,14 +80,15 @@ class Search(ABC):
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
         self._buffers = Buffers()
-        inside = x0.detach().clone().clamp(self.coordinates.lower, self.coordinates.upper)
+        # Never more than three vectors at once: a model may fill most of the memory.
+        inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
         self.state: dict[str, Value] = {
             "seed": int(seed),
             "counter": 0,
             "generation": 0,
             "evaluations": 0,
             "population": self._sized(population),
-            "best": self.coordinates.rounded(inside),
+            "best": self.coordinates.rounded(inside.clone()),
             "best_fitness": math.inf,
             "stalled": 0,
             "lost": 0,
@@ -120,6 +121,10 @@ class Search(ABC):
     @abstractmethod
     def mean(self) -> Tensor:
         """The centre of the search, inside the bounds: of the distribution, or of the members."""
+
+    def _member(self, index: int) -> Tensor:
+        """One member, to keep."""
+        return self._propose(index, index + 1)[0].clone()
 
     def _converged(self) -> Reason | None:
         """A reason that only this method knows of."""
@@ -168,7 +173,7 @@ class Search(ABC):
             flat = value == float(f.max())
             improved = value < self.best_fitness
             if improved:
-                state["best"] = self._propose(int(place), int(place) + 1)[0].clone()
+                state["best"] = self._member(int(place))
             used, population = self._draws(), self.population
             self._learn(f)
         state["best_fitness"] = min(value, self.best_fitness)

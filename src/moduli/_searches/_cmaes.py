@@ -134,6 +134,9 @@ class CMAES(Distribution):
     def _directions(self, start: int, stop: int) -> Tensor:
         return self._steps()[start:stop] if self.covariance == "full" else super()._directions(start, stop)
 
+    def _shared(self) -> bool:
+        return self.covariance == "full" or super()._shared()
+
     def _learn(self, fitness: Tensor) -> None:
         state, k = self.state, self.constants
         order = fitness.argsort(stable=True)

@@ -36,6 +36,11 @@ class Coordinates:
                 raise ValueError(f"categorical coordinate {index} has {count} categories; it needs at least one")
         self.bounded = bounds is not None or bool(self.categorical)
         low, high = (-torch.inf, torch.inf) if bounds is None else bounds
+        self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)
+        if bounds is None and len(self.whole) == 0:
+            # Two numbers, which broadcast, instead of two vectors.
+            self.lower, self.upper = (torch.tensor(b, dtype=dtype, device=device) for b in (-torch.inf, torch.inf))
+            return
         self.lower, self.upper = (_bound(b, dim, dtype, device, side) for b, side in ((low, "lower"), (high, "upper")))
         for index, count in self.categorical.items():
             self.lower[index], self.upper[index] = 0.0, float(count - 1)
@@ -49,7 +54,6 @@ class Coordinates:
             self.lower[i], self.upper[i] = self.lower[i].ceil(), self.upper[i].floor()
             if self.lower[i] > self.upper[i]:
                 raise ValueError(f"there is no integer between the bounds of coordinate {i}")
-        self.whole = torch.tensor([*self.integer, *self.categorical], dtype=torch.long, device=device)
 
     @property
     def finite(self) -> bool:

@@ -84,12 +84,22 @@ class Distribution(Search):
         else:
             sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
             step = self._directions(first, first + stop - start)
+            # Directions that are not kept are nobody else's.
+            out = None if self._shared() else step
             if isinstance(scale, Tensor):
-                x = torch.addcmul(mean, step, scale, value=sign)
+                x = torch.addcmul(mean, step, scale, value=sign, out=out)
             else:
-                x = torch.add(mean, step, alpha=sign * scale)
+                x = torch.add(mean, step, alpha=sign * scale, out=out)
         c = self.coordinates
         return reflected(x, c.lower, c.upper) if c.bounded else x
+
+    def _shared(self) -> bool:
+        """Whether what `_directions` gives is used again."""
+        return self._noise.kept
+
+    def _member(self, index: int) -> Tensor:
+        # A single member is made anew, so there is nothing to copy.
+        return self._propose(index, index + 1)[0]
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
@@ -172,11 +182,11 @@ class GradientSearch(Distribution):
             adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas, 1e-8)
             return
         moved = descent(mean, gradient, self._tensor("velocity") if self.momentum else None, self.lr, self.momentum)
-        self.state["step"] = self.lr * float((gradient if moved is None else moved).abs().max())
+        self.state["step"] = self.lr * float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
 
     def _converged(self) -> Reason | None:
         # Adam divides by the size of the gradients, so its steps never become small.
         if self.optimizer == "adam" or self.generation == 0:
             return None
-        size = max(1.0, float(self._tensor("mean").abs().max()))
+        size = max(1.0, float(torch.linalg.vector_norm(self._tensor("mean"), torch.inf)))
         return Reason.SMALL_STEP if self._float("step") <= self.tol * size else None

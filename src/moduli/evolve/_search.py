@@ -104,7 +104,7 @@ def search(
     """Search for parameters of a module that minimise a fitness, without gradients.
 
     The module ends with the best parameters that were found; the others, buffers included, are never written by the search.
-    If anything raises, the module is as it was before.
+    If anything raises, the module has the best parameters so far, which are its own until something is evaluated.
 
     Ctrl-C ends the search after what was evaluated, with `Reason.INTERRUPTED`. With a `checkpoint`, the same call goes on
     from there, also after the program was killed: what was evaluated is in the file or in the journal beside it.
@@ -153,16 +153,16 @@ def search(
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
     searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, **{**preset, **settings})
     run = _Run(net, chosen, ModuleFitness(net, chosen, fitness), searcher, checkpoint, method)
-    before = chosen.read(net)
+    del x0
     workers = executor or InProcess(vectorised=vectorised)
     try:
         reason = run.until_done(workers, callback)
     except BaseException:
-        chosen.write(net, before)
+        chosen.write(net, searcher.best)
         raise
     best = searcher.best
     chosen.write(net, best)
-    x = {name: value.clone() for name, value in chosen.named(best).items()}
+    x = chosen.named(best)
     done = searcher.generation, searcher.evaluations, perf_counter() - started
     return SearchResult(x, searcher.best_fitness, reason, reason.success, *done, run.history, searcher)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..optim._vectors import as_real
 
-__all__ = ["dot", "flat", "masked", "size", "unflat"]
+__all__ = ["dot", "flat", "flat_members", "masked", "size", "unflat", "unflat_members"]
 
 _LOW = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.float32, torch.float64)
@@ -62,3 +62,26 @@ def masked(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Te
     if present is None:
         return list(tensors)
     return [tensor if here else torch.zeros_like(tensor) for tensor, here in zip(tensors, present, strict=True)]
+
+
+def flat_members(tensors: Sequence[Tensor]) -> Tensor:
+    """One real vector for each member of a population, in rows: `flat` of each."""
+    rows = torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
+    return rows.float() if rows.dtype in _LOW else rows
+
+
+def unflat_members(rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """Rows, one for each member, in pieces shaped and typed like stacked parameters."""
+    out = []
+    position = 0
+    for param in params:
+        shape = as_real(param.detach()).shape
+        count = shape[1:].numel()
+        piece = rows[:, position : position + count]
+        position += count
+        if param.is_complex():
+            real = torch.float32 if param.dtype is torch.complex64 else torch.float64
+            out.append(torch.view_as_complex(piece.to(real).reshape(shape).contiguous()))
+        else:
+            out.append(piece.to(param.dtype).reshape(shape))
+    return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,11 +10,12 @@ from torch import Tensor
 from ._needs import ChainError, Need
 
 if TYPE_CHECKING:
+    from ..population import Population
     from ._binding import Binding
     from .module import Module
     from .objective import Objective
 
-__all__ = ["check", "each", "lifts", "views"]
+__all__ = ["adopt", "check", "each", "lifts", "views"]
 
 
 def lifts(link: Module) -> bool:
@@ -40,6 +41,20 @@ def check(link: Module) -> None:
             f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; "
             "it can't be given to each member by itself. Use it on one model, or a link made for populations"
         )
+
+
+def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
+    """Make tensors that were copied with an optimizer the parameters of the population that was copied with it.
+
+    A population makes its parameters as views of its storage, so that of a copy is not what the optimizer's copy holds.
+    """
+    leaves = list(population.parameters())
+    for i, (name, leaf) in enumerate(population.named_parameters()):
+        param = params.get(name)
+        if param is not None and param is not leaf and param.shape == leaf.shape:
+            param.data = leaf.detach()
+            leaves[i] = param
+    population._leaves = leaves
 
 
 def each(link: Module, objective: Objective) -> Objective:

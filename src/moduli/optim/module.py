@@ -21,11 +21,13 @@ from ._vector_state import VECTOR, described
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
+    from .modular import Optimizer
     from .objective import Objective
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
+"""How a buffer transforms when the basis changes."""
 
 
 class Module(metaclass=LinkType):
@@ -105,6 +107,9 @@ class Module(metaclass=LinkType):
 
     def check(self) -> None:
         """Refuse a construction that can never work; called when the optimizer is built."""
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Called when an optimizer with this link is complete: refuse what can't work with it, or prepare it."""
 
     # ------------------------------------------------------------------ settings
 

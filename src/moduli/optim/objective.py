@@ -159,12 +159,7 @@ class Objective(Curvature, Moving):
 
     def _one_number(self, loss: Tensor) -> Tensor:
         if self.members is not None:
-            if loss.dim() != 1 or loss.numel() != self.members:
-                raise ClosureError(
-                    f"the closure returned a tensor of shape {tuple(loss.shape)} for a population of {self.members}; "
-                    "return one loss per member: pop.losses(...)"
-                )
-            return loss.sum()
+            return self._of_members(loss).sum()
         if loss.dim() == 0:
             return loss
         if Need.RESIDUALS in self.needs:
@@ -176,9 +171,18 @@ class Objective(Curvature, Moving):
             "(Residual vectors are for least-squares links such as GaussNewton, one loss per member for a Population.)"
         )
 
+    def _of_members(self, loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != self.members:
+            what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ClosureError(
+                f"the closure returned a {what} for a population of {self.members}; return one loss per member: "
+                "pop.losses(...)"
+            )
+        return loss
+
     def _value(self, loss: Any) -> Tensor:
         """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
-        kept = loss.detach() if self.members is not None else self._scalar(loss).detach()
+        kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
         return kept if self.reduce is None else self.reduce(kept)
 
     def _gradients(self) -> list[Tensor | None]:

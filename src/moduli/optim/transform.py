@@ -258,7 +258,9 @@ class TensorTransform(Transform):
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         chosen = [settings[i] for i in kept]
         if objective.members is not None:
-            chosen = [_per_member(setting, tensors[i].dim()) for i, setting in zip(kept, chosen, strict=True)]
+            chosen = [
+                _per_member(setting, tensors[i], self.elementwise) for i, setting in zip(kept, chosen, strict=True)
+            ]
         real = as_real if self.elementwise else _as_it_is
         return (
             kept,
@@ -313,7 +315,7 @@ class TensorTransform(Transform):
         if objective.members is None:
             return [{**setting, **found} for setting in settings]
         return [
-            {**setting, **_per_member(found, tensor.dim())} for setting, tensor in zip(settings, tensors, strict=True)
+            {**setting, **_per_member(found, tensor, False)} for setting, tensor in zip(settings, tensors, strict=True)
         ]
 
 
@@ -325,12 +327,19 @@ def _at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
     return None if tensors is None else tensors[i]
 
 
-def _per_member(setting: Setting, dims: int) -> Setting:
-    """One number per member, shaped so that it multiplies tensors whose first axis is the members."""
+def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
+    """One number per member, to multiply a tensor whose first axis is the members (of pairs where it is complex)."""
     if not any(is_per_member(value) for value in setting.values()):
         return setting
+    shape = (-1, *([1] * (tensor.dim() - 1 + (pairs and tensor.is_complex()))))
+    wide = {torch.float32: torch.float32, torch.complex64: torch.float32}.get(tensor.dtype)
+    wide = torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else wide
     return {
-        key: value.reshape(-1, *([1] * (dims - 1))) if is_per_member(value) else value for key, value in setting.items()
+        # Settings take the precision of the tensor, but are not rounded to half of it.
+        key: value.to(tensor.device, wide if value.is_floating_point() else None).reshape(shape)
+        if is_per_member(value)
+        else value
+        for key, value in setting.items()
     }
 
 

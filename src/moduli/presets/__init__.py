@@ -8,7 +8,29 @@ Example:
     True
 """
 
-from ._adaptive import adagrad, adam, adamw, lion, rmsprop
+from ._adaptive import adagrad, adam, adamw, adan, lion, mars, rmsprop, rprop, sam
 from ._descent import momentum, nesterov, sgd
+from ._free import dadapt, prodigy, schedule_free
+from ._matrices import muon, psgd, shampoo, soap
 
-__all__ = ["adagrad", "adam", "adamw", "lion", "momentum", "nesterov", "rmsprop", "sgd"]
+__all__ = [
+    "adagrad",
+    "adam",
+    "adamw",
+    "adan",
+    "dadapt",
+    "lion",
+    "mars",
+    "momentum",
+    "muon",
+    "nesterov",
+    "prodigy",
+    "psgd",
+    "rmsprop",
+    "rprop",
+    "sam",
+    "schedule_free",
+    "sgd",
+    "shampoo",
+    "soap",
+]

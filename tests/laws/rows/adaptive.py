@@ -56,7 +56,7 @@ ROWS = [
     Row("SignConsistencyLRs", lambda: [m.SignConsistencyLRs(), m.LR(0.01)], target=""),
     Row("Shampoo", lambda: [m.Shampoo(precond_freq=2), m.LR(0.5)], tolerance=1e-2, pieces=False),
     Row("SOAP", lambda: [m.SOAP(precond_freq=2), m.LR(0.05)], tolerance=1e-2, pieces=False),
-    Row("GGT", lambda: [m.GGT(history_size=5, damping=0.1), m.LR(0.02)], tolerance=1e-2),
+    Row("GGT", lambda: [m.GGT(history_size=5, damping=0.1), m.Warmup(500, start_lr=0.2, end_lr=1e-3)], tolerance=1e-2),
     Row("FullMatrixAdagrad", lambda: [m.FullMatrixAdagrad(), m.LR(0.5)], tolerance=1e-2),
     Row(
         "Orthogonalize",
@@ -75,4 +75,6 @@ ROWS = [
     ),
     Row("SAM", lambda: [m.SAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
     Row("ASAM", lambda: [m.ASAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
+    Row("Prodigy", lambda: [m.Prodigy(), m.LR(1.0)], tolerance=0.05),
+    Row("DAdaptAdam", lambda: [m.DAdaptAdam(), m.LR(1.0)], tolerance=0.05),
 ]

@@ -37,8 +37,6 @@ class ARS(SearchLink):
         NeurIPS 2018, algorithm 2.
     """
 
-    gradient = True
-
     def __init__(self, *, population: int = 32, top: int | None = None, sigma: float = 0.05, seed: int = 0) -> None:
         super().__init__(seed=seed, population=population, top=top, sigma=sigma)
 

@@ -21,7 +21,7 @@ class GuidedES(SearchLink):
         subspace: How many estimates span the subspace.
         alpha: How much of the noise is in the whole space.
         beta: Scale of the estimate.
-        shape: How losses enter: "ranks" (centred ranks), "normal" or "none".
+        shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
         seed: Decides every random number.
 
     Example:
@@ -38,8 +38,6 @@ class GuidedES(SearchLink):
     References:
         N. Maheswaranathan, L. Metz, G. Tucker, D. Choi, J. Sohl-Dickstein, "Guided evolutionary strategies", ICML 2019.
     """
-
-    gradient = True
 
     def __init__(
         self,

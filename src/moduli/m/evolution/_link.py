@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._searches._base import Search
+from ..._searches._distribution import GradientSearch
 from ...optim import Module, Need, Objective
-from ...optim._vectors import as_real, from_vector, like, to_vector
+from ...optim._vectors import as_real
 from ...population import Population
+from .._flat import flat, unflat
+from .._landing import land
 
 __all__ = ["SearchLink"]
 
@@ -23,7 +27,7 @@ class SearchLink(Module):
 
     Each step asks for a generation around the parameters, evaluates it (all at once where the closure is a function of the
     model, `mo.closure(lambda net: ...)`, and the optimizer was given the module; else one by one), and emits the way from
-    the parameters to the new centre of the search.
+    the parameters to the new centre of the search; where the search estimates a gradient it emits that, for the next link.
 
     Args:
         seed: Decides every random number.
@@ -32,13 +36,17 @@ class SearchLink(Module):
 
     needs = frozenset({Need.CLOSURE})
     vector_state = True
-    gradient: ClassVar[bool] = False
 
     def __init__(self, *, seed: int, **options: Any) -> None:
         super().__init__()
         self.seed = seed
         self.options = options
         self._made: Search | None = None
+        self._found: Tensor | None = None
+        self.make(torch.zeros(2), seed, self._given())  # options that can't work are refused here
+
+    def _given(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options.items() if value is not None}
 
     @abstractmethod
     def make(self, x0: Tensor, seed: int, options: dict[str, Any]) -> Search:
@@ -51,30 +59,39 @@ class SearchLink(Module):
     def search(self, x0: Tensor) -> Search:
         """The search as it stands; made, or made again from what was saved, when it is not there."""
         if self._made is None:
-            options = {key: value for key, value in self.options.items() if value is not None}
-            self._made = self.make(x0, self.seed, options)
+            made = self.make(x0, self.seed, self._given())
+            if isinstance(made, GradientSearch):
+                # The next link descends, so the search only says along what.
+                made._descend = self._keep  # type: ignore[method-assign]
             saved = self.global_state.get("search")
             if saved is not None:
-                self._made.load_state_dict({"method": type(self._made).__name__, **saved})
+                made.load_state_dict({"method": type(made).__name__, **saved})
+            self._made = made
         return self._made
+
+    def _keep(self, gradient: Tensor) -> None:
+        self._found = gradient
+        if self._made is not None:
+            self._made.state["step"] = float(torch.linalg.vector_norm(gradient, torch.inf))
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
-        x = to_vector([as_real(param.detach()) for param in objective.params]).clone()
+        params = objective.params
+        x = flat(params).clone()
         search = self.search(x)
         search.state["mean"] = x.clone()
-        fitness = torch.empty(search.population, dtype=torch.float64)
-        block = max(1, min(search.population, BLOCK // max(x.numel(), 1)))
-        for start in range(0, search.population, block):
-            stop = min(start + block, search.population)
-            fitness[start:stop] = self._losses(objective, search.rows(start, stop))
+        fitness = self._evaluated(objective, search, x.numel())
         search.tell(fitness)
         self.global_state["search"] = search.state
-        parts = from_vector(x - search.mean.to(x), [as_real(param.detach()) for param in objective.params])
-        objective.updates = [like(part, param).clone() for part, param in zip(parts, objective.params, strict=True)]
-        if self.gradient:
+        if isinstance(search, GradientSearch):
+            # The way to the new centre would be the estimate rounded to the precision of the parameters.
+            objective.updates = unflat(self._estimate(search), params)
             objective.grads = [tensor.clone() for tensor in objective.updates]
             objective.present = None
+        else:
+            centre = unflat(search.mean.to(x), params)
+            objective.updates = [param.detach() - goal for param, goal in zip(params, centre, strict=True)]
+            land(objective, centre)
         finite = fitness[fitness.isfinite()]
         objective.loss_approx = finite.mean() if len(finite) else fitness.mean()
         objective.attrs["best_loss"] = search.best_fitness
@@ -83,24 +100,38 @@ class SearchLink(Module):
             objective.terminate(str(reason))
         return objective
 
-    def _losses(self, objective: Objective, rows: Tensor) -> Tensor:
+    def _estimate(self, search: GradientSearch) -> Tensor:
+        found = self._found
+        self._found = None
+        if found is None:
+            raise RuntimeError(f"{type(search).__name__} was told the losses and gave no estimate")
+        return found
+
+    def _evaluated(self, objective: Objective, search: Search, size: int) -> Tensor:
         evaluator = objective._closure("evaluations at other points")
-        asked = evaluator.closure
-        if asked is not None and asked.of_model and isinstance(objective.model, torch.nn.Module):
-            return self._together(objective, rows, asked.fn)
-        out = torch.empty(len(rows), dtype=torch.float64)
+        asked, net = evaluator.closure, objective.model
+        if asked is None or not asked.of_model or not isinstance(net, torch.nn.Module):
+            return self._one_by_one(objective, search)
+        # Frozen parameters and buffers are copied for every model too.
+        copied = sum(tensor.numel() for tensor in (*net.parameters(), *net.buffers()))
+        block = max(1, min(search.population, BLOCK // max(copied, size, 1)))
+        fitness = torch.empty(search.population, dtype=torch.float64)
+        for start in range(0, search.population, block):
+            stop = min(start + block, search.population)
+            fitness[start:stop] = self._together(objective, search.rows(start, stop), asked.fn)
+        return fitness
+
+    def _one_by_one(self, objective: Objective, search: Search) -> Tensor:
+        fitness = torch.empty(search.population, dtype=torch.float64)
         with objective.moved(), torch.no_grad():
-            for i, row in enumerate(rows):
-                self._put(objective, row)
-                out[i] = objective.get_loss(backward=False, at_x0=False).double()
-        return out
+            for i in range(search.population):
+                row = search.rows(i, i + 1)[0]
+                for param, part in zip(objective.params, unflat(row, objective.params), strict=True):
+                    param.copy_(part)
+                fitness[i] = objective.get_loss(backward=False, at_x0=False).double()
+        return fitness
 
-    def _put(self, objective: Objective, row: Tensor) -> None:
-        shapes = [as_real(param.detach()) for param in objective.params]
-        for param, part in zip(objective.params, from_vector(row, shapes), strict=True):
-            param.copy_(like(part, param))
-
-    def _together(self, objective: Objective, rows: Tensor, fn: Any) -> Tensor:
+    def _together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
         net: Any = objective.model
         pop = Population.of(net, len(rows))
         leaves = dict(pop.named_parameters())
@@ -108,18 +139,15 @@ class SearchLink(Module):
         at = 0
         with torch.no_grad():
             for param in objective.params:
-                size = as_real(param.detach()).numel()
-                part = rows[:, at : at + size].to(param.dtype if not param.is_complex() else rows.dtype)
-                at += size
                 leaf = leaves[names[id(param)]]
-                if param.is_complex():
-                    leaf.copy_(torch.view_as_complex(part.reshape(len(rows), *param.shape, 2).contiguous()))
-                else:
-                    leaf.copy_(part.view(len(rows), *param.shape))
+                size = as_real(param.detach()).numel()
+                part = rows[:, at : at + size]
+                at += size
+                as_real(leaf.detach()).copy_(part.reshape(as_real(leaf.detach()).shape))
             losses = pop.losses(fn).detach()
         if objective.evaluator is not None:
             objective.evaluator.count += len(rows)
-        return losses.double()
+        return (losses if objective.reduce is None else objective.reduce(losses)).double()
 
     def reset(self) -> None:
         """Begin again from the parameters as they are."""
@@ -130,4 +158,4 @@ class SearchLink(Module):
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": None}
+        return {**super().__getstate__(), "_made": None, "_found": None}

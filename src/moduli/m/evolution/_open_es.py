@@ -22,7 +22,7 @@ class OpenES(SearchLink):
         population: How many models are tried.
         sigma: Their standard deviation around the parameters.
         antithetic: Whether models come in pairs, mirrored at the parameters.
-        shape: How losses enter: "ranks" (centred ranks), "normal" or "none".
+        shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
         seed: Decides every random number.
 
     Example:
@@ -40,8 +40,6 @@ class OpenES(SearchLink):
         T. Salimans, J. Ho, X. Chen, S. Sidor, I. Sutskever, "Evolution strategies as a scalable alternative to reinforcement
         learning", 2017, equation (1).
     """
-
-    gradient = True
 
     def __init__(
         self, *, population: int = 64, sigma: float = 0.1, antithetic: bool = True, shape: str = "ranks", seed: int = 0

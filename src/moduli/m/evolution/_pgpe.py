@@ -20,7 +20,7 @@ class PGPE(SearchLink):
         sigma: The first standard deviation.
         sigma_lr: Learning rate of the deviations.
         max_change: The largest relative change of a deviation.
-        shape: How losses enter: "ranks" (centred ranks), "normal" or "none".
+        shape: How losses enter: "ranks" (centred ranks), "standardize" or "raw".
         seed: Decides every random number.
 
     Example:
@@ -38,8 +38,6 @@ class PGPE(SearchLink):
         F. Sehnke, C. Osendorfer, T. Rückstiess, A. Graves, J. Peters, J. Schmidhuber, "Parameter-exploring policy gradients",
         Neural Networks 23 (2010), algorithm 1.
     """
-
-    gradient = True
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class FDM(GradApproximator):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
         >>> opt = mo.Optimizer([w], m.FDM(), m.BFGS(), m.StrongWolfe())
-        >>> for _ in range(15):
+        >>> for _ in range(25):
         ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum()))
         >>> bool(w.abs().max() < 1e-4)
         True

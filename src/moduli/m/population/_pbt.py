@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import ChainError, Module, Need, Objective
+from ...optim import ChainError, Module, Need, Objective, Optimizer
+from .._landing import land
 
 __all__ = ["PBT"]
 
@@ -68,78 +69,113 @@ class PBT(Module):
         self.ranges = {name: (float(low), float(high)) for name, (low, high) in settings.items()}
         self.every, self.share, self.perturb, self.seed = every, share, perturb, seed
 
-    def _links(self, objective: Objective) -> list[tuple[str, Module]]:
-        if objective.modular is None:
-            raise ChainError("PBT exchanges the state of the other links, so it has to be in an Optimizer")
-        return objective.modular._links
-
-    def _target(self, objective: Objective, name: str) -> tuple[Module, str]:
-        owner, _, key = name.rpartition(".")
-        found = [
-            link
-            for path, link in self._links(objective)
-            if (path == owner or type(link).__name__.lower() == owner.lower()) and key in link.defaults
-        ]
-        if len(found) != 1:
-            raise ChainError(f"PBT: {len(found)} links of the chain are meant by {name!r}; it has to be one")
-        return found[0], key
-
-    def update(self, objective: Objective) -> None:
-        """Give every member its own settings; they are there from the first step on."""
-        count = objective.members or 0
+    def attached(self, optimizer: Optimizer) -> None:
+        """Give every member its own settings, before the first step."""
+        if self not in optimizer.modules:
+            raise ChainError("PBT exchanges the state of all links, so it stands by itself in the chain, not in a link")
+        for name in self.ranges:
+            _target(optimizer, name)
         kept: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
         generator = self.get_generator("cpu", self.seed)
         for name, (low, high) in self.ranges.items():
             if name not in kept:
-                draw = torch.rand(count, generator=generator)
+                draw = torch.rand(optimizer.binding.members or 1, generator=generator)
                 logarithmic = low > 0 and high > 0
                 a, b = (math.log(low), math.log(high)) if logarithmic else (low, high)
                 value = a + (b - a) * draw
-                kept[name] = value.exp() if logarithmic else value
-        self._install(objective, kept)
+                kept[name] = (value.exp() if logarithmic else value).clamp(low, high)
+        self._install(optimizer)
 
-    def _install(self, objective: Objective, kept: dict[str, Tensor]) -> None:
+    def _install(self, optimizer: Optimizer) -> None:
+        kept = self.global_state["hyperparameters"]
+        params = [param for group in optimizer.param_groups for param in group["params"]]
         for name, value in kept.items():
-            link, key = self._target(objective, name)
-            if objective.modular is not None:
-                for group in objective.modular.param_groups:
-                    if key in group:  # what schedulers look at would otherwise hide it
-                        group[key] = value
-            link.defaults[key] = value
-            link.settings.refresh()
-        objective.attrs["hyperparameters"] = kept
+            link, key = _target(optimizer, name)
+            # Parameters with the same settings share the dictionary, and so are moved in one pass.
+            renewed: dict[int, dict[str, Any]] = {}
+            for param in params:
+                held = link.settings.local.get(param, {})
+                link.settings.local[param] = renewed.setdefault(id(held) if held else 0, {**held, key: value})
+            link.settings.forget()
+        optimizer.attrs["hyperparameters"] = dict(kept)
+
+    def reset(self) -> None:
+        """Begin the count anew; the members keep their settings."""
+        kept = self.global_state.get("hyperparameters")
+        super().reset()
+        if kept is not None:
+            self.global_state["hyperparameters"] = kept
+
+    def _extra_unpack(self, extra: dict[str, Any]) -> None:
+        optimizer = self._owner() if self._owner is not None else None
+        if optimizer is not None and "hyperparameters" in self.global_state:
+            self._install(optimizer)
+
+    def update(self, objective: Objective) -> None:
+        """Settings of parameters that were added since."""
+        optimizer = _optimizer(objective)
+        known = {param for name in self.ranges for param in _target(optimizer, name)[0].settings.local}
+        if self.ranges and any(param not in known for param in objective.params):
+            self._install(optimizer)
 
     def apply(self, objective: Objective) -> Objective:
         """Exploit and explore, when it is time."""
         count = objective.members or 0
         if self.increment_counter("steps", 1) % self.every or count < 2:
             return objective
+        optimizer = _optimizer(objective)
         losses = objective.get_loss(backward=True)
         ranked = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).argsort(stable=True)
         replaced = max(1, int(self.share * count))
         best, worst = ranked[:replaced], ranked[-replaced:]
         generator = self.get_generator("cpu", self.seed)
         source = best[torch.randint(replaced, (replaced,), generator=generator).to(best.device)]
-        params, updates = objective.params, objective.get_updates()
-        with torch.no_grad():
-            for param, update in zip(params, updates, strict=True):
-                # The update is subtracted at the end, and has to lead to where the winner goes.
-                update[worst] = param[worst] - (param[source] - update[source])
-            population = objective.modular.population if objective.modular is not None else None
-            if population is not None:
-                for _, buffer in population.named_buffers():
-                    buffer[worst] = buffer[source]
-            for _, link in self._links(objective):
-                if link is not self:
-                    _copy_state(link, count, worst.tolist(), source.tolist())
+        self._exploit(objective, optimizer, count, worst, source)
         kept = self.global_state["hyperparameters"]
         for name, (low, high) in self.ranges.items():
             value = kept[name].clone()
             sign = torch.randint(0, 2, (replaced,), generator=generator) * 2 - 1
             value[worst.cpu()] = (value[source.cpu()] * (1 + self.perturb * sign)).clamp(low, high)
             kept[name] = value
-        self._install(objective, kept)
+        self._install(optimizer)
+        objective.attrs["replaced"] = dict(zip(worst.tolist(), source.tolist(), strict=True))
         return objective
+
+    def _exploit(self, objective: Objective, optimizer: Optimizer, count: int, worst: Tensor, source: Tensor) -> None:
+        params, updates = objective.params, objective.get_updates()
+        goal = [param.detach() - update.to(param.dtype) for param, update in zip(params, updates, strict=True)]
+        for param, update, there in zip(params, updates, goal, strict=True):
+            there[worst] = there[source]
+            # The update is subtracted at the end, and has to lead to where the winner goes.
+            update[worst] = (param.detach()[worst] - there[worst]).to(update.dtype)
+        land(objective, goal)
+        moving = {id(param) for param in params}
+        population = optimizer.population
+        if population is not None:
+            rest = [param for _, param in population.named_parameters() if id(param) not in moving]
+            for tensor in (*rest, *(buffer for _, buffer in population.named_buffers())):
+                tensor.detach()[worst] = tensor.detach()[source]
+        for _, link in optimizer._links:
+            if link is not self:
+                _copy_state(link, count, worst.tolist(), source.tolist())
+
+
+def _optimizer(objective: Objective) -> Optimizer:
+    if objective.modular is None:
+        raise ChainError("PBT exchanges the state of the other links, so it has to be in an Optimizer")
+    return objective.modular
+
+
+def _target(optimizer: Optimizer, name: str) -> tuple[Module, str]:
+    owner, _, key = name.rpartition(".")
+    found = [
+        link
+        for path, link in optimizer._links
+        if (path == owner or type(link).__name__.lower() == owner.lower()) and key in link.defaults
+    ]
+    if len(found) != 1:
+        raise ChainError(f"PBT: {len(found)} links of the chain are meant by {name!r}; it has to be one")
+    return found[0], key
 
 
 def _copy_state(link: Module, count: int, targets: list[int], sources: list[int]) -> None:
@@ -150,6 +186,10 @@ def _copy_state(link: Module, count: int, targets: list[int], sources: list[int]
         if id(param) in stacked:
             continue
         for value in row.values():
+            if isinstance(value, Tensor) and value.dim() and len(value) == count:
+                value[targets] = value[sources].clone()
+    if link.members:
+        for value in link.global_state.values():
             if isinstance(value, Tensor) and value.dim() and len(value) == count:
                 value[targets] = value[sources].clone()
     for target, source in zip(targets, sources, strict=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..._evolution._pso import informed_velocity, neighbourhood_best, remember, velocity
 from ...optim import Module, Need, Objective
+from ...optim._vectors import as_real
 
 __all__ = ["PSO"]
 
@@ -82,8 +83,8 @@ class PSO(Module):
         for param in objective.params:
             state = self.state[param]
             if "place" not in state:
-                state["place"] = param.detach().clone()
-                state["velocity"] = torch.zeros_like(param)
+                state["place"] = param.detach().clone(memory_format=torch.contiguous_format)
+                state["velocity"] = torch.zeros_like(state["place"])
             # Every parameter compares with the same record, so each works on a copy of it.
             remember(_rows(param.detach()), losses, _rows(state["place"]), best.clone())
         best.copy_(torch.where(losses < best, losses, best))
@@ -91,32 +92,42 @@ class PSO(Module):
     def apply(self, objective: Objective) -> Objective:
         """Add the swarm's velocity to what the links before this one want."""
         best = self.global_state["best"]
-        moves = []
         radius = min(self.radius, max((len(best) - 1) // 2, 0))
         near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin()
-        for param in objective.params:
-            state, setting = self.state[param], self.settings[param]
-            generator = self.get_generator(param.device, self.seed)
-            x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
-            if self.topology == "informed":
-                weight = setting["cognitive"] + setting["social"]
-                draws = torch.rand((2 * radius + 1, *x.shape), dtype=x.dtype, device=x.device, generator=generator)
-                new = informed_velocity(x, v, place, draws, radius, setting["inertia"], weight, torch.empty_like(x))
-            else:
-                r1, r2 = (torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) for _ in range(2))
-                leader = place[near]
-                new = velocity(
-                    x, v, place, leader, r1, r2, *(setting[key] for key in ("inertia", "cognitive", "social"))
-                )
-            state["velocity"].copy_(new.view_as(param))
-            moves.append(new.view_as(param))
+        moves = [self._velocity(param, near, radius) for param in objective.params]
         if objective.updates is None:
             objective.updates = [-move for move in moves]
         else:
             objective.updates = [u - move for u, move in zip(objective.updates, moves, strict=True)]
         return objective
 
+    def _velocity(self, param: Tensor, near: Tensor, radius: int) -> Tensor:
+        state, setting = self.state[param], self.settings[param]
+        generator = self.get_generator(param.device, self.seed)
+        x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
+
+        def uniform(*lead: int) -> Tensor:
+            return torch.rand((*lead, *x.shape), dtype=x.dtype, device=x.device, generator=generator)
+
+        w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
+        if self.topology == "informed":
+            draws = uniform(2 * radius + 1)
+            new = informed_velocity(x, v, place, draws, radius, w, own + social, torch.empty_like(x))
+        elif any(isinstance(value, Tensor) for value in (w, own, social)):
+            leader = place[near]
+            new = w * v + own * uniform() * (place - x) + social * uniform() * (leader - x)
+        else:
+            new = velocity(x, v, place, place[near], uniform(), uniform(), w, own, social)
+        _rows(state["velocity"]).copy_(new)
+        shaped = new.reshape(as_real(param.detach()).shape)
+        return torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped
+
 
 def _rows(tensor: Tensor) -> Tensor:
-    """One row per member."""
-    return tensor.reshape(len(tensor), -1)
+    """One row of real numbers per member; of what is contiguous a view, which can be written to."""
+    return as_real(tensor).reshape(len(tensor), -1)
+
+
+def _column(value: Any, rows: Tensor) -> Any:
+    """A setting of each member, to multiply rows with."""
+    return value.to(rows).reshape(-1, 1) if isinstance(value, Tensor) else value

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..._searches._base import Search
-from ...optim import Module, Need, Objective
-from ...optim._vectors import as_real
+from ...optim import Module, Need, Objective, Optimizer
+from .._flat import flat_members as _rows
+from .._flat import unflat_members as _parts
+from .._landing import land
 
 __all__ = ["PopulationSearch"]
 
@@ -34,6 +36,7 @@ class PopulationSearch(Module):
         self.seed = seed
         self.options = options
         self._made: Search | None = None
+        self.make(torch.zeros(64, 2), seed, self._given())  # options that can't work are refused here
 
     @abstractmethod
     def make(self, members: Tensor, seed: int, options: dict[str, Any]) -> Search:
@@ -50,40 +53,63 @@ class PopulationSearch(Module):
 
     def _search(self, members: Tensor) -> Search:
         if self._made is None:
-            options = {key: value for key, value in self.options.items() if value is not None}
-            self._made = self.make(members, self.seed, options)
+            made = self.make(members, self.seed, self._given())
             saved = self.global_state.get("search")
             if saved is not None:
-                self._made.load_state_dict({"method": type(self._made).__name__, **saved})
+                made.load_state_dict({"method": type(made).__name__, **saved})
+            self._made = made
         return self._made
+
+    def attached(self, optimizer: Optimizer) -> None:
+        """Refuse a population that is too small for the method."""
+        self.make(torch.zeros(optimizer.binding.members or 1, 2), self.seed, self._given())
+
+    def _given(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options.items() if value is not None}
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
-        here = _rows(objective.params)
-        base = here if objective.updates is None else here - _rows(objective.updates)
+        params = objective.params
+        here = _rows(params)
+        base = (
+            here
+            if objective.updates is None
+            else _rows([param.detach() - update for param, update in zip(params, objective.updates, strict=True)])
+        )
         search = self._search(base)
-        first = search.generation == 0
         with objective.moved(), torch.no_grad():
             known = search.state.get("x")
-            if not first and isinstance(known, Tensor) and not torch.equal(known, base):
-                # Gradient links (or the user) moved the members, so what is known of their fitness is of other places.
-                search.state["x"] = base.clone()
-                if "fitness" in search.state:
-                    self._put(objective, base)
-                    found = self._clean(objective.get_loss(backward=False, at_x0=False))
-                    search.state["fitness"] = found.to(search._tensor("fitness").dtype)
-                search._pending = None
+            if search.generation and isinstance(known, Tensor) and not torch.equal(known, base):
+                self._follow(objective, search, base)
             asked = search.ask().clone()
             self._put(objective, asked)
             losses = objective.get_loss(backward=False, at_x0=False)
             search.tell(losses)
-            rest = self.kept(search, asked)
         self.global_state["search"] = search.state
-        objective.updates = _parts(here - rest.to(here), objective.params)
+        goal = _parts(self.kept(search, asked).to(here), params)
+        objective.updates = [param.detach() - there for param, there in zip(params, goal, strict=True)]
+        # Whoever is moved by a generation moves all parameters, those without a gradient too.
+        objective.present = None
+        land(objective, goal)
         if objective.loss is None:
             objective.loss_approx = losses
         objective.attrs["best_loss"] = search.best_fitness
+        reason = search.should_stop()
+        if reason is not None:
+            objective.terminate(str(reason))
         return objective
+
+    def _follow(self, objective: Objective, search: Search, base: Tensor) -> None:
+        """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
+        fitness = None
+        if "fitness" in search.state:
+            self._put(objective, base)
+            losses = self._clean(objective.get_loss(backward=False, at_x0=False))
+            fitness = losses.to(search._tensor("fitness"))
+        search.state["x"] = base.clone()
+        if fitness is not None:
+            search.state["fitness"] = fitness
+        search._pending = None
 
     @staticmethod
     def _clean(losses: Tensor) -> Tensor:
@@ -104,18 +130,3 @@ class PopulationSearch(Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_made": None}
-
-
-def _rows(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors], 1)
-
-
-def _parts(rows: Tensor, params: list[Tensor]) -> list[Tensor]:
-    out, at = [], 0
-    for param in params:
-        shape = as_real(param.detach()).shape
-        size = shape[1:].numel()
-        part = rows[:, at : at + size].reshape(shape)
-        at += size
-        out.append(torch.view_as_complex(part.contiguous()) if param.is_complex() else part.to(param.dtype))
-    return out

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from ._dense import QuasiNewton
-from ._rules import Pair, column, rank_one
+from ._rules import Pair, Rule, column, rank_one
 
 __all__ = ["BroydenBad", "BroydenGood", "Greenstadt1", "Greenstadt2", "ICUM", "McCormick", "Pearson"]
 
@@ -57,8 +59,7 @@ class BroydenGood(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_by_inverse))
-    hessian_rule = staticmethod(rank_one(_y))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_inverse), "hessian": rank_one(_y)}
 
 
 class BroydenBad(QuasiNewton):
@@ -84,8 +85,7 @@ class BroydenBad(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_y))
-    hessian_rule = staticmethod(rank_one(_by_inverse))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_by_inverse)}
 
 
 class McCormick(QuasiNewton):
@@ -111,8 +111,7 @@ class McCormick(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_s))
-    hessian_rule = staticmethod(rank_one(_by_product))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_product)}
 
 
 class Pearson(QuasiNewton):
@@ -138,8 +137,7 @@ class Pearson(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_by_product))
-    hessian_rule = staticmethod(rank_one(_s))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product), "hessian": rank_one(_s)}
 
 
 class Greenstadt1(QuasiNewton):
@@ -166,7 +164,7 @@ class Greenstadt1(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_before))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_before)}
 
 
 class Greenstadt2(QuasiNewton):
@@ -193,7 +191,7 @@ class Greenstadt2(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_twice))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_twice)}
 
 
 class ICUM(QuasiNewton):
@@ -219,4 +217,4 @@ class ICUM(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(column))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(column)}

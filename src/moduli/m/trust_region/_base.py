@@ -21,7 +21,8 @@ def provider(link: Module) -> Module | None:
     """The link inside (or this one) that gives a Hessian."""
     found = [part for _, part in link.links() if type(part).get_H is not Module.get_H and hasattr(part, "hessian")]
     other = [part for _, part in link.links() if type(part).get_H is not Module.get_H]
-    return (found or other or [None])[0]  # type: ignore[return-value]
+    chosen = found or other
+    return chosen[0] if chosen else None
 
 
 class TrustRegionBase(Module):
