@@ -82,6 +82,7 @@ from .misc import (
     ExpHomotopy,
     FillLoss,
     GradSign,
+    HpuEstimate,
     LambdaHomotopy,
     LastAbsoluteRatio,
     LastDifference,
@@ -96,6 +97,7 @@ from .misc import (
     PrintParams,
     PrintShape,
     PrintUpdate,
+    RandomHvp,
     Relative,
     SqrtHomotopy,
     SquareHomotopy,
@@ -184,7 +186,7 @@ from .ops import (
     Zeros,
 )
 from .population import CEM, DE, GA, PBT, PSO
-from .projections import Projection, ScalarProjection, To, VectorProjection, ViewAsReal
+from .projections import GGTBasis, Projection, ScalarProjection, SOAPBasis, To, VectorProjection, ViewAsReal
 from .quasi_newton import (
     BFGS,
     DFP,
@@ -226,6 +228,7 @@ from .second_order import (
     SophiaH,
     SubspaceNewton,
 )
+from .smoothing import GradientSampling, LaplacianSmoothing
 from .step_size import (
     LR,
     AdGD,
@@ -336,6 +339,7 @@ __all__ = [
     "FullMatrixAdagrad",
     "GA",
     "GGT",
+    "GGTBasis",
     "GaussNewton",
     "GaussianSmoothing",
     "Grad",
@@ -343,6 +347,7 @@ __all__ = [
     "GradSign",
     "GradToNone",
     "GradientAccumulation",
+    "GradientSampling",
     "Graft",
     "GraftGradToUpdate",
     "GraftInputToOutput",
@@ -357,12 +362,14 @@ __all__ = [
     "HeavyBall",
     "HestenesStiefel",
     "Horisho",
+    "HpuEstimate",
     "ICUM",
     "Identity",
     "LBFGS",
     "LR",
     "LSR1",
     "LambdaHomotopy",
+    "LaplacianSmoothing",
     "LastAbsoluteRatio",
     "LastDifference",
     "LastGradDifference",
@@ -435,6 +442,7 @@ __all__ = [
     "RPow",
     "RSub",
     "Randn",
+    "RandomHvp",
     "RandomSample",
     "RandomStepSize",
     "RandomizedFDM",
@@ -449,6 +457,7 @@ __all__ = [
     "SG2",
     "SNES",
     "SOAP",
+    "SOAPBasis",
     "SPSA",
     "SR1",
     "SSVM",

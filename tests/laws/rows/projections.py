@@ -30,4 +30,7 @@ ROWS = [
         reference=lambda params: torch.optim.Adam(params, 0.05),
     ),
     Row("To, line search", lambda: [m.To([m.LBFGS(), m.StrongWolfe()], dtype=torch.float64)], closure=True),
+    Row("SOAPBasis", lambda: [m.SOAPBasis(m.Adam(), precond_freq=2), m.LR(0.05)], pieces=False),
+    Row("SOAPBasis, other links", lambda: [m.SOAPBasis([m.HeavyBall(0.5), m.LR(0.05)], precond_freq=2)], pieces=False),
+    Row("GGTBasis", lambda: [m.GGTBasis(m.RMSprop(), history_size=5), m.LR(0.02)], tolerance=1e-2),
 ]

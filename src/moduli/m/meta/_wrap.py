@@ -99,7 +99,7 @@ class Wrap(Module):
                 inner.param_groups[i].update(dict(self.settings[param]))
         if self.evaluates:
             with objective.moved(), torch.enable_grad():
-                inner.step(_Evaluate(objective, stand_ins))
+                inner.step(_Evaluate(objective, stand_ins))  # type: ignore[arg-type]
         else:
             inner.step()
         objective.updates = [

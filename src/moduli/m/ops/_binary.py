@@ -39,7 +39,7 @@ class _Binary(MultiOperation):
         return [self.combine(u, o) for u, o in zip(update, values["other"], strict=True)]
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        """The new update from the operands."""
+        """The update of one parameter with the operand: a number or a tensor."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
 

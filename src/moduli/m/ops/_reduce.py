@@ -44,7 +44,7 @@ class _Reduce(MultiOperation):
         return out
 
     def combine(self, values: list[Tensor]) -> Tensor:
-        """The new update from the operands."""
+        """The operands of one parameter, in order, as one."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
 

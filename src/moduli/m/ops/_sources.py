@@ -23,7 +23,7 @@ class _Source(Module):
     members = True
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        """What takes the place of the update."""
+        """The tensors, one for each parameter."""
         raise TypeError(f"{type(self).__name__} does not say what it emits")
 
     def apply(self, objective: Objective) -> Objective:
