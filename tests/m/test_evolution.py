@@ -407,7 +407,8 @@ from moduli import m
 torch.set_num_threads(1)
 net = torch.nn.Linear(1000, 250, bias=False)
 x = torch.ones(1, 1000)
-for population in (32, 160):
+for population in (64, 192):
+    opt = None
     opt = mo.Optimizer(net, m.OpenES(population=population, sigma=0.1), m.LR(0.1))
     opt.step(mo.closure(lambda f: f(x).square().mean()))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -14,6 +14,7 @@ from ._backend import KernelError
 from ._exact import eager
 from ._run import transformed
 from ._runtime import CODES, KINDS, Runtime
+from ._sharded import is_sharded, over_shards
 from ._watch import Watch, watch
 
 __all__ = ["amax", "dot", "norm", "sum"]
@@ -100,6 +101,8 @@ def _reduce(
             return torch.tensor(value, dtype=torch.float64, device="cpu")
         if facts is not None and setting == "c":
             raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
+    if any(is_sharded(tensor) for tensor in lists[0]):
+        return over_shards(kind, lists, lambda local: _reduce(kind, local, scale))
     return eager(kind, lists, scale)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..population import Population
-from . import _explain, _groups, _members, _saved
+from . import _explain, _groups, _members, _saved, _shards
 from ._binding import Binding
 from ._closure import Evaluator
 from ._needs import ChainError, ClosureError, Need, join
@@ -208,6 +208,8 @@ class Optimizer(torch.optim.Optimizer):
         tensors = _groups.tensors_of(group["params"])
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+        if _shards.check(tensors, [link for _, link in self._links]):
+            self.binding.fuse = False  # torch takes pointwise operations to the shards itself
         taken = {name: None for old in self.param_groups for name in old.get("param_names", ())}
         for name in _groups.names_of(group["params"]):
             if name in taken:

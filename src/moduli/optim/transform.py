@@ -98,6 +98,8 @@ class TensorTransform(Transform):
     Attributes:
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
         measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
+        sharded: Whether `measure` is right for tensors of which each process holds a shard (the reductions of
+            `moduli.kernels` are).
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
 
@@ -117,6 +119,7 @@ class TensorTransform(Transform):
 
     elementwise: bool = False
     measures: bool = True
+    sharded: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     static: ClassVar[tuple[str, ...]] = ()
 

@@ -34,6 +34,8 @@ class OrthoGrad(TensorTransform):
         L. Prieto, M. Barsbey, P. A. M. Mediano, T. Birdal, "Grokking at the edge of numerical stability", ICLR 2025.
     """
 
+    sharded = True
+
     def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
         non_negative("OrthoGrad", eps=eps)
         if dim not in ("global", None):

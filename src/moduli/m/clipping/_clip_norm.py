@@ -20,6 +20,8 @@ class NormLink(TensorTransform):
 
     static = ("ord", "dim", "min_size")
 
+    sharded = True
+
     def __init__(self, key: str, value: Any, ord: Any, dim: Axes | str, inverse_dims: bool, min_size: int) -> None:
         name = type(self).__name__
         non_negative(name, **{key: value})

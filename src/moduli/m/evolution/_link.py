@@ -42,7 +42,7 @@ class SearchLink(Module):
         self.seed = seed
         self.options = options
         self._made: Search | None = None
-        self._found: Tensor | None = None
+        self._found: list[Tensor] = []
         self.make(torch.zeros(2), seed, self._given())  # options that can't work are refused here
 
     def _given(self) -> dict[str, Any]:
@@ -62,17 +62,12 @@ class SearchLink(Module):
             made = self.make(x0, self.seed, self._given())
             if isinstance(made, GradientSearch):
                 # The next link descends, so the search only says along what.
-                made._descend = self._keep  # type: ignore[method-assign]
+                made._descend = self._found.append  # type: ignore[assignment,method-assign]
             saved = self.global_state.get("search")
             if saved is not None:
                 made.load_state_dict({"method": type(made).__name__, **saved})
             self._made = made
         return self._made
-
-    def _keep(self, gradient: Tensor) -> None:
-        self._found = gradient
-        if self._made is not None:
-            self._made.state["step"] = float(torch.linalg.vector_norm(gradient, torch.inf))
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
@@ -85,7 +80,9 @@ class SearchLink(Module):
         self.global_state["search"] = search.state
         if isinstance(search, GradientSearch):
             # The way to the new centre would be the estimate rounded to the precision of the parameters.
-            objective.updates = unflat(self._estimate(search), params)
+            found = self._found.pop()
+            search.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
+            objective.updates = unflat(found, params)
             objective.grads = [tensor.clone() for tensor in objective.updates]
             objective.present = None
         else:
@@ -99,13 +96,6 @@ class SearchLink(Module):
         if reason is not None:
             objective.terminate(str(reason))
         return objective
-
-    def _estimate(self, search: GradientSearch) -> Tensor:
-        found = self._found
-        self._found = None
-        if found is None:
-            raise RuntimeError(f"{type(search).__name__} was told the losses and gave no estimate")
-        return found
 
     def _evaluated(self, objective: Objective, search: Search, size: int) -> Tensor:
         evaluator = objective._closure("evaluations at other points")
@@ -158,4 +148,4 @@ class SearchLink(Module):
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": None, "_found": None}
+        return {**super().__getstate__(), "_made": None, "_found": []}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...optim import Objective
 from ._base import LineSearchBase
 from ._line import Line
+from ._of_members import backtrack_members
 
 __all__ = ["CONDITIONS", "AdaptiveBacktracking", "Backtracking", "accepts", "check_backtracking"]
 
@@ -48,6 +50,8 @@ class Backtracking(LineSearchBase):
             the start, and no step otherwise.
         adaptive: After a search without any lower point, start the next one from where this one ended.
 
+    The members of a population are evaluated together, and each accepts or rejects lengths on its own.
+
     Example:
         >>> import torch, moduli as mo
         >>> from moduli import m
@@ -60,6 +64,8 @@ class Backtracking(LineSearchBase):
         L. Armijo, "Minimization of functions having Lipschitz continuous first partial derivatives", Pacific J. Math.
         16 (1966); J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., algorithm 3.1.
     """
+
+    members = True
 
     def __init__(
         self,
@@ -75,6 +81,12 @@ class Backtracking(LineSearchBase):
         super().__init__(
             {"init": init, "beta": beta, "c": c, "condition": condition, "maxiter": maxiter, "adaptive": adaptive}
         )
+
+    def apply(self, objective: Objective) -> Objective:
+        """Multiplies the update by the step length that was found; that of each member for a population."""
+        if objective.members is None:
+            return super().apply(objective)
+        return backtrack_members(objective, self.settings[objective.params[0]], self.global_state)
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Shortens until the condition holds."""

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
-from ...optim import Chainable, Objective, Transform
+from ...optim import Chainable, ChainError, Objective, Optimizer, Transform
+from ...optim._vector_state import described
 from .._flat import flat, masked, size, unflat
 from ._memory import PairMemory
+from ._of_members import learn_members, multiply_members
 from ._pairs import changed, forget_point
 
 __all__ = ["LBFGS"]
@@ -24,7 +26,8 @@ class LBFGS(Transform):
 
     $H u = \gamma u + S^T R^{-T}\big((D + \gamma Y Y^T) R^{-1} S u - \gamma Y u\big) - \gamma Y^T R^{-1} S u$.
 
-    This equals the two-loop recursion, in two products with one buffer. Follow it with a line search (`StrongWolfe`).
+    This equals the two-loop recursion, in two products with one buffer. Follow it with a line search (`StrongWolfe`;
+    `Backtracking` for a population, whose members have pairs of their own).
 
     Args:
         history_size: How many pairs are kept.
@@ -54,6 +57,7 @@ class LBFGS(Transform):
         Powell, "Algorithms for nonlinear constraints that use Lagrangian functions", Math. Programming 14 (1978).
     """
 
+    members = True
     vector_state = True
     hessian = "matrix"
 
@@ -90,6 +94,24 @@ class LBFGS(Transform):
             inner=inner,
         )
 
+    def attached(self, optimizer: Optimizer) -> None:
+        """For a population the pairs of all members are kept with each parameter."""
+        if optimizer.binding.members is None:
+            return
+        if self.defaults["damping"] is not None or self.children:
+            raise ChainError(
+                "LBFGS of a population has neither damping nor inner links: leave them out, or train each model by itself"
+            )
+        self.vector_state = False
+
+    def _follow_members(self, params: list[Tensor]) -> None:
+        binding = self.settings.binding
+        here = sorted(described(params, {} if binding is None else binding.names))
+        if self.global_state.get("members of") != here:
+            if "members of" in self.global_state:
+                self.reset()
+            self.global_state["members of"] = here
+
     def _memory(self, like: Tensor, state: Any, setting: Any) -> PairMemory:
         held: PairMemory | None = self.__dict__.get("_held")
         if held is None or not held.still(state, like, setting["history_size"]):
@@ -103,6 +125,11 @@ class LBFGS(Transform):
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Takes in the pair of the last step."""
+        if objective.members is not None:
+            self._follow_members(objective.params)
+            states = [self.state[param] for param in objective.params]
+            learn_members(objective, states, self.global_state, settings[0])
+            return
         state, setting = states[0], settings[0]
         x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
         memory = self._memory(x, state, setting)
@@ -123,6 +150,8 @@ class LBFGS(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""
+        if objective.members is not None:
+            return multiply_members(objective, states, self.global_state, settings[0])
         state, setting = states[0], settings[0]
         u = flat(masked(objective.peek_updates(), objective.present))
         memory = self._memory(u, state, setting)

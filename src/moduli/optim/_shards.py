@@ -1,0 +1,37 @@
+"""Parameters that several processes hold in shards: what an optimizer can do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..kernels._sharded import is_sharded
+from . import _fusion
+from ._needs import ChainError
+
+if TYPE_CHECKING:
+    from .module import Module
+
+__all__ = ["check", "is_sharded"]
+
+
+def check(params: Iterable[Tensor], links: Sequence[Module]) -> bool:
+    """Whether there are shards; a chain that would look at one process's shard only is refused."""
+    from .chain import Chain
+    from .transform import TensorTransform
+
+    if not any(map(is_sharded, params)):
+        return False
+    for link in links:
+        if isinstance(link, Chain):
+            continue
+        pointwise = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
+        if not pointwise or (_fusion._measures(link) and not link.sharded):  # type: ignore[arg-type]
+            raise ChainError(
+                f"{type(link).__name__} looks at all elements of a parameter, but parameters here are shards of tensors "
+                "(DTensor, as FSDP makes them), of which each process holds a part. Pointwise links, ClipNorm, Normalize "
+                "and OrthoGrad work on shards; for the others train with DistributedDataParallel"
+            )
+    return True

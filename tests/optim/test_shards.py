@@ -1,0 +1,114 @@
+"""Parameters in shards: two processes with FSDP2 train as one process without does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import moduli
+
+SCRIPT = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
+
+import moduli as mo
+from moduli import kernels, m
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+
+
+CHAINS = [
+    lambda: [m.Adam(), m.LR(0.05)],
+    lambda: [m.ClipNorm(0.1), m.Adam(), m.WeightDecay(0.01), m.LR(0.05)],
+    lambda: [m.HeavyBall(0.9), m.Normalize(0.3), m.LR(0.1)],
+    lambda: [m.OrthoGrad(dim="global"), m.LR(0.1)],
+    lambda: [m.Lion(), m.LR(0.01)],
+]
+torch.manual_seed(5)
+X, Y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
+x, y = X[4 * rank : 4 * rank + 4], Y[4 * rank : 4 * rank + 4]
+for links in CHAINS:
+    sharded, plain = make(), make()
+    for layer in (sharded[0], sharded[2]):
+        fully_shard(layer)
+    fully_shard(sharded)
+    a, b = mo.Optimizer(sharded, *links()), mo.Optimizer(plain, *links())
+    for step in range(6):
+        if step == 3:
+            saved, a = a.state_dict(), mo.Optimizer(sharded, *links())
+            a.load_state_dict(saved)
+        if step % 2:
+            a.step(mo.closure(lambda: (sharded(x) - y).square().mean()))
+        else:
+            a.zero_grad()
+            (sharded(x) - y).square().mean().backward()
+            a.step()
+        b.step(mo.closure(lambda: (plain(X) - Y).square().mean()))
+    for p, q in zip(sharded.parameters(), plain.parameters(), strict=True):
+        assert isinstance(p, DTensor)
+        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-9, atol=1e-12)
+
+# Reductions: shards are summed over processes, copies counted once, terms added up first, ordinary tensors as they are.
+whole = torch.arange(1.0, 8.0).double()
+shards = distribute_tensor(whole, mesh, [Shard(0)])
+copies = distribute_tensor(whole, mesh, [Replicate()])
+terms = DTensor.from_local(whole / 2, mesh, [Partial()])
+with torch.no_grad():
+    for given in ([shards], [copies], [terms], [shards, copies, whole], [whole, terms]):
+        plain = [whole] * len(given)
+        for function in (kernels.norm, kernels.sum, kernels.amax):
+            torch.testing.assert_close(function(given), function(plain))
+        torch.testing.assert_close(kernels.dot(given, given), kernels.dot(plain, plain))
+    one = distribute_tensor(-whole[:1], mesh, [Shard(0)])  # the second process holds nothing of it
+    for function in (kernels.norm, kernels.sum, kernels.amax):
+        torch.testing.assert_close(function([one]), function([-whole[:1]]))
+    torch.testing.assert_close(kernels.dot([shards], [copies]), kernels.dot([whole], [whole]))
+
+# What would look at one shard only is refused when built, in a sentence.
+for links in ([m.Newton()], [m.LBFGS(), m.Backtracking()], [m.SOAP(), m.LR(0.1)], [m.CMAES()], [m.Centralize(dim="global")]):
+    net = make()
+    fully_shard(net)
+    try:
+        mo.Optimizer(net, *links, reduce=None)
+    except mo.optim.ChainError as error:
+        assert "DTensor" in str(error), error
+    else:
+        raise AssertionError(f"{links} are accepted")
+dist.destroy_process_group()
+print("done")
+"""
+
+
+def test_two_processes_with_shards_equal_one_without(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(moduli.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        found = [run.communicate(timeout=150) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    for run, (out, err) in zip(runs, found, strict=True):
+        assert run.returncode == 0, err
+        assert out.strip().endswith("done")
