@@ -67,7 +67,9 @@ class Split(Module):
             return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
-        return bool(self.filter(source))
+        # Of a population it is asked about one member: what it looks at is the shape of a model's parameter.
+        stacked = binding is not None and binding.members is not None
+        return bool(self.filter(source.detach()[0] if stacked else source))
 
     def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         passed = [self._passes(param) for param in objective.params]
