@@ -246,11 +246,16 @@ class Module(metaclass=LinkType):
         given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
         if params is not None:
             return step_tensors(child, given, params, grads, loss, closure, objective)
-        stand_ins = self._stand_ins.setdefault(key, StandIns())
+        stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())
         with stand_ins.pointed_at(
             given, self.settings.binding, None if objective is None else objective.params
         ) as fakes:
             return step_tensors(child, given, fakes, grads, loss, closure, objective)
+
+    def _stand_in_key(self, key: str) -> str:
+        """Members of a population that are run in turn have stand-ins of their own."""
+        binding = self.settings.binding
+        return key if binding is None or binding.member is None else f"{key}[{binding.member}]"
 
     # ------------------------------------------------------------------ state
 
@@ -335,7 +340,7 @@ class Module(metaclass=LinkType):
         child = self._child(key, must_exist=True)
         kinds = [buff] if isinstance(buff, str) else list(buff)
         if params is None:
-            stand_ins = self._stand_ins.get(key)
+            stand_ins = self._stand_ins.get(self._stand_in_key(key))
             params = stand_ins.tensors if stand_ins is not None else []
         out: list[list[Tensor]] = []
         if child is not None:
