@@ -34,6 +34,12 @@ def check(link: Module) -> None:
         for child in link.children.values():  # a link that takes all at once may drive one that can't
             check(child)
         return
+    outside = next((part for _, part in link.links() if part.keeps_outside), None)
+    if outside is not None:
+        raise ChainError(
+            f"{type(outside).__name__} keeps what it learns for one model, so it can't be run for each member of a "
+            "population; use it on one model, or a link that lifts"
+        )
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
         wanted = " and ".join(sorted(need.value for need in far))

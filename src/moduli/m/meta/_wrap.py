@@ -37,6 +37,8 @@ class Wrap(Module):
         tensor([0.5000])
     """
 
+    keeps_outside = True
+
     def __init__(
         self, opt_fn: Callable[..., torch.optim.Optimizer], *args: Any, use_param_groups: bool = True, **kwargs: Any
     ) -> None:
