@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
+from ._chain import chain, run
 from ._core import Core
 from ._evaluate import arguments, evaluate
-from ._plan import Plan, choose, kind_of
+from ._plan import Kind, Plan, choose, kind_of
 from ._swap import Swap
 from ._values import fresh
 
@@ -202,11 +203,14 @@ class Calls(Core):
             self._plans["swap"] = known
         return known
 
+    def _kind(self) -> Kind:
+        known: Kind | None = self._plans.get("kind")
+        if known is None:
+            known = self._plans["kind"] = kind_of(self.template, self.layout)
+        return known
+
     def _plan(self, args: Any, fn: Any, vectorize: str, chunk_size: int | None) -> Plan:
-        kind = self._plans.get("kind")
-        if kind is None:
-            kind = self._plans["kind"] = kind_of(self.template, self.layout)
-        return choose(kind, self.layout, self._count, args, fn, vectorize, chunk_size)
+        return choose(self._kind(), self.layout, self._count, args, fn, vectorize, chunk_size)
 
     def _evaluated(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
@@ -217,7 +221,14 @@ class Calls(Core):
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._plan(flat, fn, vectorize, chunk)
         leaves = self._stacked()
-        return evaluate(self._swap(), fn, plan, leaves, list(self._buffers.values()), flat, randomness, self._count)
+        if plan.form == "stacked" and fn is _forward and len(args) == 1 and not kwargs and flat.dims == [None]:
+            layers = chain(self.template, self._entries)
+            made = None if layers is None else run(layers, leaves, args[0], plan.block or self._count)
+            if made is not None:
+                return made
+        attentive = fn is not _forward or self._kind().attentive
+        buffers = list(self._buffers.values())
+        return evaluate(self._swap(), fn, plan, leaves, buffers, flat, randomness, self._count, attentive)
 
 
 def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
