@@ -83,7 +83,9 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
 def _is_known(module: nn.Module) -> bool:
     kind = getattr(type(module), "_adopted", type(module))
     home = kind.__module__
-    return (home.startswith("torch.nn.modules.") and not home.endswith((".transformer", ".activation"))) or kind in _KNOWN
+    return (
+        home.startswith("torch.nn.modules.") and not home.endswith((".transformer", ".activation"))
+    ) or kind in _KNOWN
 
 
 def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None) -> Plan:
