@@ -45,10 +45,10 @@ class Term(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A sum of terms, for `count` members of a layout with one group."""
+    """A sum of terms, for some members of a layout with one group."""
 
     layout: Layout
-    count: int
+    members: int
     terms: list[Term]
 
 
@@ -172,7 +172,7 @@ def compute(recipe: Recipe, out: Tensor, onto: Tensor | None = None, sign: float
 
 
 def _sum(p: Tensor, q: Tensor, factor: Any, target: Tensor) -> None:
-    """p + c q, in one pass."""
+    """P + c q, in one pass."""
     if isinstance(factor, Tensor):
         torch.addcmul(p, q, factor, out=target)
     elif abs(factor) == 1.0:

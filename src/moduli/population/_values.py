@@ -65,14 +65,14 @@ class Values:
     @property
     def count(self) -> int:
         """How many members there are, as far as the matrices tell."""
-        return self.recipe.count if self.recipe is not None else self.held[0].shape[0] if self.held else 0
+        return self.recipe.members if self.recipe is not None else self.held[0].shape[0] if self.held else 0
 
     def compute(self, onto: Tensor | None = None, sign: float = 1.0) -> None:
         """Carry out the recipe, and add the result to a matrix if one is given."""
         recipe = self.recipe
         if recipe is not None:
             with torch.no_grad(), torch.inference_mode(False):
-                made = fresh(recipe.layout, recipe.count)
+                made = fresh(recipe.layout, recipe.members)
                 compute(recipe, made.held[0], onto, sign)
             self.held, self.slab = made.held, made.slab
             made.held, made.slab = [], None
