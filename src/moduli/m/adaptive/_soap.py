@@ -95,7 +95,7 @@ class SOAP(TensorTransform):
         state["shape"], state["axes"] = shape, axes
         state["covariances"] = [covariance(x, axis) * (1 - setting["shampoo_beta"]) for axis in axes]
         # The largest eigenvalue first, the order that orthogonal iteration keeps.
-        state["bases"] = [eigh(found)[1].flip(-1) for found in state["covariances"]]
+        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
         state["exp_avg"] = torch.zeros_like(x)
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
 
@@ -114,7 +114,8 @@ class SOAP(TensorTransform):
             image = total @ basis
             order = (basis.conj() * image).sum(0).real.argsort(descending=True)
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
-            bases.append(torch.linalg.qr(image[:, order])[0])
+            # Row by row, as a checkpoint brings it back: products round differently for other strides.
+            bases.append(torch.linalg.qr(image[:, order])[0].contiguous())
         state["bases"] = bases
         state["exp_avg"] = multiply(mean, self._matrices(state), adjoint=True)
 
