@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
@@ -59,10 +60,8 @@ def torchs(loss: Loss, x0: Tensor, goal: float, history: int) -> tuple[float, in
         return value
 
     began = time.process_time()
-    try:
+    with contextlib.suppress(_Reached):
         opt.step(closure)
-    except _Reached:
-        pass
     return time.process_time() - began, count
 
 
@@ -82,10 +81,8 @@ def scipys(loss: Loss, x0: Tensor, goal: float, history: int) -> tuple[float, in
 
     options = {"maxcor": history, "maxiter": 10**6, "maxfun": 10**6, "ftol": 0, "gtol": 0}
     began = time.process_time()
-    try:
+    with contextlib.suppress(_Reached):
         minimize(both, x0.numpy(), jac=True, method="L-BFGS-B", options=options)
-    except _Reached:
-        pass
     return time.process_time() - began, count
 
 

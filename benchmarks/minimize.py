@@ -12,7 +12,7 @@ from scipy.optimize import minimize as scipy_minimize
 from moduli._minimize import minimize
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "minimize"))
-from problems import PROBLEMS  # noqa: E402
+from problems import PROBLEMS
 
 
 class _Reached(Exception):

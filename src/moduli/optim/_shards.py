@@ -28,7 +28,7 @@ def check(params: Iterable[Tensor], links: Sequence[Module]) -> bool:
         if isinstance(link, Chain):
             continue
         pointwise = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
-        if not pointwise or (_fusion._measures(link) and not link.sharded):  # type: ignore[arg-type]
+        if not pointwise or (_fusion._measures(link) and not getattr(link, "sharded", False)):  # type: ignore[arg-type]
             raise ChainError(
                 f"{type(link).__name__} looks at all elements of a parameter, but parameters here are shards of tensors "
                 "(DTensor, as FSDP makes them), of which each process holds a part. Pointwise links, ClipNorm, Normalize "

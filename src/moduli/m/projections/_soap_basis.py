@@ -95,7 +95,7 @@ class SOAPBasis(Projection):
         state.update(shape=shape, axes=axes, step=1)
         state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
         # The largest eigenvalue comes first, the order that orthogonal iteration keeps.
-        state["bases"] = [eigh(found)[1].flip(-1) for found in state["covariances"]]
+        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
 
     def _follow(self, state: Any, key: str) -> None:
         """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
@@ -103,7 +103,7 @@ class SOAPBasis(Projection):
         for total, basis in zip(state["covariances"], state["bases"], strict=True):
             image = total @ basis
             orders.append((basis.conj() * image).sum(0).real.argsort(descending=True))
-            bases.append(torch.linalg.qr(image[:, orders[-1]])[0])
+            bases.append(torch.linalg.qr(image[:, orders[-1]])[0].contiguous())
         state["bases"] = bases
         new = _matrices(state)
         for link, row in self._buffers(key):
