@@ -1,7 +1,8 @@
 """Populations: one matrix against loops, raw vmap and other libraries.
 
 The swarm step is 256 x 8,970: `v = 0.7*v + 1.5*r1*(best - x) + 1.5*r2*(leader - x)`, then `x += v` or `x = x + v`, with one
-random number per member, against the same step written by hand with `out=` and in-place operations on preallocated matrices. Evaluation is
+random number per member, against the same step written by hand with `out=` and in-place operations on preallocated matrices.
+Evaluation is
 under `no_grad` on one batch for all members. "Raw vmap" is `torch.vmap` of `functional_call` on stacked parameters, which
 is what other libraries for torch do. "Best" is the fastest of `vmap`, `loop` and `chunked` here. Models: "ReLU" is
 64-64-64-10, "short ReLU" and "tanh" are 64-64-10.
