@@ -15,14 +15,17 @@ y = torch.sin(2 * x) + 0.3 * x
 
 
 def network():
+    """What the members are."""
     return torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 
 
 def loss(net):
+    """The error of one member."""
     return (net(x) - y).square().mean()
 
 
 def train(*more):
+    """The losses after training with these links after Adam."""
     torch.manual_seed(0)
     pop = mo.Population.of(network, 16)
     opt = mo.Optimizer(pop, m.Adam(), m.LR(1e-2), *more)

@@ -21,12 +21,14 @@ def spirals(points):
 
 
 def network():
+    """What the members are."""
     return torch.nn.Sequential(
         torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     )
 
 
 def train(links, steps=80):
+    """The lowest and the highest loss, and the best accuracy."""
     torch.manual_seed(0)
     pop = mo.Population.of(network, 8)
     opt = mo.Optimizer(pop, *links)
