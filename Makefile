@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
-.PHONY: help run test lint docs bench clean format
+.PHONY: help run picture test lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,8 +21,11 @@ $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-run: $(VENV)/.ready  ## the demo: fit a labelled linear model and print a table
-	@$(BIN)/python examples/labelled_fit.py
+run: $(VENV)/.ready  ## the default race: prints a table and writes race.html
+	@$(BIN)/moduli race $(ARGS)
+
+picture: $(VENV)/.ready  ## race, and draw docs/img/race.svg
+	@$(BIN)/moduli race --out site/race.html --picture docs/img/race.svg
 
 test: $(VENV)/.ready  ## the whole test suite, warnings as errors, with coverage
 	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS)

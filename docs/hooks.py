@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -177,6 +178,69 @@ def supported_functions() -> str:
     return "\n".join(parts) + "\n"
 
 
+# -- the catalogue of links -------------------------------------------------------------------------------------------
+
+
+def catalogue() -> str:
+    """Every link of `moduli.m`, by family: what it does, its arguments, what it needs, its paper and an example."""
+    m = importlib.import_module("moduli.m")
+    families: dict[str, list[str]] = {}
+    for name in m.__all__:
+        value = getattr(m, name)
+        if inspect.ismodule(value):
+            continue
+        families.setdefault(value.__module__.split(".")[2].lstrip("_"), []).append(name)
+    count = sum(map(len, families.values()))
+    parts = [
+        "# The catalogue",
+        f"\nAll {count} names of `moduli.m`, by family. A link takes the update of the links before it and makes another; "
+        "`mo.Optimizer(net, m.ClipNorm(1.0), m.Adam(), m.LR(1e-3))` is a chain of three. Links that need more than the "
+        "gradient say so. How to make one: [write your own link](write-a-link.md).\n",
+        "| family | links |\n|---|---|",
+    ]
+    for family, names in sorted(families.items()):
+        parts.append(f"| {family.replace('_', ' ')} | {', '.join(f'[{n}](#{n.lower()})' for n in names)} |")
+    for family, names in sorted(families.items()):
+        package = importlib.import_module(f"moduli.m.{family}")
+        parts.append(f"\n## {family.replace('_', ' ').capitalize()}\n\n{inspect.getdoc(package) or ''}\n")
+        parts += [_link(name, getattr(m, name)) for name in names]
+    return "\n".join(parts) + "\n"
+
+
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|References):\n((?:(?:    .*)?\n?)*)", re.MULTILINE)
+
+
+def _link(name: str, value: object) -> str:
+    """One link of the catalogue."""
+    doc = (inspect.getdoc(value) or "") + "\n"
+    sections = {title: textwrap.dedent(body).strip() for title, body in _SECTION.findall(doc)}
+    text = _SECTION.split(doc)[0].strip()
+    parts = [f"\n### {name} {{ #{name.lower()} }}\n\n{text}\n\n```python\nm.{name}{_signature(value)}\n```\n"]
+    described = re.findall(r"^(\*{0,2}\w+): ((?:.|\n(?!\*{0,2}\w+: ))+)", sections.get("Args", ""), re.MULTILINE)
+    if described:
+        rows = (f"| `{key}` | {' '.join(words.split()).replace('|', chr(92) + '|')} |" for key, words in described)
+        parts.append("| argument | |\n|---|---|\n" + "\n".join(rows) + "\n")
+    if inspect.isclass(value) and (needs := sorted(need.value for need in getattr(value, "needs", ()))):
+        parts.append(f"Needs {' and '.join(needs)}.\n")
+    if "Example" in sections:
+        parts.append(f"```pycon\n{sections['Example']}\n```\n")
+    if "References" in sections:
+        parts.append(f"{' '.join(sections['References'].split())}\n")
+    return "\n".join(parts)
+
+
+def _signature(value: object) -> str:
+    """Names and defaults, without types."""
+    shown = []
+    made = inspect.signature(value.__init__ if inspect.isclass(value) else value)  # type: ignore[misc, arg-type]
+    for parameter in (parameter for key, parameter in made.parameters.items() if key != "self"):
+        bare = parameter.replace(annotation=inspect.Parameter.empty)
+        if bare.kind is bare.KEYWORD_ONLY and not any(word.startswith("*") for word in shown):
+            shown.append("*")
+        shown.append(str(bare))
+    return f"({', '.join(shown)})"
+
+
 def _entry(module: ModuleType, name: str, static: "griffe.Object | griffe.Alias", level: int) -> str:
     """One name: by mkdocstrings where the source shows it, otherwise from the object that was made at import."""
     if name in static.members:
@@ -231,6 +295,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for module in all_rooms:
         files.append(File.generated(config, f"api/{module.__name__}.md", content=page(module, all_rooms)))
     files.append(File.generated(config, "labels-functions.md", content=supported_functions()))
+    files.append(File.generated(config, "links.md", content=catalogue()))
     return files
 
 

@@ -44,7 +44,13 @@ def main() -> None:
     with torch.no_grad():
         before = float(fallen(controller, starts))
     result = search(
-        controller, lambda model: fallen(model, starts), method="cmaes", vectorised=True, budget=2000, target=0.0, sigma=0.5
+        controller,
+        lambda model: fallen(model, starts),
+        method="cmaes",
+        vectorised=True,
+        budget=2000,
+        target=0.0,
+        sigma=0.5,
     )
     with torch.no_grad():
         after = float(fallen(controller, 0.1 * torch.randn(50, 4)))

@@ -282,3 +282,15 @@ def test_the_front_door_links_to_the_rooms(hooks):
     assert "- [`DeviceLike`][moduli.device.DeviceLike] \n" in text
     assert "__version__" not in text
     assert "\n::: moduli.device.Device\n" in hooks.page(moduli.device, [front, moduli.device])
+
+
+def test_the_catalogue_has_every_link(hooks):
+    from moduli import m
+
+    text = hooks.catalogue()
+    for name in m.__all__:
+        assert f"### {name} " in text, name
+    adam = text[text.index("### Adam ") :]
+    adam = adam[: adam.index("\n### ")]
+    for part in ("m.Adam(*, beta1=0.9", "| `beta1` |", "Needs the gradient", "```pycon", "Kingma"):
+        assert part in adam, part

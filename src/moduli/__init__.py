@@ -2,13 +2,18 @@
 
 A `Space` is the ordered labels of one axis, a `Tensor` is data with one Space per axis, and `moduli.labels` explains what
 can be done with them. A `Module` owns such tensors, derives virtual ones (`moduli.nn`), and is a value that can be added,
-scaled and merged, with versions of its structure (`moduli.particles`). `Device` says where things live, `moduli.layout`
-turns the structure of any module into numbers, `moduli.kernels` runs one function over many tensors in one pass, and
-`moduli.linalg` has linear operators and the solvers for them. An `Optimizer` is a chain of links (`moduli.optim`), which
-are in `moduli.m`.
+scaled and merged, with versions of its structure (`moduli.particles`); a `Population` is many of them as one matrix
+(`moduli.population`). `Device` says where things live, `moduli.layout` turns the structure of any module into numbers,
+`moduli.kernels` runs one function over many tensors in one pass, and `moduli.linalg` has linear operators and the solvers
+for them.
+
+An `Optimizer` is a chain of links (`moduli.optim`), which are in `moduli.m`; finished chains are in `moduli.presets`.
+`minimize` is the functional form, `search` works without gradients (`moduli.evolve`), `save`, `load` and `Checkpointer`
+keep everything (`moduli.io`), `moduli.lab` races optimizers, and `moduli.testing` checks links of your own.
 """
 
-from . import device, evolve, io, kernels, labels, layout, linalg, m, nn, optim, particles, population, presets
+from . import device, evolve, io, kernels, lab, labels, layout, linalg, m, nn, optim, particles, population, presets
+from ._minimize import Result, minimize
 from .device import Device, DeviceBounded
 from .evolve import search
 from .io import Checkpointer, CheckpointError, load, save
@@ -195,6 +200,7 @@ __all__ = [
     "Population",
     "QR",
     "Ranked",
+    "Result",
     "SVD",
     "Slogdet",
     "Space",
@@ -276,6 +282,7 @@ __all__ = [
     "isnan",
     "join",
     "kernels",
+    "lab",
     "labels",
     "layout",
     "lerp",
@@ -300,6 +307,7 @@ __all__ = [
     "mean",
     "merge",
     "min",
+    "minimize",
     "minimum",
     "movedim",
     "mul",

@@ -20,11 +20,12 @@ def load_resume():
 resume = load_resume()
 
 
-@pytest.mark.parametrize("group", ["torch_", "scheduler_", ""])
+@pytest.mark.parametrize("group", ["torch_", "scheduler_", "link_", "population_", ""])
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 def test_training_goes_on_bit_for_bit_in_another_process(group, tmp_path):
-    groups = ("torch_", "scheduler_")
+    groups = ("torch_", "scheduler_", "link_", "population_")
+    resume.register_links()
     names = [n for n in resume.CASES if (n.startswith(group) if group else not n.startswith(groups))]
     assert names
     resume.check(names, tmp_path)

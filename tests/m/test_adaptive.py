@@ -92,7 +92,7 @@ def test_shampoo_is_its_paper():
         memory["R"] = memory.get("R", 0) + g.T @ g
         return 0.1 * _root(memory["L"], -0.25) @ g @ _root(memory["R"], -0.25)
 
-    ours = run(lambda p: [m.Shampoo(precond_freq=1), m.LR(0.1)], shapes=MATRIX)
+    ours = run(lambda p: [m.Shampoo(precond_freq=1, init="zeros"), m.LR(0.1)], shapes=MATRIX)
     close(ours, run(formula(update), shapes=MATRIX), 1e-8)
 
 
@@ -101,10 +101,10 @@ def test_shampoo_with_memory_debiases_what_it_accumulated():
         memory["L"] = 0.9 * memory.get("L", 0) + 0.1 * g @ g.T
         memory["R"] = 0.9 * memory.get("R", 0) + 0.1 * g.T @ g
         if t % 3 == 1:
-            memory["roots"] = [_root(memory[key] / (1 - 0.9**t), -0.25) for key in "LR"]
+            memory["roots"] = [_root(memory[key] / (1 - 0.9**t), -0.25, 1e-3) for key in "LR"]
         return 0.1 * memory["roots"][0] @ g @ memory["roots"][1]
 
-    ours = run(lambda p: [m.Shampoo(precond_freq=3, beta=0.9), m.LR(0.1)], shapes=MATRIX)
+    ours = run(lambda p: [m.Shampoo(precond_freq=3, beta=0.9, init="zeros", reg=1e-3), m.LR(0.1)], shapes=MATRIX)
     close(ours, run(formula(update), shapes=MATRIX), 1e-8)
 
 
@@ -121,12 +121,14 @@ def test_shampoo_of_three_axes_and_of_a_vector():
             out = torch.einsum("ij,j...->i...", root, out.movedim(axis, 0)).movedim(0, axis)
         return 0.1 * out
 
-    ours = run(lambda p: [m.Shampoo(precond_freq=1, merge_small=False, reg=1e-3), m.LR(0.1)], shapes=shapes)
+    ours = run(
+        lambda p: [m.Shampoo(precond_freq=1, merge_small=False, reg=1e-3, init="zeros"), m.LR(0.1)], shapes=shapes
+    )
     close(ours, run(formula(update), shapes=shapes), 1e-8)
 
 
 def test_shampoo_merging_keeps_matrices_and_long_or_unit_axes_work():
-    link = m.Shampoo(max_dim=12)
+    link = m.Shampoo(max_dim=12, init="zeros")
     params = [torch.zeros(6, 5), torch.zeros(4, 3, 2, 2), torch.zeros(1, 7, 1), torch.zeros(20, 3), torch.zeros(30)]
     grads = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for p in params]
     out = optim.step_tensors(link, [g.clone() for g in grads], params=params)
@@ -342,3 +344,16 @@ def test_asam_does_not_see_the_scale_of_weights():
 
     assert sharp(1.0, 2.0) == pytest.approx(sharp(10.0, 0.2))
     assert sharp(1.0, 2.0) > 1.0
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_adagrad_norm_is_its_paper(layerwise):
+    params = [torch.zeros(2), torch.zeros(1)]
+    link, total = m.AdagradNorm(layerwise=layerwise), [0.0, 0.0]
+    for u in ([torch.tensor([3.0, 4.0]), torch.tensor([2.0])], [torch.tensor([1.0, 0.0]), torch.tensor([1.0])]):
+        out = optim.step_tensors(link, [x.clone() for x in u], params=params)
+        sizes = [x.square().sum().item() for x in u]
+        total = [t + (size if layerwise else sum(sizes)) for t, size in zip(total, sizes, strict=True)]
+        close(out, [x / t**0.5 for x, t in zip(u, total, strict=True)], 1e-6)
+    debiased = optim.step_tensors(m.AdagradNorm(beta=0.9), [torch.tensor([3.0, 4.0])])
+    close(debiased, [torch.tensor([0.6, 0.8])], 1e-6)

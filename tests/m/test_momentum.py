@@ -88,3 +88,37 @@ def test_cautious_modes():
 def test_refuses(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def series(link, values):
+    w = torch.zeros(1)
+    return [optim.step_tensors(link, [torch.tensor([v])], params=[w])[0].item() for v in values]
+
+
+def test_averages_over_the_last_updates():
+    values = [1.0, 2.0, 6.0, 4.0]
+    assert series(m.Averaging(3), values) == pytest.approx([1.0, 1.5, 3.0, 4.0])
+    assert series(m.MedianAveraging(3), values) == pytest.approx([1.0, 1.5, 2.0, 4.0])
+    # weights count relative to each other, from the newest while there are few
+    assert series(m.WeightedAveraging([2.0, 1.0, 1.0]), values) == pytest.approx([1.0, 1.5, 2.5, 3.5])
+    assert series(m.WeightedAveraging([1.0] * 3), values) == pytest.approx(series(m.Averaging(3), values))
+
+
+@FUSE
+def test_agreement_with_the_gradient(fuse):
+    u, g = [torch.tensor([3.0, 4.0]), torch.tensor([0.0])], [torch.tensor([1.0, -1.0]), torch.tensor([1.0])]
+    cosine = -1 / (5 * 3**0.5)
+    out = optim.step_tensors(m.ScaleByGradCosineSimilarity(), [x.clone() for x in u], grads=g)
+    close(out, [x * cosine for x in u], 1e-6)
+    mask = optim.step_tensors(m.UpdateGradientSignConsistency(normalize=True), [x.clone() for x in u], grads=g)
+    close(mask, [torch.tensor([3.0, 0.0]), torch.tensor([0.0])], 1e-6)
+    for link in (m.ScaleByGradCosineSimilarity, m.UpdateGradientSignConsistency):
+        links = lambda p, link=link: [m.HeavyBall(), link(), m.LR(0.02)]  # noqa: E731
+        close(run(links, fuse=fuse), run(links, fuse=False))
+
+
+def test_averages_refuse():
+    with pytest.raises(ValueError, match="Averaging: history_size"):
+        m.Averaging(0)
+    with pytest.raises(ValueError, match="sum to zero"):
+        m.WeightedAveraging([1.0, 0.0])

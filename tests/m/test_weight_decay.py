@@ -37,3 +37,17 @@ def test_every_power_shrinks_weights_of_either_sign(ord):
 def test_refuses(make):
     with pytest.raises(ValueError, match=f"{make.__name__}: weight_decay"):
         make(-0.1)
+
+
+def test_relative_decay_is_measured_over_everything():
+    x, u = [torch.tensor([1.0, -2.0]), torch.tensor([3.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-6.0])]
+    out = optim.step_tensors(m.RelativeWeightDecay(0.5), [t.clone() for t in u], params=x)
+    close(out, [a + 0.5 * 3.0 * b for a, b in zip(u, x, strict=True)], 1e-6)
+    out = optim.step_tensors(m.RelativeWeightDecay(0.5, cautious=True), [t.clone() for t in u], params=x)
+    close(out, [a + 1.5 * b * (a * b > 0) for a, b in zip(u, x, strict=True)], 1e-6)
+    out = optim.step_tensors(
+        m.RelativeWeightDecay(0.5, norm_input="params", metric="linf"), [t.clone() for t in u], params=x
+    )
+    close(out, [a + 1.5 * b for a, b in zip(u, x, strict=True)], 1e-6)
+    with pytest.raises(ValueError, match="norm_input"):
+        m.RelativeWeightDecay(norm_input="loss")

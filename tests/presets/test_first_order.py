@@ -23,6 +23,7 @@ SAME = {
         lambda: presets.rmsprop(0.05, momentum=0.5, centered=True, weight_decay=0.1),
         lambda p: torch.optim.RMSprop(p, 0.05, momentum=0.5, centered=True, weight_decay=0.1),
     ),
+    "rprop": (lambda: presets.rprop(0.05), lambda p: torch.optim.Rprop(p, 0.05)),
     "adagrad": (
         lambda: presets.adagrad(0.05, lr_decay=0.1, weight_decay=0.1),
         lambda p: torch.optim.Adagrad(p, 0.05, lr_decay=0.1, weight_decay=0.1),
@@ -47,3 +48,19 @@ def test_every_preset_goes_down_with_its_defaults(name):
     for _ in range(40):
         opt.step(loss)
     assert loss(backward=False).item() < start
+
+
+def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adam():
+    matrix, bias = run(lambda p: presets.muon(0.05, weight_decay=0.1), shapes=((4, 4), (5,)))
+    _, adam = run(lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1), shapes=((4, 4), (5,)))
+    close([bias], [adam])
+    # torch iterates in bfloat16, so the two agree only so far
+    (theirs,) = run(
+        lambda p: torch.optim.Muon(p, 0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        shapes=((4, 4),),
+        dtype=torch.float32,
+        steps=1,
+    )
+    (ours,) = run(lambda p: presets.muon(0.05, weight_decay=0.1), shapes=((4, 4),), dtype=torch.float32, steps=1)
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=2e-3)
+    assert torch.isfinite(matrix).all()

@@ -36,15 +36,20 @@ class _Known:
         self.firsts = array("q", itertools.accumulate(chunks, initial=0))
 
 
-_known: dict[int, _Known] = {}
+# By number of lists and of tensors: a program alternates between a few of those.
+_known: dict[tuple[int, int], _Known] = {}
+_KEPT = 16
 
 
 def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
     """The facts a compiled reduction needs, or None where it can't take the lists."""
     count = len(lists[0])
-    last = _known.get(len(lists))
-    fits = last is not None and count and len(last.sizes) == count
-    if fits and last and all(known.same(tensors) for known, tensors in zip(last.watches, lists, strict=True)):
+    last = _known.get((len(lists), count))
+    if (
+        count
+        and last is not None
+        and all(known.same(tensors) for known, tensors in zip(last.watches, lists, strict=True))
+    ):
         return last
     for tensors in lists:
         if not tensors or tensors[0].dtype not in CODES:
@@ -61,14 +66,18 @@ def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
             ):
                 return None
     found = _Known(lists, [watch(tensors) for tensors in lists])
-    _known[len(lists)] = found
+    if len(_known) >= _KEPT:
+        _known.clear()
+    _known[len(lists), count] = found
     return found
 
 
-def _reduce(kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
+def _reduce(
+    kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0, known: _Known | None = None
+) -> torch.Tensor:
     setting = _backend.mode()
     if setting != "eager" and not transformed() and not torch.compiler.is_compiling():
-        facts = _fast(lists)
+        facts = _fast(lists) if known is None else known
         shared = _backend.native() if facts is not None else ""
         if isinstance(shared, Runtime) and facts is not None:
             count = len(lists[0])
@@ -208,27 +217,42 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
+    known = _seen(tensors) if type(tensors) is list and not torch.is_grad_enabled() else None
+    # Of the same kinds as before, so everything that is asked of strangers is known.
+    found: list[torch.Tensor] = _checked(tensors, ord) if known is None else list(tensors)
+    if not found:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    lists = [found]
+    if ord == 1:
+        return _reduce("absolutes", lists, known=known)
+    if ord != 2:
+        return _reduce("largest", lists, known=known)
+    squares = _reduce("squares", lists, known=known)
+    if 1e-280 < squares < 1e300 or squares != squares:
+        return squares.sqrt()
+    largest = float(_reduce("largest", lists))
+    if largest == 0 or not math.isfinite(largest):
+        return torch.tensor(largest, dtype=torch.float64, device="cpu")
+    # A power of two, so that scaling rounds nothing.
+    scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
+    return _reduce("squares", lists, scale).sqrt() / scale
+
+
+def _seen(tensors: list[torch.Tensor]) -> _Known | None:
+    """What is known of the last list of this length, if this one looks the same and has elements."""
+    known = _known.get((1, len(tensors)))
+    return known if known is not None and known.firsts[-1] > 0 and known.watches[0].same(tensors) else None
+
+
+def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
+    """The tensors as a reduction takes them; none where there are no elements."""
     found = _listed("norm", tensors)
     if _kinds("norm", found):
         if ord != 2:
             found = [tensor.detach().abs() for tensor in found]
         else:
             found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    if not _sum(tensor.numel() for tensor in found):
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-    if ord == 1:
-        return _reduce("absolutes", [found])
-    if ord != 2:
-        return _reduce("largest", [found])
-    squares = _reduce("squares", [found])
-    if 1e-280 < squares < 1e300 or squares != squares:
-        return squares.sqrt()
-    largest = float(_reduce("largest", [found]))
-    if largest == 0 or not math.isfinite(largest):
-        return torch.tensor(largest, dtype=torch.float64, device="cpu")
-    # A power of two, so that scaling rounds nothing.
-    scale = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
-    return _reduce("squares", [found], scale).sqrt() / scale
+    return found if _sum(tensor.numel() for tensor in found) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import kernels
 
-__all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all"]
+__all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shaped", "sizes"]
 
 Axes = int | tuple[int, ...] | list[int] | None
 
@@ -96,3 +96,30 @@ def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> float:
         [tensor.reshape(-1).double() if not tensor.is_complex() else tensor.reshape(-1) for tensor in tensors]
     )
     return float(metric(whole, ord, (0,))) if whole.numel() else 0.0
+
+
+def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
+    rows = tensor.reshape(-1) if members is None else tensor.reshape(members, -1)
+    if rows.numel() == 0:
+        return torch.zeros(rows.shape[:-1], dtype=tensor.abs().dtype, device=tensor.device)
+    return metric(rows, ord, (rows.dim() - 1,)).squeeze(-1)
+
+
+def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: int | None = None) -> list[Tensor]:
+    """For each tensor its measure, or that of all together; 0-d, or one number per member of a population."""
+    if tensorwise or not tensors:
+        return [_size(tensor, ord, members) for tensor in tensors]
+    if ord in (2, "l2"):
+        found = kernels.norm(list(tensors)) if members is None else lengths(tensors)
+    else:
+        wide = torch.complex128 if any(tensor.is_complex() for tensor in tensors) else torch.float64
+        rows = [tensor.to(wide).reshape(1 if members is None else members, -1) for tensor in tensors]
+        found = _size(torch.cat(rows, 1), ord, 1 if members is None else members)
+        found = found.reshape(()) if members is None else found
+    return [found] * len(tensors)
+
+
+def shaped(value: Tensor, like: Tensor) -> Tensor:
+    """A number, or one per member, in the precision of this tensor and shaped to multiply it."""
+    value = value.to(like.dtype.to_real() if like.is_complex() else like.dtype)
+    return value if value.dim() == 0 else value.reshape(-1, *([1] * (like.dim() - 1)))

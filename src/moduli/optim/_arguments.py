@@ -12,6 +12,12 @@ __all__ = ["LinkType"]
 class LinkType(ABCMeta):
     """Explains the commonest mistake: a positional argument where a link takes keywords."""
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # Tools look at the type's own call first, which takes anything.
+        known = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return known.replace(parameters=list(known.parameters.values())[1:])
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().__call__(*args, **kwargs)

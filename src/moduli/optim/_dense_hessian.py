@@ -50,8 +50,10 @@ def hessian(
 
 def _rows(grads: list[Tensor], params: list[Tensor]) -> Tensor:
     rows = []
-    flat = to_vector(grads)
-    for element in flat:
+    with torch.enable_grad():  # the elements must stay part of the graph
+        flat = to_vector(grads)
+        elements = flat.unbind(0)
+    for element in elements:
         if not element.requires_grad:
             rows.append(torch.zeros_like(flat))
             continue

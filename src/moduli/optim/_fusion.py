@@ -320,11 +320,10 @@ class FusedRun:
             params = [objective.params[i] for i, _ in order]
             picked = None if grads is None else [grads[i] for i, _ in order]
             settings = [setting for _, setting in order]
-        if any(tensor.is_complex() for tensor in chosen):
+        if any(cohort.params[0].is_complex() for cohort in self._cohorts):
             chosen = [as_real(tensor) for tensor in chosen]
             params = [as_real(param.detach()) for param in params]
             picked = None if picked is None else [as_real(grad) for grad in picked]
-            params = [as_real(param.detach()) for param in params]
         return self.links[0].measure(chosen, params, picked, settings, objective.members)
 
     def _run(

@@ -31,7 +31,15 @@ def lifts(link: Module) -> bool:
 def check(link: Module) -> None:
     """Refuse what neither works on all members at once nor on each by itself."""
     if lifts(link):
+        for child in link.children.values():  # a link that takes all at once may drive one that can't
+            check(child)
         return
+    outside = next((part for _, part in link.links() if part.keeps_outside), None)
+    if outside is not None:
+        raise ChainError(
+            f"{type(outside).__name__} keeps what it learns for one model, so it can't be run for each member of a "
+            "population; use it on one model, or a link that lifts"
+        )
     far = {need for need in link.all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
     if far:
         wanted = " and ".join(sorted(need.value for need in far))
@@ -68,6 +76,7 @@ def each(link: Module, objective: Objective) -> Objective:
     for path, _ in inner:
         keep.setdefault(path, [{} for _ in range(count)])
     own = [part.global_state for _, part in inner]
+    done: list[Objective] = []
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     try:
         for i in range(count):
@@ -89,14 +98,18 @@ def each(link: Module, objective: Objective) -> Objective:
             one = link.step(one)
             for tensor, new in zip(updates, one.get_updates(), strict=True):
                 tensor[i] = new
-            if one.should_terminate is not None:
-                objective.should_terminate = bool(objective.should_terminate) or one.should_terminate
+            done.append(one)
     finally:
         for (_, part), state in zip(inner, own, strict=True):
             part.global_state = state
         if binding is not None:
             binding.member = None
     objective.updates = updates
+    # N separate runs are over when the last one is.
+    if done and all(one.should_terminate for one in done):
+        for reason in dict.fromkeys(reason for one in done for reason in one.attrs.get("reasons", ())):
+            objective.terminate(reason)
+        objective.should_terminate = True
     return objective
 
 

@@ -61,7 +61,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         for param, row in link.state.items():
             if not row or param not in names:
                 continue
-            name = f"{ALL}:{path}" if link.vector_state else names[param]
+            name = f"{ALL}:{path}" if link.vector_state and param in binding.names else names[param]
             into = state.setdefault(name, {})
             for key, value in row.items():
                 into[f"{path}/{key}"] = encode(value, f"{path}: state {key!r}")
@@ -113,7 +113,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     vectors = {
         path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names)
         for path, link in known.items()
-        if link.vector_state and path in saved["links"]
+        if link.vector_state and path in saved["links"] and not _of_stand_ins(saved["links"][path]["global"])
     }
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
     gone = []
@@ -202,6 +202,11 @@ def _make_stand_ins(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
             stand_ins = known[path]._stand_ins.setdefault(key, StandIns())
             while len(stand_ins.tensors) <= int(position):
                 stand_ins.tensors.append(torch.empty(0))
+
+
+def _of_stand_ins(state: Mapping[str, Any]) -> bool:
+    """Whether a link's vector is of stand-ins, which have no names: who shows them to it keeps their order."""
+    return any(part.startswith("?:") for part in state.get(VECTOR) or ())
 
 
 def _known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:

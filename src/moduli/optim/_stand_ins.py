@@ -38,6 +38,7 @@ class StandIns:
             yield fakes
         finally:
             for fake in fakes:
+                fake.grad = None  # of another size than what follows, so that it could not be copied
                 fake.data = torch.empty(0, dtype=fake.dtype, device=fake.device)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -414,7 +414,13 @@ class Optimizer(torch.optim.Optimizer):
 
         It goes through `torch.save` and `torch.load(weights_only=True)`.
         """
-        return _saved.pack(self)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        packed = _saved.pack(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, packed)
+            packed = packed if changed is None else changed
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
@@ -426,7 +432,13 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: The chains differ, or a tensor has another shape.
         """
-        _saved.unpack(self, state_dict, strict)
+        given = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, given)
+            given = given if changed is None else changed
+        _saved.unpack(self, given, strict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
+"""How a buffer transforms when the basis changes."""
 
 
 class Module(metaclass=LinkType):
@@ -43,6 +44,8 @@ class Module(metaclass=LinkType):
         needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
         members: Whether the link works on all members of a population at once.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
+        keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
+            so that it can't be run for each member of a population in turn.
         aliases: Names in parameter groups that stand for several settings, such as "betas".
 
     Example:
@@ -60,6 +63,7 @@ class Module(metaclass=LinkType):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
     members: ClassVar[bool] = False
     vector_state: bool = False
+    keeps_outside: ClassVar[bool] = False
     aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
@@ -243,11 +247,16 @@ class Module(metaclass=LinkType):
         given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
         if params is not None:
             return step_tensors(child, given, params, grads, loss, closure, objective)
-        stand_ins = self._stand_ins.setdefault(key, StandIns())
+        stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())
         with stand_ins.pointed_at(
             given, self.settings.binding, None if objective is None else objective.params
         ) as fakes:
             return step_tensors(child, given, fakes, grads, loss, closure, objective)
+
+    def _stand_in_key(self, key: str) -> str:
+        """Members of a population that are run in turn have stand-ins of their own."""
+        binding = self.settings.binding
+        return key if binding is None or binding.member is None else f"{key}[{binding.member}]"
 
     # ------------------------------------------------------------------ state
 
@@ -332,7 +341,7 @@ class Module(metaclass=LinkType):
         child = self._child(key, must_exist=True)
         kinds = [buff] if isinstance(buff, str) else list(buff)
         if params is None:
-            stand_ins = self._stand_ins.get(key)
+            stand_ins = self._stand_ins.get(self._stand_in_key(key))
             params = stand_ins.tensors if stand_ins is not None else []
         out: list[list[Tensor]] = []
         if child is not None:

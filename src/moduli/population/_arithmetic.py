@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Self
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from moduli.particles._operand import _mode, refuse_graph
 
 from ._core import Core
+from ._deferred import Recipe, Term, accumulate, deferrable, negated, scaled, summed, terms_of
 from ._operands import broadcast, check_dtype, matched, rows, scalar
-from ._values import Values, fresh, wrap
+from ._values import Values, deferred, fresh, wrap
 
 __all__ = ["Arithmetic"]
 
@@ -51,18 +52,35 @@ def _changing(fn: Any) -> Any:
     return method
 
 
+# What torch calls when a tensor is the left operand.
+_TORCH: dict[Any, Any] = {Tensor.add: operator.add, Tensor.sub: operator.sub, Tensor.mul: operator.mul}
+
+
+def _from_torch(
+    cls: type[Any], func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Take an operator over from a tensor on its left, which otherwise takes long to find out that it has no rule."""
+    fn = _TORCH.get(func)
+    if fn is None or kwargs or len(args) != 2 or not isinstance(args[1], cls) or not isinstance(args[0], Tensor):
+        return NotImplemented
+    return args[1]._combined(fn, args[0], True, getrefcount(args[1]), -1)
+
+
 class _Probe:
     """Finds out how many references there are to operands that nothing else refers to."""
 
     __add__ = _binary(operator.add)
     __rmul__ = _binary(operator.mul, True)
+    __torch_function__ = classmethod(_from_torch)
 
     def _combined(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
         return ours, theirs
 
 
-def _temporaries() -> tuple[int, int, int]:
-    """The counts of a left operand, a right one and one of a reflected operator that exist only inside an expression.
+def _temporaries() -> tuple[int, int, int, int]:
+    """The counts of operands that exist only inside an expression: a left one, a right one, and one of a reflected operator.
+
+    The last is that of a reflected operator with a tensor on the left.
 
     Zero where they cannot be told from operands with a name.
     """
@@ -71,15 +89,19 @@ def _temporaries() -> tuple[int, int, int]:
     with_names: Any = left + right
     reflected: Any = (3.0 * _Probe())[0]
     reflected_named: Any = (3.0 * left)[0]
+    tensor: Any = torch.ones(())
+    by_torch: Any = (tensor * _Probe())[0]
+    by_torch_named: Any = (tensor * left)[0]
     del named
     return (
         alone[0] if with_names[0] > alone[0] else 0,
         alone[1] if with_names[1] > alone[1] else 0,
         reflected if reflected_named > reflected else 0,
+        by_torch if by_torch_named > by_torch else 0,
     )
 
 
-_LEFT, _RIGHT, _REFLECTED = _temporaries()
+_LEFT, _RIGHT, _REFLECTED, _BY_TORCH = _temporaries()
 
 
 class Arithmetic(Core):
@@ -87,6 +109,7 @@ class Arithmetic(Core):
 
     __slots__ = ()
 
+    __torch_function__ = classmethod(_from_torch)
     __add__ = _binary(operator.add)
     __radd__ = _binary(operator.add, True)
     __sub__ = _binary(operator.sub)
@@ -128,9 +151,10 @@ class Arithmetic(Core):
             if graphing() or self._graph or other._graph:
                 return self._graphed([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
             there = other._buffers
+            waiting = _later_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
             return self._finished(
                 fn,
-                _pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT),
+                waiting or _pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT),
                 ours <= _LEFT,
                 lambda name, held: fn(held, there[name]),
             )
@@ -142,20 +166,25 @@ class Arithmetic(Core):
             if value is None:
                 return NotImplemented
             values = broadcast(self, value) if isinstance(value, Tensor) else [value] * len(self.layout.groups)
+        inert = self._inert()
         for group, each in zip(self.layout.groups, values, strict=True):
-            if not self._left_out(group):
+            if not inert or not self._left_out(group):
                 check_dtype(self.layout, group, fn, each)
         if graph:
             pairs = zip(self._plain(), values, strict=True)
             return self._graphed([fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None)
-        spare = 0 < ours <= (_REFLECTED if reflected else _LEFT)
+        spare = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
+        from_module = other if reflected and isinstance(other, nn.Module) else None
+        made = _later(self, fn, values, reflected, spare)
+        on_buffers = _operated(fn, other, reflected) if self._buffers else None
+        if made is not None:
+            return self._finished(fn, made, spare, on_buffers, from_module)
         if fn is operator.mul and spare and self._spare() and _is_factor(values):
             # Nobody else has these values: the factor waits for the next operation.
             self._values.pending = _times(self._values.pending, values)
             return self
         made = _with_values(self, fn, values, reflected, spare)
-        from_module = other if reflected and isinstance(other, nn.Module) else None
-        return self._finished(fn, made, spare, _operated(fn, other, reflected), from_module)
+        return self._finished(fn, made, spare, on_buffers, from_module)
 
     def _mapped(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
@@ -178,7 +207,7 @@ class Arithmetic(Core):
         module: nn.Module | None = None,
     ) -> Self:
         """The result of an operation: values, with buffers according to their policies."""
-        inert = self._inert()
+        inert = self._inert() if values.recipe is None else ()
         if inert:
             ours = self.layout.views(self._values.settle())
             with torch.no_grad():
@@ -219,6 +248,8 @@ class Arithmetic(Core):
             if other._values.pending is not None and fn not in (operator.add, operator.sub):
                 other._values.settle()
             pending = other._values.pending
+            if fn in (operator.add, operator.sub) and self._add_later(fn, other):
+                return self
             values: list[Any] = [matrix.detach() for matrix in other._values.matrices]
         elif isinstance(other, nn.Module):
             values = list(rows(self, other))
@@ -247,6 +278,56 @@ class Arithmetic(Core):
         self._changed()
         return self
 
+    def _add_later(self, fn: Any, other: Core) -> bool:
+        """Add something that nobody has computed yet, if that is what the other operand is."""
+        theirs, recipe = other._values, other._values.recipe
+        if recipe is None or theirs is self._values or not deferrable(self):
+            return False
+        with torch.no_grad():
+            self._values.settle() if self._values.pending is not None else self._values.compute()
+            if theirs.recipe is None:
+                return False
+            if len(recipe.terms) == 1 and not any(operand is self._values for operand in recipe.terms[0][1:]):
+                # A multiple is added without being made.
+                accumulate(self._values.matrices[0], recipe.terms if fn is operator.add else negated(recipe.terms))
+            else:
+                # Computed and added block by block: what it reads here is read before it changes.
+                self._values.serve(theirs)
+                theirs.compute(self._values.held[0], 1.0 if fn is operator.add else -1.0)
+        self._changed()
+        return True
+
+
+# -- results that wait -------------------------------------------------------------------------------------------------
+
+
+def _later_pair(left: Core, right: Core, fn: Any, left_spare: bool, right_spare: bool) -> Values | None:
+    """A sum or difference of two populations that is computed later, or None if it has to be computed now."""
+    if fn not in (operator.add, operator.sub) or not deferrable(left) or right._graph:
+        return None
+    ours, theirs = terms_of(left, left_spare), terms_of(right, right_spare)
+    terms = None if ours is None or theirs is None else summed(fn, ours, theirs)
+    return None if terms is None else deferred(Recipe(left.layout, left._count, terms))
+
+
+def _later(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) -> Values | None:
+    """An operation with numbers or a row that is computed later, or None if it has to be computed now."""
+    if fn not in (operator.add, operator.sub, operator.mul) or not deferrable(left):
+        return None
+    value = values[0]
+    if isinstance(value, Tensor):
+        # What the tensor holds may change before it is read.
+        value = value.detach().clone()
+    if fn is operator.mul:
+        ours = terms_of(left, spare) if _is_factor(values) else None
+        terms = None if ours is None else scaled(ours, value if isinstance(value, Tensor) else float(value))
+    elif isinstance(value, Tensor) and value.numel() == left.layout.numel:
+        ours, theirs = terms_of(left, spare), [Term(1.0, value.reshape(-1), None)]
+        terms = None if ours is None else summed(fn, theirs, ours) if reflected else summed(fn, ours, theirs)
+    else:
+        return None
+    return None if terms is None else deferred(Recipe(left.layout, left._count, terms))
+
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -267,7 +348,8 @@ def _times(pending: Any, values: list[Any]) -> Any:
 def _accumulate(target: Tensor, source: Tensor, factor: Any, sign: float) -> Tensor:
     """Add sign * factor * source, in one pass."""
     if factor is None:
-        return target.add_(source, alpha=sign) if sign != 1.0 else target.add_(source)
+        # Without a factor these are faster than with the factor 1.
+        return target.add_(source) if sign == 1.0 else target.sub_(source)
     if isinstance(factor, Tensor):
         return target.addcmul_(source, factor.to(target.dtype), value=sign)
     return target.add_(source, alpha=sign * factor)
@@ -321,8 +403,10 @@ def _sum(left: Core, x: Values, y: Values, sign: float, left_spare: bool, right_
     for out, p, q in zip(values.matrices, x.matrices, y.matrices, strict=True):
         if a is None and isinstance(b, Tensor):
             torch.addcmul(p, q, b.to(p.dtype), value=sign, out=out)
+        elif a is None and b is None:
+            (torch.add if sign == 1.0 else torch.sub)(p, q, out=out)
         elif a is None:
-            torch.add(p, q, alpha=sign if b is None else sign * b, out=out)
+            torch.add(p, q, alpha=sign * b, out=out)
         elif b is None and sign == 1.0:
             torch.addcmul(q, p, a.to(p.dtype), out=out) if isinstance(a, Tensor) else torch.add(q, p, alpha=a, out=out)
         else:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
+from ._attempt import attempted
+from ._chain import chain, run
 from ._core import Core
 from ._evaluate import arguments, evaluate
-from ._plan import Plan, choose, kind_of
+from ._plan import Kind, Plan, choose, kind_of
 from ._swap import Swap
 from ._values import fresh
 
@@ -48,6 +50,7 @@ class Calls(Core):
         Raises:
             StructureError: If an argument does not have one slice per member.
             ValueError: If the model cannot be evaluated in the way asked for.
+            MemoryError: If that takes more memory than there is; a smaller `chunk_size` takes less.
 
         Example:
             >>> from moduli.population import Population
@@ -153,6 +156,45 @@ class Calls(Core):
         self._ready()
         flat = arguments(args, {}, in_dims, self._count)
         plan = self._plan(flat, fn, vectorize, chunk_size)
+        # What a failed call did to the statistics of some members is taken back.
+        kept = {name: held.clone() for name, held in self._buffers.items()}
+
+        def call(how: Plan) -> tuple[Tensor, Self]:
+            try:
+                return self._differentiated(fn, flat, how, randomness)
+            except BaseException:
+                with torch.no_grad():
+                    for name, before in kept.items():
+                        self._buffers[name].copy_(before)
+                raise
+
+        made: tuple[Tensor, Self] = self._attempted(call, plan, fn, vectorize, randomness)
+        return made
+
+    def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
+        """How a call with these arguments is evaluated, and why, in a sentence.
+
+        A model that `torch.vmap` turned out to be unable to follow, in a call with `"auto"`, is looped from then on.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> Population.of(nn.LSTM(3, 2), 5).explain(torch.ones(7, 3))
+            'loop: the model (LSTM) has no batching rule'
+        """
+        return self._plan(arguments(args, {}, in_dims, self._count), _forward, vectorize, chunk_size).reason
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _attempted(self, call: Callable[[Plan], Any], plan: Plan, fn: Any, vectorize: str, randomness: str) -> Any:
+        def refused(reason: str) -> None:
+            # That a function other than the model's own cannot be followed says nothing about the next one.
+            if fn is _forward:
+                self._plans["refused"] = reason
+
+        return attempted(call, plan, vectorize == "auto" and randomness != "error", self._count, refused)
+
+    def _differentiated(self, fn: Any, flat: Any, plan: Plan, randomness: str) -> tuple[Tensor, Self]:
+        """The losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
             values = fresh(self.layout, self._count)
             out = self.layout.views(values.matrices)
@@ -183,18 +225,6 @@ class Calls(Core):
             copies = {name: held.clone() for name, held in self._buffers.items()}
         return torch.cat(losses), self._made(values, self._count, copies)
 
-    def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
-        """How a call with these arguments is evaluated, and why, in a sentence.
-
-        Example:
-            >>> from moduli.population import Population
-            >>> Population.of(nn.LSTM(3, 2), 5).explain(torch.ones(7, 3))
-            'loop: the model (LSTM) has no batching rule'
-        """
-        return self._plan(arguments(args, {}, in_dims, self._count), _forward, vectorize, chunk_size).reason
-
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     def _swap(self) -> Swap:
         known = self._plans.get("swap")
         if known is None or known.module is not self.template:
@@ -202,11 +232,17 @@ class Calls(Core):
             self._plans["swap"] = known
         return known
 
+    def _kind(self) -> Kind:
+        known: Kind | None = self._plans.get("kind")
+        if known is None:
+            known = self._plans["kind"] = kind_of(self.template, self.layout)
+        return known
+
     def _plan(self, args: Any, fn: Any, vectorize: str, chunk_size: int | None) -> Plan:
-        kind = self._plans.get("kind")
-        if kind is None:
-            kind = self._plans["kind"] = kind_of(self.template, self.layout)
-        return choose(kind, self.layout, self._count, args, fn, vectorize, chunk_size)
+        reason = self._plans.get("refused") if fn is _forward and vectorize == "auto" else None
+        if reason is not None:
+            return Plan("loop", 0, reason)
+        return choose(self._kind(), self.layout, self._count, args, fn, vectorize, chunk_size)
 
     def _evaluated(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
@@ -217,7 +253,21 @@ class Calls(Core):
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._plan(flat, fn, vectorize, chunk)
         leaves = self._stacked()
-        return evaluate(self._swap(), fn, plan, leaves, list(self._buffers.values()), flat, randomness, self._count)
+        if plan.form == "stacked" and fn is _forward and len(args) == 1 and not kwargs and flat.dims == [None]:
+            layers = chain(self.template, self._entries)
+            block = plan.block or self._count
+            made = None
+            if layers is not None:
+                made = self._attempted(lambda _: run(layers, leaves, args[0], block), plan, fn, "stacked", randomness)
+            if made is not None:
+                return made
+        attentive = fn is not _forward or self._kind().attentive
+        buffers = list(self._buffers.values())
+
+        def call(how: Plan) -> Any:
+            return evaluate(self._swap(), fn, how, leaves, buffers, flat, randomness, self._count, attentive)
+
+        return self._attempted(call, plan, fn, vectorize, randomness)
 
 
 def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

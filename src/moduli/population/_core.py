@@ -167,6 +167,7 @@ class Core:
         yield from self._buffers.items()
 
     def _stacked(self) -> list[Tensor]:
+        self._values.serve()
         if self._leaves is None:
             if self._graph:
                 with torch.enable_grad():
@@ -219,8 +220,8 @@ class Core:
             and self._leaves is None
             and self._parent is None
             and not self._graph
-            and bool(self._values.matrices)
             and self._floating()
+            and bool(self._values.matrices)
             and not self._inert()
             and (not self._buffers or not self._policies())
         )

@@ -135,6 +135,7 @@ def evaluate(
     args: Arguments,
     randomness: str,
     count: int,
+    attentive: bool = True,
 ) -> Any:
     """Call `fn(model, *args, **kwargs)` for every member and stack what it returns.
 
@@ -147,11 +148,12 @@ def evaluate(
         args: The arguments.
         randomness: Whether random layers draw `"different"` numbers for each member, the `"same"`, or raise an `"error"`.
         count: How many members.
+        attentive: Whether there may be attention in what is called.
     """
     # What a failed call did to the statistics of some members is taken back.
     kept = [buffer.clone() for buffer in buffers]
     try:
-        with nullcontext() if plan.form == "stacked" else _no_shortcuts():
+        with nullcontext() if plan.form == "stacked" or not attentive else _no_shortcuts():
             if plan.form == "loop" or count == 0:
                 return _looped(swap, fn, parameters, buffers, args, randomness, count)
             run = _stacked.run if plan.form == "stacked" else _vmapped
@@ -185,7 +187,7 @@ def _vmapped(
 ) -> list[Tensor]:
     changed: list[int] = []
 
-    def one(own: list[Any], kept: list[Any], *leaves: Any) -> tuple[list[Any], list[Any]]:
+    def one(own: tuple[Any, ...], kept: tuple[Any, ...], leaves: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         before = swap.put(own, kept)
         try:
             output = results.flat(fn(swap.module, *args.filled(leaves), **args.kwargs))
@@ -195,8 +197,14 @@ def _vmapped(
         changed[:] = list(rebound)
         return output, list(rebound.values())
 
+    # One flat list of tensors: torch takes structures apart and puts them together again several times.
     dims = tuple(dim for dim in args.dims if dim is not None)
-    output, rebound = torch.vmap(one, (0, 0, *dims), 0, randomness)(parameters, buffers, *mapped)
+    first, second = len(parameters), len(parameters) + len(buffers)
+
+    def flat(*tensors: Any) -> tuple[list[Any], list[Any]]:
+        return one(tensors[:first], tensors[first:second], tensors[second:])
+
+    output, rebound = torch.vmap(flat, (0,) * second + dims, 0, randomness)(*parameters, *buffers, *mapped)
     _write(buffers, changed, rebound)
     return list(output)
 

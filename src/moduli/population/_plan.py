@@ -20,6 +20,20 @@ __all__ = ["FORMS", "Kind", "Plan", "choose", "kind_of"]
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)
+# Activations are at home where attention is.
+_KNOWN = {
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.Softmax,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Mish,
+}
 # The second-level cache of one core, about.
 _CACHE = 1 << 20
 _FEWEST = 4
@@ -48,15 +62,30 @@ class Kind(NamedTuple):
     Attributes:
         looped: The first layer that cannot be vectorised, or None.
         not_plain: Why the model is not a plain network of linear layers, or None.
+        width: The bytes of the widest activation of one row, going by the widest parameter.
+        attentive: Whether there may be attention in it: all but torch's other layers may use it.
     """
 
     looped: str | None
     not_plain: str | None
+    width: int
+    attentive: bool
 
 
 def kind_of(template: nn.Module, layout: Any) -> Kind:
     """What the layers of a model allow."""
-    return Kind(_unbatchable(template), _is_plain(template, layout))
+    width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
+    size = max((entry.dtype.itemsize for entry in layout), default=4)
+    attentive = not all(_is_known(module) for module in template.modules())
+    return Kind(_unbatchable(template), _is_plain(template, layout), width * size, attentive)
+
+
+def _is_known(module: nn.Module) -> bool:
+    kind = getattr(type(module), "_adopted", type(module))
+    home = kind.__module__
+    return (
+        home.startswith("torch.nn.modules.") and not home.endswith((".transformer", ".activation"))
+    ) or kind in _KNOWN
 
 
 def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None) -> Plan:
@@ -95,7 +124,7 @@ def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, c
     if form == "vmap":
         return _cut("vmap", count, chunk_size or count, "asked for")
     rows = _rows(args, fn)
-    fitting = _fitting(layout, rows)
+    fitting = int(_CACHE // max(1, rows * kind.width))
     if form in ("auto", "stacked") and plain is None:
         return _cut("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
     if form == "chunked":
@@ -139,13 +168,6 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention):
             return f"{path or 'the model'} is a {_named(module)}"
     return None
-
-
-def _fitting(layout: Any, rows: int) -> int:
-    """Of how many members the activations fit into the cache, going by the widest parameter."""
-    width = max((max(entry.shape[:1], default=1) for entry in layout), default=1)
-    size = max((entry.dtype.itemsize for entry in layout), default=4)
-    return int(_CACHE // max(1, rows * width * size))
 
 
 def _rows(args: Any, fn: Callable[..., Any]) -> int:

@@ -101,6 +101,9 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
         return _mapped(func, args, kwargs)
     w = weight.physical
     count, out, into = w.shape
+    if x.shape[-1] != into:
+        # Torch raises what it raises for one model; reshaping below would not notice.
+        return _mapped(func, args, kwargs)
     b = None if bias is None else bias.physical
     if type(x) is not Stacked:
         lead = x.shape[:-1]

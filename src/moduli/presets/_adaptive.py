@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..m import LR, Adagrad, Adam, HeavyBall, Lion, RMSprop, WeightDecay
+from ..m import LR, SAM, Adagrad, Adam, Adan, HeavyBall, Lion, MARSCorrection, RMSprop, Rprop, WeightDecay
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["adagrad", "adam", "adamw", "lion", "rmsprop"]
+__all__ = ["adagrad", "adam", "adamw", "adan", "lion", "mars", "rmsprop", "rprop", "sam"]
 
 
 def adam(
@@ -135,3 +135,93 @@ def adagrad(
     """
     link = Adagrad(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
     return [*_decay(weight_decay), link, LR(lr)]
+
+
+def adan(
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.98,
+    beta2: Any = 0.92,
+    beta3: Any = 0.99,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """Adan, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean difference.
+        beta3: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adan(1e-3))
+        Chain(Adan, LR)
+    """
+    return [Adan(beta1=beta1, beta2=beta2, beta3=beta3, eps=eps), *_decay(weight_decay), LR(lr)]
+
+
+def rprop(lr: Any = 1e-2, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6, ub: Any = 50.0) -> list[Module]:
+    """Rprop for full batches, the same as `torch.optim.Rprop`.
+
+    Args:
+        lr: The first step of each weight.
+        nplus: The growth of a step while the sign repeats.
+        nminus: The shrinkage when it flips.
+        lb: The smallest step.
+        ub: The largest step.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.rprop())
+        Chain(Rprop)
+    """
+    return [Rprop(alpha=lr, nplus=nplus, nminus=nminus, lb=lb, ub=ub, backtrack=False)]
+
+
+def mars(
+    lr: Any = 3e-3,
+    *,
+    beta1: float = 0.95,
+    beta2: float = 0.99,
+    scaling: float = 0.025,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """MARS-AdamW: Adam on gradients corrected by their change.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        scaling: How much is corrected.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.mars())
+        Chain(MARSCorrection, Adam, LR)
+    """
+    links = [MARSCorrection(beta=beta1, scaling=scaling), Adam(beta1=beta1, beta2=beta2, eps=eps)]
+    return [*links, *_decay(weight_decay), LR(lr)]
+
+
+def sam(lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: Any = 0.0) -> list[Module]:
+    """Sharpness-aware descent with momentum. A step needs a closure.
+
+    Args:
+        lr: The step size.
+        rho: The radius within which the worst point is looked for.
+        momentum: How much of the last step is kept.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.sam())
+        Chain(SAM, HeavyBall, LR)
+    """
+    return [SAM(rho=rho), *_decay(weight_decay), HeavyBall(momentum), LR(lr)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _numbers, _safety, _saving, _settings, _tensors
-from ._case import Case, NotApplicable, Report
+from . import _numbers, _populations, _safety, _saving, _settings, _tensors
+from ._case import Case, LawError, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
 
@@ -17,6 +17,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     **_saving.LAWS,
     **_settings.LAWS,
     **_safety.LAWS,
+    **_populations.LAWS,
 }
 """Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
 
@@ -48,6 +49,10 @@ def check_law(case: Case, law: str) -> str | None:
         LAWS[law](case)
     except NotApplicable as reason:
         return str(reason)
+    except LawError:
+        raise
+    except Exception as error:
+        raise case.fail(law, f"{type(error).__name__}: {error}") from error
     return None
 
 

@@ -14,6 +14,16 @@ def _lion(x, g, memory, t):
     return 0.01 * (0.9 * before + 0.1 * g).sign()
 
 
+def _adan(x, g, memory, t):
+    d = g - memory.get("g", g)
+    memory["g"] = g.clone()
+    memory["m"] = 0.98 * memory.get("m", 0) + 0.02 * g
+    memory["v"] = 0.92 * memory.get("v", 0) + 0.08 * d
+    memory["n"] = 0.99 * memory.get("n", 0) + 0.01 * (g + 0.92 * d) ** 2
+    ahead = memory["m"] / (1 - 0.98**t) + 0.92 * memory["v"] / (1 - 0.92**t)
+    return 0.05 * ahead / ((memory["n"] / (1 - 0.99**t)).sqrt() + 1e-8)
+
+
 ROWS = [
     Row("Adam", lambda: [m.Adam(), m.LR(0.05)], reference=lambda params: torch.optim.Adam(params, 0.05)),
     Row(
@@ -34,4 +44,39 @@ ROWS = [
         reference=lambda params: torch.optim.Adagrad(params, 0.5),
     ),
     Row("Lion", lambda: [m.Lion(), m.LR(0.01)], steps=1000, tolerance=0.05, reference=formula(_lion)),
+    Row("Adan", lambda: [m.Adan(), m.LR(0.05)], tolerance=1e-2, reference=formula(_adan)),
+    Row("Rprop", lambda: [m.Rprop(alpha=0.05)], tolerance=1e-2),
+    Row(
+        "Rprop, as torch",
+        lambda: [m.Rprop(alpha=0.05, backtrack=False)],
+        tolerance=1e-2,
+        reference=lambda params: torch.optim.Rprop(params, 0.05),
+    ),
+    Row("ScaleLRBySignChange", lambda: [m.ScaleLRBySignChange(ub=5.0), m.LR(0.05)], tolerance=1e-2),
+    Row("SignConsistencyLRs", lambda: [m.SignConsistencyLRs(), m.LR(0.01)], target=""),
+    Row("Shampoo", lambda: [m.Shampoo(precond_freq=2), m.LR(0.5)], tolerance=1e-2, pieces=False),
+    Row("SOAP", lambda: [m.SOAP(precond_freq=2), m.LR(0.05)], tolerance=1e-2, pieces=False),
+    Row("GGT", lambda: [m.GGT(history_size=5, damping=0.1), m.Warmup(500, start_lr=0.2, end_lr=1e-3)], tolerance=1e-2),
+    Row("FullMatrixAdagrad", lambda: [m.FullMatrixAdagrad(), m.LR(0.5)], tolerance=1e-2),
+    Row(
+        "Orthogonalize",
+        lambda: [m.Orthogonalize(), m.Warmup(500, start_lr=0.1, end_lr=1e-3)],
+        tolerance=1e-2,
+        pieces=False,
+    ),
+    Row("OrthoGrad", lambda: [m.OrthoGrad(), m.LR(0.1)], target=""),
+    Row("OrthoGrad, each", lambda: [m.OrthoGrad(dim=None), m.LR(0.1)], target="", pieces=False),
+    Row(
+        "PSGDKronWhiten",
+        lambda: [m.PSGDKronWhiten(seed=0), m.Warmup(500, start_lr=0.1, end_lr=1e-3)],
+        tolerance=2e-2,
+        random=True,
+        pieces=False,
+    ),
+    Row("SAM", lambda: [m.SAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
+    Row("ASAM", lambda: [m.ASAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
+    Row("Prodigy", lambda: [m.Prodigy(d0=0.01), m.LR(1.0)], tolerance=0.05),
+    Row("DAdaptAdam", lambda: [m.DAdaptAdam(d0=0.01, growth_rate=1.02), m.LR(1.0)], tolerance=0.05),
+    Row("AdagradNorm", lambda: [m.AdagradNorm(), m.LR(1.0)], tolerance=1e-2, pieces=False),
+    Row("AdagradNorm, all", lambda: [m.AdagradNorm(layerwise=False), m.LR(1.0)], tolerance=1e-2),
 ]

@@ -52,4 +52,10 @@ ROWS = [
         reference=formula(lambda x, g, memory, t: 0.1 * (g - g.mean() if g.numel() > 1 else g)),
         pieces=False,
     ),
+    Row("ClipNormByEMA", lambda: [m.ClipNormByEMA(init="update"), m.LR(0.1)], tolerance=1e-2, pieces=False),
+    Row("ClipNormByEMA, all", lambda: [m.ClipNormByEMA(init="update", tensorwise=False), m.LR(0.1)], tolerance=1e-2),
+    Row("NormalizeByEMA", lambda: [m.NormalizeByEMA(beta=0.5, init="update"), m.LR(0.1)], tolerance=1e-2, pieces=False),
+    Row("ClipValueByEMA", lambda: [m.ClipValueByEMA(init="update"), m.LR(0.1)], tolerance=1e-2),
+    Row("ClipNormGrowth", lambda: [m.ClipNormGrowth(), m.LR(0.1)], tolerance=1e-2, pieces=False),
+    Row("ClipValueGrowth", lambda: [m.ClipValueGrowth(), m.LR(0.1)], tolerance=1e-2),
 ]

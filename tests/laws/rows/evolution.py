@@ -6,7 +6,9 @@ from moduli import m
 __all__ = ["ROWS"]
 
 
-_LEAKS = {"leaks": "a thousand generations take long; what is kept is in the class that all share: see OpenES and CMAES"}
+_LEAKS = {
+    "leaks": "a thousand generations take long; what is kept is in the class that all share: see OpenES and CMAES"
+}
 
 
 def _row(name, make, **options):

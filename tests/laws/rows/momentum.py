@@ -18,6 +18,14 @@ def _cautious(x, g, memory, t):
     return 0.1 * memory["m"] * (memory["m"] * g > 0)
 
 
+def _schedule_free(params, grads, memory, t):
+    for i, (y, g) in enumerate(zip(params, grads, strict=True)):
+        mine = memory.setdefault(i, {"z": y.detach().clone(), "x": y.detach().clone()})
+        mine["z"] = mine["z"] - 0.1 * g
+        mine["x"] = (1 - 1 / t) * mine["x"] + mine["z"] / t
+        y.data.copy_(0.1 * mine["z"] + 0.9 * mine["x"])
+
+
 ROWS = [
     Row("EMA", lambda: [m.EMA(0.9), m.LR(0.1)], reference=formula(_ema)),
     Row(
@@ -32,4 +40,10 @@ ROWS = [
     ),
     Row("Cautious", lambda: [m.EMA(0.9), m.Cautious(), m.LR(0.1)], reference=formula(_cautious)),
     Row("Cautious, normalised", lambda: [m.EMA(0.9), m.Cautious(normalize=True), m.LR(0.05)]),
+    Row("ScheduleFree", lambda: [m.LR(0.1), m.ScheduleFree()], tolerance=1e-2, reference=_schedule_free),
+    Row("Averaging", lambda: [m.Averaging(3), m.LR(0.05)]),
+    Row("WeightedAveraging", lambda: [m.WeightedAveraging([1.0, 2.0, 3.0]), m.LR(0.05)]),
+    Row("MedianAveraging", lambda: [m.MedianAveraging(3), m.LR(0.05)]),
+    Row("ScaleByGradCosineSimilarity", lambda: [m.EMA(0.5), m.ScaleByGradCosineSimilarity(), m.LR(0.05)]),
+    Row("UpdateGradientSignConsistency", lambda: [m.UpdateGradientSignConsistency(), m.LR(0.01)], target=""),
 ]

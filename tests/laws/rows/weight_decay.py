@@ -20,4 +20,5 @@ ROWS = [
         target="",
         reference=formula(lambda x, g, memory, t: 0.05 * (g + 0.1 * x * (g * x > 0))),
     ),
+    Row("RelativeWeightDecay", lambda: [m.RelativeWeightDecay(0.1), m.LR(0.05)], target=""),
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["covariance", "eigh", "merged_shape", "multiply", "power", "work"]
+__all__ = ["accumulate", "covariance", "eigh", "merged_shape", "multiply", "power", "work"]
 
 
 def work(tensor: Tensor) -> Tensor:
@@ -40,6 +40,15 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
         return tensor @ tensor.mH if axis == 0 else tensor.mT @ tensor.conj()
     unfolded = tensor.movedim(axis, 0).flatten(1)
     return unfolded @ unfolded.mH
+
+
+def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
+    """Total <- keep total + take covariance, in one product where the tensor is a real matrix."""
+    if tensor.dim() == 2 and not tensor.is_complex():
+        left, right = (tensor, tensor.mT) if axis == 0 else (tensor.mT, tensor)
+        total.addmm_(left, right, beta=keep, alpha=take)
+    else:
+        total.mul_(keep).add_(covariance(tensor, axis), alpha=take)
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:

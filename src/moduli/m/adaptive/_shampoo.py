@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
 from .._checks import at_least_one, choice, fraction, non_negative
-from ._axes import covariance, merged_shape, multiply, power, work
+from ._axes import accumulate, merged_shape, multiply, power, work
 
 __all__ = ["Shampoo"]
 
@@ -32,13 +32,15 @@ class Shampoo(TensorTransform):
         matrix_power_method: What to do with eigenvalues below zero (rounding): "eigh_abs" takes their size, "eigh" zero.
         beta: Memory of the covariances; None to sum.
         beta_debias: Correct for the covariances starting at zero, where they have a memory.
+        init: What the covariances start at: "identity", or "zeros" as a limit of the paper's small multiple of it. From
+            zero, directions that were never seen are left out or blown up: use it with `precond_freq=1` or a large `reg`.
         inner: Links that transform the update before it is preconditioned, after its covariances were learnt.
 
     Example:
         >>> import torch, moduli as mo
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
-        >>> _ = mo.Optimizer([w], m.Shampoo(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> _ = mo.Optimizer([w], m.Shampoo(init="zeros"), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
         >>> w.data
         tensor([[0.7500, 0.0000],
                 [0.0000, 7.7500]])
@@ -64,11 +66,13 @@ class Shampoo(TensorTransform):
         matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
         beta: float | None = None,
         beta_debias: bool = True,
+        init: Literal["identity", "zeros"] = "identity",
         inner: Chainable | None = None,
     ) -> None:
         non_negative("Shampoo", reg=reg, adagrad_eps=adagrad_eps)
         at_least_one("Shampoo", precond_freq=precond_freq, max_dim=max_dim)
         choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
+        choice("Shampoo", "init", init, ("identity", "zeros"))
         if beta is not None:
             fraction("Shampoo", beta=beta)
         super().__init__(
@@ -83,6 +87,7 @@ class Shampoo(TensorTransform):
                 "matrix_power_method": matrix_power_method,
                 "beta": beta,
                 "beta_debias": beta_debias,
+                "init": init,
             },
             inner=inner,
         )
@@ -98,7 +103,9 @@ class Shampoo(TensorTransform):
         state["shape"] = shape
         state["axes"] = axes
         if axes:
-            state["covariances"] = [torch.zeros(shape[a], shape[a], dtype=x.dtype, device=x.device) for a in axes]
+            zeros = [torch.zeros(shape[a], shape[a], dtype=x.dtype, device=x.device) for a in axes]
+            identity = setting["init"] == "identity"
+            state["covariances"] = [matrix.fill_diagonal_(1.0) if identity else matrix for matrix in zeros]
             state["roots"] = []
         else:
             state["squares"] = torch.zeros_like(x.abs())
@@ -116,24 +123,20 @@ class Shampoo(TensorTransform):
             return
         x = x.reshape(state["shape"])
         for axis, total in zip(state["axes"], state["covariances"], strict=True):
-            found = covariance(x, axis)
-            if beta is None:
-                total.add_(found)
-            else:
-                total.lerp_(found, 1 - beta)
+            accumulate(total, x, axis, 1.0 if beta is None else beta, 1.0 if beta is None else 1 - beta)
         if (state["step"] - 1) % setting["precond_freq"] == 0:
             exponent = setting["matrix_power"]
             if exponent is None:
                 exponent = -1 / (2 * len(state["axes"]))
             scale = self._debias(state, setting)
             state["roots"] = [
-                power(total * scale, exponent, setting["reg"], setting["matrix_power_method"])
+                power(total if scale == 1 else total * scale, exponent, setting["reg"], setting["matrix_power_method"])
                 for total in state["covariances"]
             ]
 
     @staticmethod
     def _debias(state: Any, setting: Any) -> float:
-        if setting["beta"] is None or not setting["beta_debias"]:
+        if setting["beta"] is None or not setting["beta_debias"] or (state["axes"] and setting["init"] == "identity"):
             return 1.0
         return float(1 / (1 - setting["beta"] ** state["step"]))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 from .._checks import at_least_one, fraction, non_negative
-from ._axes import covariance, eigh, merged_shape, multiply, work
+from ._axes import accumulate, covariance, eigh, merged_shape, multiply, work
 
 __all__ = ["SOAP"]
 
@@ -95,7 +95,7 @@ class SOAP(TensorTransform):
         state["shape"], state["axes"] = shape, axes
         state["covariances"] = [covariance(x, axis) * (1 - setting["shampoo_beta"]) for axis in axes]
         # The largest eigenvalue first, the order that orthogonal iteration keeps.
-        state["bases"] = [eigh(found)[1].flip(-1) for found in state["covariances"]]
+        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
         state["exp_avg"] = torch.zeros_like(x)
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
 
@@ -114,7 +114,8 @@ class SOAP(TensorTransform):
             image = total @ basis
             order = (basis.conj() * image).sum(0).real.argsort(descending=True)
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
-            bases.append(torch.linalg.qr(image[:, order])[0])
+            # Row by row, as a checkpoint brings it back: products round differently for other strides.
+            bases.append(torch.linalg.qr(image[:, order])[0].contiguous())
         state["bases"] = bases
         state["exp_avg"] = multiply(mean, self._matrices(state), adjoint=True)
 
@@ -135,7 +136,7 @@ class SOAP(TensorTransform):
             state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         if t > 1:
             for axis, total in zip(state["axes"], state["covariances"], strict=True):
-                _average(total, x, axis, setting["shampoo_beta"])
+                accumulate(total, x, axis, setting["shampoo_beta"], 1 - setting["shampoo_beta"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -148,12 +149,3 @@ class SOAP(TensorTransform):
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
         out = (state["exp_avg"] / denominator).mul_(size)
         return multiply(out, self._matrices(state)).reshape(tensor.shape).to(tensor.dtype)
-
-
-def _average(total: Tensor, x: Tensor, axis: int, beta: float) -> None:
-    """Total <- beta total + (1 - beta) covariance, in one product where the tensor is a real matrix."""
-    if x.dim() == 2 and not x.is_complex():
-        left, right = (x, x.mT) if axis == 0 else (x.mT, x)
-        total.addmm_(left, right, beta=beta, alpha=1 - beta)
-    else:
-        total.lerp_(covariance(x, axis), 1 - beta)

@@ -1,8 +1,20 @@
 """Clipping and normalisation: the size of updates."""
 
+from ._by_ema import ClipNormByEMA, ClipValueByEMA, NormalizeByEMA
 from ._centralize import Centralize
 from ._clip_norm import ClipNorm
 from ._clip_value import ClipValue
+from ._growth import ClipNormGrowth, ClipValueGrowth
 from ._normalize import Normalize
 
-__all__ = ["Centralize", "ClipNorm", "ClipValue", "Normalize"]
+__all__ = [
+    "Centralize",
+    "ClipNorm",
+    "ClipNormByEMA",
+    "ClipNormGrowth",
+    "ClipValue",
+    "ClipValueByEMA",
+    "ClipValueGrowth",
+    "Normalize",
+    "NormalizeByEMA",
+]

@@ -69,7 +69,7 @@ class ConjugateGradient(Transform):
         every = g.numel() + 1 if every == "auto" else every
         state["beta"] = 0.0
         known = last is not None and D is not None and last.shape == g.shape and last.dtype is g.dtype
-        if known and (every is None or state["age"] < every):
+        if last is not None and D is not None and known and (every is None or state["age"] < every):
             beta = RULES[setting["rule"]](g, last, g - last, D)
             beta = max(beta, 0.0) if setting["clip_beta"] else beta
             state["beta"] = beta if math.isfinite(beta) else 0.0

@@ -5,10 +5,11 @@ Each replaces the gradient for the links that follow it, wherever they evaluate:
 
 from ._base import GradApproximator
 from ._fdm import FDM
+from ._forward_gradient import ForwardGradient
 from ._gaussian_smoothing import GaussianSmoothing
 from ._mezo import MeZO
 from ._randomized import RandomizedFDM
 from ._rdsa import RDSA
 from ._spsa import SPSA
 
-__all__ = ["FDM", "RDSA", "SPSA", "GaussianSmoothing", "GradApproximator", "MeZO", "RandomizedFDM"]
+__all__ = ["FDM", "RDSA", "SPSA", "ForwardGradient", "GaussianSmoothing", "GradApproximator", "MeZO", "RandomizedFDM"]

@@ -28,7 +28,7 @@ class FDM(GradApproximator):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
         >>> opt = mo.Optimizer([w], m.FDM(), m.BFGS(), m.StrongWolfe())
-        >>> for _ in range(15):
+        >>> for _ in range(25):
         ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum()))
         >>> bool(w.abs().max() < 1e-4)
         True
@@ -45,7 +45,7 @@ class FDM(GradApproximator):
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
         """Two evaluations per coordinate, or as many as the formula has."""
-        grads = [torch.zeros_like(param) for param in params]
+        grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
         h, formula = float(setting["h"]), setting["formula"]
         if 0 in FORMULAS[formula][0] and loss is None:
             loss = value()

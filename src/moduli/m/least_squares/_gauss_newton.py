@@ -67,9 +67,17 @@ class GaussNewton(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves for the update."""
+        reg = float(settings[0]["reg"])
+        J = torch.stack(states[0]["J"])
+        if objective.updates is None and J.shape[0] < J.shape[1]:
+            # Of all steps that solve it, the shortest, from a system as small as the residuals.
+            gram = J @ J.T
+            gram.diagonal().add_(reg)
+            weights = shortest(gram, objective.get_residuals().detach().reshape(-1))
+            objective.updates = unflat(J.T @ weights, objective.params)
+            return objective
         u = flat(masked(objective.peek_updates(), objective.present))
         A = self._operator(states[0])
-        reg = float(settings[0]["reg"])
         try:
             out = A.solve_plus_diag(u, reg) if reg else A.solve(u)
         except SingularError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ...optim import Module, Need, Objective
@@ -13,7 +14,8 @@ class SaveBest(Module):
     """Keeps a copy of the parameters with the lowest loss seen.
 
     The optimizer's `attrs` get `best_loss`, `best_params` (in the order of the parameters) and `load_best_params`, a
-    function that puts them back. A loss belongs to the parameters before the step.
+    function that puts them back. A loss belongs to the parameters before the step, and those are kept, wherever the link is
+    in the chain. For a population every member has its own best.
 
     Example:
         >>> import torch, moduli as mo
@@ -28,14 +30,20 @@ class SaveBest(Module):
     """
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
+    members = True
 
     def update(self, objective: Objective) -> None:
-        """Compare with the best so far."""
+        """Compare with the best so far, for each member of a population by itself."""
         loss = objective.get_loss(backward=True)
-        best = self.global_state.get("best_loss")
-        if bool(loss.isfinite()) and (best is None or bool(loss < best)):
-            self.global_state["best_loss"] = loss.clone()
-            self.store(objective.params, "best", [param.detach().clone() for param in objective.params])
+        fresh = any("best" not in self.state[param] for param in objective.params)
+        best = self.global_state.get("best_loss", torch.full_like(loss, torch.inf))
+        better = loss < best
+        if fresh or bool(better.any()):
+            self.global_state["best_loss"] = torch.where(better, loss, best)
+            for param in objective.params:
+                here, old = param.detach(), self.state[param].get("best")
+                row = better.reshape(-1, *([1] * (param.dim() - 1))) if better.dim() else better
+                self.state[param]["best"] = here.clone() if old is None else torch.where(row, here, old)
         kept = self.get_state(objective.params, "best", init="param")
         objective.attrs["best_loss"] = self.global_state.get("best_loss")
         objective.attrs["best_params"] = kept

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Split(Module):
             filter = list(filter)
         self.filter = filter
 
-    def _passes(self, param: Tensor) -> bool:
+    def _passes(self, param: Tensor, members: int | None) -> bool:
         binding = self.settings.binding
         source = param if binding is None else binding.source(param)
         if isinstance(self.filter, str):
@@ -66,15 +67,17 @@ class Split(Module):
             return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.filter.split())
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
-        return bool(self.filter(source))
+        # A filter is about a model's parameters: in a population it sees those of one member.
+        return bool(self.filter(source if members is None else source.detach()[0]))
 
     def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
-        passed = [self._passes(param) for param in objective.params]
+        passed = [self._passes(param, objective.members) for param in objective.params]
         for key, wanted in (("true", True), ("false", False)):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
                 part = _part(objective, indices)
-                out = how(self.children[key], part)
+                with _untouched([p for i, p in enumerate(objective.params) if passed[i] is not wanted]):
+                    out = how(self.children[key], part)
                 if isinstance(out, Objective):
                     _put_back(objective, out, indices)
         return objective
@@ -90,6 +93,19 @@ class Split(Module):
     def step(self, objective: Objective) -> Objective:
         """Each chain makes its step on its part."""
         return self._each(objective, lambda child, part: run(part, [child]))
+
+
+@contextmanager
+def _untouched(others: list[Tensor]) -> Iterator[None]:
+    """Evaluations of one part leave gradients at the other parameters too; theirs from the step's start are kept."""
+    held = [param.grad for param in others]
+    for param in others:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(others, held, strict=True):
+            param.grad = grad
 
 
 def _part(objective: Objective, indices: list[int]) -> Objective:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Module, Objective
+from ...optim import Module, Need, Objective
 
 __all__ = ["Wrap"]
 
@@ -18,7 +18,8 @@ class Wrap(Module):
     """A foreign `torch.optim.Optimizer` as a link: its step, taken on the incoming update, becomes the outgoing one.
 
     Its settings are reached by the groups of the surrounding optimizer under their own names, and its state is saved with
-    the chain's.
+    the chain's, by the names of the parameters. An optimizer whose step must have a closure (such as `torch.optim.LBFGS`)
+    gets one; it has to come first in the chain, since only the gradient can be evaluated elsewhere.
 
     Args:
         opt_fn: An optimizer class, or a function of parameters that makes one.
@@ -36,54 +37,73 @@ class Wrap(Module):
         tensor([0.5000])
     """
 
-    vector_state = False
+    keeps_outside = True
 
     def __init__(
         self, opt_fn: Callable[..., torch.optim.Optimizer], *args: Any, use_param_groups: bool = True, **kwargs: Any
     ) -> None:
         if isinstance(opt_fn, torch.optim.Optimizer):
             raise TypeError(
-                f"Wrap takes the class, not an optimizer: write Wrap({type(opt_fn).__name__}, lr=...); the link makes it for "
-                "the parameters of the chain"
+                f"Wrap takes the class, not an optimizer: write Wrap({type(opt_fn).__name__}, lr=...); the link makes "
+                "it for the parameters of the chain"
             )
         names = _settings(opt_fn)
         super().__init__({key: value for key, value in kwargs.items() if key in names and use_param_groups})
         self.opt_fn = opt_fn
         self.args = args
         self.kwargs = kwargs
-        self._inner: torch.optim.Optimizer | None = None
+        self.evaluates = _wants_closure(opt_fn)
+        # By the names of their parameters: one, or one for each member of a population.
+        self._inner: dict[tuple[str, ...], torch.optim.Optimizer] = {}
         self._loaded: dict[str, Any] | None = None
+
+    def all_needs(self) -> frozenset[Need]:
+        """The gradient; evaluations too, where the foreign optimizer makes some."""
+        return super().all_needs() | (frozenset({Need.LOSS, Need.CLOSURE}) if self.evaluates else frozenset())
 
     def _optimizer(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """The foreign optimizer, over stand-ins: it never sees the parameters themselves, so nothing moves twice."""
-        known = [p for group in self._inner.param_groups for p in group["params"]] if self._inner is not None else []
-        if self._inner is not None and len(known) == len(params):
-            return self._inner
-        stand_ins = [torch.nn.Parameter(param.detach().clone()) for param in params]
-        fresh = self.opt_fn([{"params": [p]} for p in stand_ins], *self.args, **self.kwargs)
-        if self._inner is not None:
-            # Parameters were added: those that were there keep what was learnt about them.
-            for old, new in zip(known, stand_ins, strict=False):
-                if old.shape == new.shape:
-                    fresh.state[new] = self._inner.state[old]
-        if self._loaded is not None:
-            fresh.load_state_dict(self._loaded)
-            self._loaded = None
-        self._inner = fresh
+        binding = self.settings.binding
+        known = {} if binding is None else binding.names
+        names = tuple(known.get(param, str(i)) for i, param in enumerate(params))
+        if names in self._inner:
+            return self._inner[names]
+        stand_ins = [
+            torch.nn.Parameter(param.detach().clone(memory_format=torch.contiguous_format)) for param in params
+        ]
+        groups: Any = stand_ins if self.evaluates else [{"params": [p]} for p in stand_ins]
+        fresh = self.opt_fn(groups, *self.args, **self.kwargs)
+        # Parameters that were there keep what was learnt about them, wherever they are now.
+        saved = self._extra_pack()
+        rows, shared = saved.get("state", {}), saved.get("groups", {})
+        if not self.evaluates or list(names) in saved.get("names", []):
+            for i, (name, stand_in) in enumerate(zip(names, stand_ins, strict=True)):
+                if name in rows:
+                    fresh.state[stand_in] = rows[name]
+                if name in shared and i < len(fresh.param_groups):
+                    fresh.param_groups[i].update(shared[name])
+        for old in [old for old in self._inner if set(old) & set(names)]:
+            del self._inner[old]
+        self._inner[names] = fresh
         return fresh
 
     def apply(self, objective: Objective) -> Objective:
         """One step of the foreign optimizer on the update."""
         params = objective.params
         inner = self._optimizer(params)
-        stand_ins = [group["params"][0] for group in inner.param_groups]
+        stand_ins = [p for group in inner.param_groups for p in group["params"]]
         updates = objective.get_updates()
         for i, (stand_in, param) in enumerate(zip(stand_ins, params, strict=True)):
             stand_in.data.copy_(param.detach())
             here = objective.present is None or objective.present[i]
-            stand_in.grad = updates[i].clone() if here else None
-            inner.param_groups[i].update(dict(self.settings[param]))
-        inner.step()
+            stand_in.grad = updates[i].clone(memory_format=torch.contiguous_format) if here else None
+            if i < len(inner.param_groups):
+                inner.param_groups[i].update(dict(self.settings[param]))
+        if self.evaluates:
+            with objective.moved(), torch.enable_grad():
+                inner.step(_Evaluate(objective, stand_ins))  # type: ignore[arg-type]
+        else:
+            inner.step()
         objective.updates = [
             param.detach() - stand_in.detach() for param, stand_in in zip(params, stand_ins, strict=True)
         ]
@@ -92,15 +112,47 @@ class Wrap(Module):
     def reset(self) -> None:
         """Forget the foreign optimizer's state."""
         super().reset()
-        self._inner = self._loaded = None
+        self._inner, self._loaded = {}, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Some optimizers of torch can't be copied; what they learnt can, and they are made anew from it.
+        return {**super().__getstate__(), "_inner": {}, "_loaded": self._extra_pack() or None}
 
     def _extra_pack(self) -> dict[str, Any]:
-        if self._inner is None:
-            return {"optimizer": self._loaded}
-        return {"optimizer": self._inner.state_dict()}
+        """What was learnt, by the names of the parameters."""
+        out: dict[str, Any] = {"names": [], "state": {}, "groups": {}, **(self._loaded or {})}
+        out = {"names": list(out["names"]), "state": dict(out["state"]), "groups": dict(out["groups"])}
+        for names, inner in self._inner.items():
+            stand_ins = [p for group in inner.param_groups for p in group["params"]]
+            out["names"] = [old for old in out["names"] if not set(old) & set(names)] + [list(names)]
+            out["state"].update(
+                {name: dict(inner.state[p]) for name, p in zip(names, stand_ins, strict=True) if p in inner.state}
+            )
+            for name, group in zip(names, inner.param_groups, strict=False):
+                out["groups"][name] = {key: value for key, value in group.items() if key != "params"}
+        return out if out["names"] else {}
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
-        self._inner, self._loaded = None, extra.get("optimizer")
+        self._inner, self._loaded = {}, extra or None
+
+
+class _Evaluate:
+    """The closure that a foreign optimizer calls; the first answer is what the chain knows already."""
+
+    def __init__(self, objective: Objective, stand_ins: list[Tensor]) -> None:
+        self.objective, self.stand_ins, self.first = objective, stand_ins, True
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        objective = self.objective
+        if self.first:
+            self.first = False
+            return objective.get_loss(backward=True)
+        objective.move_to([p.detach() for p in self.stand_ins])
+        loss, grads = objective.get_loss_grads(at_x0=False)
+        for stand_in, grad in zip(self.stand_ins, grads, strict=True):
+            stand_in.grad = grad.clone(memory_format=torch.contiguous_format)
+        return objective.get_loss(backward=True) if loss is None else loss
 
 
 def _settings(opt_fn: Callable[..., Any]) -> set[str]:
@@ -111,3 +163,12 @@ def _settings(opt_fn: Callable[..., Any]) -> set[str]:
         return set()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {p.name for p in parameters[1:] if p.kind in named}
+
+
+def _wants_closure(opt_fn: Callable[..., Any]) -> bool:
+    """Whether a step can't be made without a closure."""
+    step = getattr(opt_fn, "step", None)
+    if step is None:
+        return False
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

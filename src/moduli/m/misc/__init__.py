@@ -1,5 +1,6 @@
 """Small links that fit nowhere else."""
 
+from ._curvature import HpuEstimate, RandomHvp
 from ._escape import EscapeAnnealing
 from ._homotopy import ExpHomotopy, LambdaHomotopy, LogHomotopy, SqrtHomotopy, SquareHomotopy
 from ._previous import LastAbsoluteRatio, LastDifference, LastGradDifference, LastProduct, LastRatio, Previous
@@ -12,6 +13,7 @@ __all__ = [
     "ExpHomotopy",
     "FillLoss",
     "GradSign",
+    "HpuEstimate",
     "LambdaHomotopy",
     "LastAbsoluteRatio",
     "LastDifference",
@@ -26,6 +28,7 @@ __all__ = [
     "PrintParams",
     "PrintShape",
     "PrintUpdate",
+    "RandomHvp",
     "Relative",
     "SqrtHomotopy",
     "SquareHomotopy",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective, Reformulation
+from .._metrics import shaped
 
 __all__ = ["ExpHomotopy", "LambdaHomotopy", "LogHomotopy", "SqrtHomotopy", "SquareHomotopy"]
 
@@ -16,7 +17,7 @@ class LambdaHomotopy(Reformulation):
     r"""Optimizes $h(f)$ in place of f; gradients become $h'(f)\,\nabla f$.
 
     Args:
-        fn: h, a differentiable function of a 0-d tensor. It is not saved: it belongs to the code.
+        fn: h, a differentiable, pointwise function of a tensor. It is not saved: it belongs to the code.
 
     Example:
         >>> import torch, moduli as mo
@@ -28,6 +29,8 @@ class LambdaHomotopy(Reformulation):
         tensor([1.2500])
     """
 
+    members = True
+
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.fn = fn
@@ -35,16 +38,16 @@ class LambdaHomotopy(Reformulation):
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """H of the loss, and the chain rule."""
+        """The function of the loss, and the chain rule."""
         loss = closure(backward)
         with torch.enable_grad():
             inner = loss.detach().requires_grad_()
             outer = self.fn(inner)
-            (slope,) = torch.autograd.grad(outer, inner)
+            (slope,) = torch.autograd.grad(outer.sum(), inner)
         if not backward:
             return outer.detach(), None
         grads = [
-            torch.zeros_like(param) if param.grad is None else slope.to(param.dtype) * param.grad for param in params
+            torch.zeros_like(param) if param.grad is None else shaped(slope, param) * param.grad for param in params
         ]
         return outer.detach(), grads
 

@@ -64,6 +64,7 @@ class _Last(TensorTransform):
         state["previous"] = torch.full_like(tensor, self.first)
 
     def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
+        """What is compared with the step before."""
         return tensor
 
     def single_tensor_apply(
@@ -75,6 +76,7 @@ class _Last(TensorTransform):
         return out
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
+        """What is emitted."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
     def reset_for_online(self) -> None:

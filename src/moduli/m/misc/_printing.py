@@ -21,6 +21,7 @@ class _Print(Module):
         self.print_fn = print_fn
 
     def seen(self, objective: Objective) -> Any:
+        """What is printed."""
         raise TypeError(f"{type(self).__name__} does not say what to print")
 
     def apply(self, objective: Objective) -> Objective:

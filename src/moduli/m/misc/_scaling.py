@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Module, Objective, TensorTransform
-from ...optim._vectors import sample_like
+from ..ops._sources import check_noise, noise
 
 __all__ = ["DivByLoss", "FillLoss", "GradSign", "MulByLoss", "NoiseSign", "Relative", "UpdateSign"]
 
@@ -99,16 +99,14 @@ class NoiseSign(Module):
     members = True
 
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
+        check_noise("NoiseSign", distribution, variance)
         super().__init__({"distribution": distribution, "variance": variance})
         self.seed = seed
 
     def apply(self, objective: Objective) -> Objective:
         """Draw, and give the update's signs."""
-        params = objective.params
-        setting = self.settings[params[0]]
-        generator = self.get_generator(params[0].device, self.seed)
-        noise = sample_like(params, setting["distribution"], setting["variance"], generator)
-        objective.updates = [z.abs() * torch.sgn(u) for z, u in zip(noise, objective.get_updates(), strict=True)]
+        drawn = noise(self, objective, self.seed)
+        objective.updates = [z.abs() * torch.sgn(u) for z, u in zip(drawn, objective.get_updates(), strict=True)]
         return objective
 
 

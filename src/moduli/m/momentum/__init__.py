@@ -1,8 +1,22 @@
 """Momentum and averaging: updates of several steps as one."""
 
+from ._agreement import ScaleByGradCosineSimilarity, UpdateGradientSignConsistency
+from ._averaging import Averaging, MedianAveraging, WeightedAveraging
 from ._cautious import Cautious
 from ._ema import EMA
 from ._heavy_ball import HeavyBall
 from ._nag import NAG
+from ._schedule_free import ScheduleFree
 
-__all__ = ["EMA", "NAG", "Cautious", "HeavyBall"]
+__all__ = [
+    "Averaging",
+    "Cautious",
+    "EMA",
+    "HeavyBall",
+    "MedianAveraging",
+    "NAG",
+    "ScaleByGradCosineSimilarity",
+    "ScheduleFree",
+    "UpdateGradientSignConsistency",
+    "WeightedAveraging",
+]

@@ -56,6 +56,7 @@ class _Accumulate(TensorTransform):
         return state["accumulated"].clone()
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
+        """What is accumulated with the new update."""
         raise TypeError(f"{type(self).__name__} does not say how to accumulate")
 
 

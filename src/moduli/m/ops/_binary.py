@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, numbers
+from ._operands import MultiOperation, Operand, as_tensor, in_pairs, numbers, present
 
 __all__ = [
     "Add",
@@ -39,6 +39,7 @@ class _Binary(MultiOperation):
         return [self.combine(u, o) for u, o in zip(update, values["other"], strict=True)]
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
+        """The update of one parameter with the operand: a number or a tensor."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
 
@@ -192,10 +193,6 @@ class RPow(_Binary):
         return o**u
 
 
-def _as_tensor(u: Tensor, o: Any) -> Tensor:
-    return o if isinstance(o, Tensor) else torch.full_like(u, o)
-
-
 class Maximum(_Binary):
     r"""$u \leftarrow \max(u, o)$, element by element.
 
@@ -210,7 +207,7 @@ class Maximum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return torch.maximum(u, _as_tensor(u, o))
+        return in_pairs(torch.maximum, u, o)
 
 
 class Minimum(_Binary):
@@ -227,7 +224,7 @@ class Minimum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return torch.minimum(u, _as_tensor(u, o))
+        return in_pairs(torch.minimum, u, o)
 
 
 class CopySign(_Binary):
@@ -244,7 +241,7 @@ class CopySign(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return u.abs() * torch.sgn(_as_tensor(u, o))
+        return u.abs() * torch.sgn(as_tensor(u, o))
 
 
 class RCopySign(_Binary):
@@ -266,7 +263,7 @@ class RCopySign(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return _as_tensor(u, o).abs() * torch.sgn(u)
+        return as_tensor(u, o).abs() * torch.sgn(u)
 
 
 class CopyMagnitude(RCopySign):
@@ -297,7 +294,7 @@ class GramSchmidt(_Binary):
     """
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        others = [_as_tensor(u, o) for u, o in zip(update, values["other"], strict=True)]
+        others = present(objective, [as_tensor(u, o) for u, o in zip(update, values["other"], strict=True)])
         keep = 0 if objective.members is None else 1
 
         def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:
@@ -332,7 +329,14 @@ class Threshold(MultiOperation):
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         out = []
         for i, param in enumerate(objective.params):
-            u, limit = update[i], values["threshold"][i]
-            keep = u > limit if self.settings[param]["update_above"] else u < limit
-            out.append(torch.where(keep, u, _as_tensor(u, values["value"][i])))
+            keep = _above if self.settings[param]["update_above"] else _below
+            out.append(in_pairs(keep, update[i], values["threshold"][i], values["value"][i]))
         return out
+
+
+def _above(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
+    return torch.where(u > limit, u, value)
+
+
+def _below(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
+    return torch.where(u < limit, u, value)

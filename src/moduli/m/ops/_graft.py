@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from ._metric import metrics, shaped
-from ._operands import MultiOperation
+from .._metrics import check_metric, shaped, sizes
+from ._operands import MultiOperation, present
 from ._sources import Params
 
 __all__ = [
@@ -49,7 +49,7 @@ class Graft(MultiOperation):
         direction: Links that give the direction.
         magnitude: Links that give the size.
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: Added to the norm of the direction.
         strength: Between the direction's own size (0) and that of the other (1).
 
@@ -70,18 +70,19 @@ class Graft(MultiOperation):
         magnitude: Chainable,
         *,
         tensorwise: bool = True,
-        ord: float = 2,
+        ord: float | str = 2,
         eps: float = 1e-6,
         strength: Any = 1.0,
     ) -> None:
+        check_metric(type(self).__name__, ord)
         super().__init__({"eps": eps, "strength": strength}, direction=direction, magnitude=magnitude)
         self.tensorwise = tensorwise
         self.ord = ord
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         direction, magnitude = values["direction"], values["magnitude"]
-        mine = metrics(direction, self.tensorwise, self.ord, objective.members)
-        other = metrics(magnitude, self.tensorwise, self.ord, objective.members)
+        mine = self._sizes(objective, direction)
+        other = self._sizes(objective, magnitude)
         out = []
         for i, param in enumerate(objective.params):
             setting, d = self.settings[param], direction[i]
@@ -90,6 +91,9 @@ class Graft(MultiOperation):
             out.append(d * shaped(1 + setting["strength"] * (ratio - 1), d))
         return out
 
+    def _sizes(self, objective: Objective, tensors: list[Tensor]) -> list[Tensor]:
+        return sizes(present(objective, tensors), self.tensorwise, self.ord, objective.members)
+
 
 class GraftInputToOutput(Graft):
     r"""The update rescaled to the size of what other links make of it.
@@ -97,7 +101,7 @@ class GraftInputToOutput(Graft):
     Args:
         magnitude: The links.
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: Added to the norm of the update.
 
     Example:
@@ -107,7 +111,9 @@ class GraftInputToOutput(Graft):
         [tensor([6., 8.])]
     """
 
-    def __init__(self, magnitude: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
+    def __init__(
+        self, magnitude: Chainable, *, tensorwise: bool = True, ord: float | str = 2, eps: float = 1e-6
+    ) -> None:
         super().__init__(_Pass(), magnitude, tensorwise=tensorwise, ord=ord, eps=eps)
 
 
@@ -117,7 +123,7 @@ class GraftOutputToInput(Graft):
     Args:
         direction: The links.
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: Added to the norm of the direction.
 
     Example:
@@ -127,7 +133,9 @@ class GraftOutputToInput(Graft):
         [tensor([3.5355, 3.5355])]
     """
 
-    def __init__(self, direction: Chainable, *, tensorwise: bool = True, ord: float = 2, eps: float = 1e-6) -> None:
+    def __init__(
+        self, direction: Chainable, *, tensorwise: bool = True, ord: float | str = 2, eps: float = 1e-6
+    ) -> None:
         super().__init__(direction, _Pass(), tensorwise=tensorwise, ord=ord, eps=eps)
 
 
@@ -136,7 +144,7 @@ class GraftToGrad(Graft):
 
     Args:
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: Added to the norm of the update.
 
     Example:
@@ -150,7 +158,7 @@ class GraftToGrad(Graft):
 
     needs = frozenset({Need.GRADIENT})
 
-    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-6) -> None:
+    def __init__(self, *, tensorwise: bool = False, ord: float | str = 2, eps: float = 1e-6) -> None:
         super().__init__(_Pass(), _Gradient(), tensorwise=tensorwise, ord=ord, eps=eps)
 
 
@@ -159,7 +167,7 @@ class GraftGradToUpdate(Graft):
 
     Args:
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: Added to the norm of the gradient.
 
     Example:
@@ -170,7 +178,7 @@ class GraftGradToUpdate(Graft):
 
     needs = frozenset({Need.GRADIENT})
 
-    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-6) -> None:
+    def __init__(self, *, tensorwise: bool = False, ord: float | str = 2, eps: float = 1e-6) -> None:
         super().__init__(_Gradient(), _Pass(), tensorwise=tensorwise, ord=ord, eps=eps)
 
 
@@ -179,7 +187,7 @@ class GraftToParams(Graft):
 
     Args:
         tensorwise: Norms of each tensor, or one norm of all.
-        ord: Which norm.
+        ord: Which norm: p, or a name such as "mad" or "std".
         eps: The smallest size that parameters count for, so that those at zero can leave it.
 
     Example:
@@ -191,15 +199,14 @@ class GraftToParams(Graft):
         tensor([2.])
     """
 
-    def __init__(self, *, tensorwise: bool = False, ord: float = 2, eps: float = 1e-4) -> None:
-        super().__init__(_Pass(), Params(), tensorwise=tensorwise, ord=ord, eps=0.0)
-        self.least = eps
+    def __init__(self, *, tensorwise: bool = False, ord: float | str = 2, eps: float = 1e-4) -> None:
+        super().__init__(_Pass(), Params(), tensorwise=tensorwise, ord=ord, eps=eps)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        mine = metrics(values["direction"], self.tensorwise, self.ord, objective.members)
-        other = metrics(values["magnitude"], self.tensorwise, self.ord, objective.members)
+        mine = self._sizes(objective, values["direction"])
+        other = self._sizes(objective, values["magnitude"])
         out = []
-        for d, below, size in zip(values["direction"], mine, other, strict=True):
-            ratio = size.clamp(min=self.least) / torch.where(below == 0, 1.0, below)
-            out.append(d * shaped(ratio, d))
+        for i, param in enumerate(objective.params):
+            d, least = values["direction"][i], torch.as_tensor(self.settings[param]["eps"]).to(other[i])
+            out.append(d * shaped(torch.maximum(other[i], least) / torch.where(mine[i] == 0, 1.0, mine[i]), d))
         return out

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective
+from ...optim._vectors import as_real, like
 from ...optim.functional import step as run
 
-__all__ = ["MultiOperation", "Operand", "numbers"]
+__all__ = ["MultiOperation", "Operand", "as_tensor", "in_pairs", "numbers", "present"]
 
 Operand = float | int | Tensor | Chainable
 
@@ -91,3 +92,24 @@ def numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
             value = value.reshape(-1, *([1] * (param.dim() - 1)))
         out.append(value)
     return out
+
+
+def as_tensor(u: Tensor, value: Any) -> Tensor:
+    """A number as a tensor like u; a tensor as it is."""
+    return value if isinstance(value, Tensor) else torch.full_like(u, value)
+
+
+def in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor:
+    """A pointwise function that compares: complex numbers have no order, so it sees them as pairs of reals."""
+    if not u.is_complex():
+        return function(u, *(as_tensor(u, other) for other in others))
+    pairs = as_real(u)
+    shown = [as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others]
+    return like(function(pairs, *shown), u)
+
+
+def present(objective: Objective, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, with zeros for parameters that have no gradient: they take no part in norms and products."""
+    if objective.present is None:
+        return list(tensors)
+    return [t if here else torch.zeros_like(t) for t, here in zip(tensors, objective.present, strict=True)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, numbers
+from ._operands import MultiOperation, Operand, as_tensor, in_pairs, numbers
 
 __all__ = [
     "ClipModules",
@@ -40,11 +40,11 @@ class _Reduce(MultiOperation):
         rows = [values[key] for key in self.operands]
         out = []
         for i, u in enumerate(update):
-            each = [row[i] if isinstance(row[i], Tensor) else torch.full_like(u, row[i]) for row in rows]
-            out.append(self.combine(each))
+            out.append(self.combine([as_tensor(u, row[i]) for row in rows]))
         return out
 
     def combine(self, values: list[Tensor]) -> Tensor:
+        """The operands of one parameter, in order, as one."""
         raise TypeError(f"{type(self).__name__} does not say how to combine")
 
 
@@ -113,7 +113,7 @@ class MaximumModules(_Reduce):
     """
 
     def combine(self, values: list[Tensor]) -> Tensor:
-        return functools.reduce(torch.maximum, values)
+        return functools.reduce(functools.partial(in_pairs, torch.maximum), values)
 
 
 class MinimumModules(_Reduce):
@@ -130,7 +130,7 @@ class MinimumModules(_Reduce):
     """
 
     def combine(self, values: list[Tensor]) -> Tensor:
-        return functools.reduce(torch.minimum, values)
+        return functools.reduce(functools.partial(in_pairs, torch.minimum), values)
 
 
 class WeightedSum(_Reduce):
@@ -291,9 +291,8 @@ class ClipModules(MultiOperation):
         super().__init__(input=input, min=min, max=max)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        out = []
-        for i, value in enumerate(values["input"]):
-            low = None if values["min"] is None else values["min"][i]
-            high = None if values["max"] is None else values["max"][i]
-            out.append(value if low is None and high is None else torch.clamp(value, low, high))
+        out = [as_tensor(u, value) for u, value in zip(update, values["input"], strict=True)]
+        for key, bound in (("min", torch.maximum), ("max", torch.minimum)):
+            if values[key] is not None:
+                out = [in_pairs(bound, a, b) for a, b in zip(out, values[key], strict=True)]
         return out

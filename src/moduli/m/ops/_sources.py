@@ -9,6 +9,9 @@ from torch import Tensor
 
 from ...optim import Module, Need, Objective
 from ...optim._vectors import sample_like
+from .._checks import choice, non_negative
+from .._metrics import lengths, shaped
+from ._operands import numbers
 
 __all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
 
@@ -20,12 +23,37 @@ class _Source(Module):
     members = True
 
     def emit(self, objective: Objective) -> list[Tensor]:
+        """The tensors, one for each parameter."""
         raise TypeError(f"{type(self).__name__} does not say what it emits")
 
     def apply(self, objective: Objective) -> Objective:
         """Put the source in place of the update."""
         objective.updates = self.emit(objective)
         return objective
+
+
+def check_noise(link: str, distribution: str, variance: Any) -> None:
+    """Refuse a distribution that there is none of, and a variance below zero."""
+    choice(link, "distribution", distribution, ("normal", "gaussian", "uniform", "rademacher", "sphere"))
+    non_negative(link, variance=variance)
+
+
+def noise(link: Module, objective: Objective, seed: int | None) -> list[Tensor]:
+    """Random tensors like the parameters, by the link's settings; a sphere is one of each member by itself."""
+    params = objective.params
+    generator = link.get_generator(params[0].device, seed)
+    setting = link.settings[params[0]]
+    kind, variance = setting["distribution"], setting["variance"]
+    each = isinstance(variance, Tensor)  # one per member
+    flat = objective.members is not None and (kind == "sphere" or each)
+    drawn = sample_like(params, "normal" if flat and kind == "sphere" else kind, 1.0 if each else variance, generator)
+    if not flat:
+        return drawn
+    scale = torch.as_tensor(variance, dtype=torch.float64, device=params[0].device).sqrt()
+    if kind == "sphere":
+        count = sum(param[0].numel() for param in params)
+        scale = scale * count**0.5 / lengths(drawn).clamp(min=1e-300)
+    return [tensor * shaped(scale, tensor) for tensor in drawn]
 
 
 class Params(_Source):
@@ -61,7 +89,8 @@ class Fill(_Source):
         super().__init__({"value": value})
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        return [torch.full_like(param, self.settings[param]["value"]) for param in objective.params]
+        values = numbers(objective, [self.settings[param]["value"] for param in objective.params])
+        return [torch.zeros_like(param) + value for param, value in zip(objective.params, values, strict=True)]
 
 
 class Zeros(Fill):
@@ -108,13 +137,12 @@ class RandomSample(_Source):
     """
 
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
+        check_noise(type(self).__name__, distribution, variance)
         super().__init__({"distribution": distribution, "variance": variance})
         self.seed = seed
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        setting = self.settings[objective.params[0]]
-        generator = self.get_generator(objective.params[0].device, self.seed)
-        return sample_like(objective.params, setting["distribution"], setting["variance"], generator)
+        return noise(self, objective, self.seed)
 
 
 class Randn(RandomSample):
@@ -161,7 +189,11 @@ class Uniform(_Source):
         for param in objective.params:
             setting = self.settings[param]
             generator = self.get_generator(param.device, self.seed)
-            out.append(torch.empty_like(param).uniform_(setting["low"], setting["high"], generator=generator))
+            # Drawn in the order of the numbers, whatever the strides; complex numbers as pairs.
+            like = torch.view_as_real(param.detach()) if param.is_complex() else param
+            drawn = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            drawn.uniform_(setting["low"], setting["high"], generator=generator)
+            out.append(torch.view_as_complex(drawn) if param.is_complex() else drawn)
         return out
 
 

@@ -32,6 +32,7 @@ class _Pointwise(TensorTransform):
         return self.function(tensor, setting)
 
     def function(self, tensor: Tensor, setting: Any) -> Tensor:
+        """The function, pointwise."""
         raise TypeError(f"{type(self).__name__} does not say which function")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective
+from ...optim._stand_ins import StandIns
 from ...optim._vectors import as_real, from_vector, like, to_vector
 from ...optim.functional import step as run
 
@@ -31,6 +33,7 @@ class Projection(Module):
     def __init__(self, modules: Chainable) -> None:
         super().__init__()
         self.set_child("modules", modules)
+        self._order: list[int] = []
 
     @abstractmethod
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -40,14 +43,51 @@ class Projection(Module):
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         """The tensors as they were, shaped like the parameters."""
 
-    def _inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
-        from ...optim._stand_ins import StandIns
+    def sources(self, params: list[Tensor]) -> list[Tensor]:
+        """For each projected tensor the parameter whose settings it has."""
+        return [params[i] for i in self._order]
 
+    def _names(self, params: list[Tensor]) -> list[str]:
+        binding = self.settings.binding
+        known = {} if binding is None else binding.names
+        return [known.get(param, str(i)) for i, param in enumerate(params)]
+
+    def _shown(self, tensors: list[Tensor]) -> list[Tensor]:
+        return self.project([tensors[i] for i in self._order])
+
+    def _hidden(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        found = self.unproject(tensors, [params[i] for i in self._order])
+        out = list(found)
+        for i, tensor in zip(self._order, found, strict=True):
+            out[i] = tensor
+        return out
+
+    def prepare(self, params: list[Tensor]) -> list[str]:
+        """One key for each projected tensor, under which what is learnt about it is found again.
+
+        The order of the parameters is that of the first step, so that it survives saving and reordering.
+        """
+        names = self._names(params)
+        before = self.global_state.get("order", [])
+        order = [name for name in before if name in names] + [name for name in names if name not in before]
+        self.global_state["order"] = order
+        self._order = [names.index(name) for name in order]
+        return [f"modules {name}" for name in order]
+
+    def _inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         params = objective.params
-        shown = [t.clone() for t in self.project([param.detach() for param in params])]
-        stand_ins = self._stand_ins.setdefault("modules", StandIns())
+        keys = self.prepare(params)
+        shown = [t.clone() for t in self._shown([param.detach() for param in params])]
         child = self.children["modules"]
-        with stand_ins.pointed_at(shown, self.settings.binding, params) as fakes:
+        with ExitStack() as stack:
+            fakes = [
+                stack.enter_context(
+                    self._stand_ins.setdefault(self._stand_in_key(key), StandIns()).pointed_at(
+                        [tensor], self.settings.binding, [source]
+                    )
+                )[0]
+                for key, tensor, source in zip(keys, shown, self.sources(params), strict=True)
+            ]
             inner = Objective(
                 fakes,
                 _Through(self, objective, fakes) if objective.evaluator is not None else None,
@@ -56,19 +96,36 @@ class Projection(Module):
                 objective.current_step,
                 parent=objective,
                 modular=objective.modular,
+                storage=objective.storage,
                 needs=objective.needs,
                 members=objective.members,
             )
+            inner.attrs = objective.attrs
+            if inner.evaluator is not None:
+                inner.evaluator.count = objective.evaluator.count if objective.evaluator is not None else 0
+            if objective.grads is None and objective.updates is None and objective.evaluator is not None:
+                objective.get_loss(backward=True)
+                inner.loss = objective.loss
             if objective.grads is not None:
-                inner.grads = [t.clone() for t in self.project(objective.grads)]
+                inner.grads = [t.clone() for t in self._shown(objective.grads)]
             if objective.updates is not None:
-                inner.updates = [t.clone() for t in self.project(objective.updates)]
+                inner.updates = [t.clone() for t in self._shown(objective.updates)]
+            inner.present = self.presence(objective)
             out = how(child, inner)
             if isinstance(out, Objective):
-                objective.updates = self.unproject(out.get_updates(), params)
+                if out.skip_update:
+                    # The links inside moved the stand-ins themselves.
+                    ends = self._hidden([fake.detach() for fake in fakes], params)
+                    objective.updates = [p.detach() - end for p, end in zip(params, ends, strict=True)]
+                else:
+                    objective.updates = self._hidden(out.get_updates(), params)
                 if out.should_terminate is not None:
                     objective.should_terminate = bool(objective.should_terminate) or out.should_terminate
         return objective
+
+    def presence(self, objective: Objective) -> list[bool] | None:
+        """For each projected tensor whether it has a gradient."""
+        return None if objective.present is None else [objective.present[i] for i in self._order]
 
     def update(self, objective: Objective) -> None:
         """The links inside learn."""
@@ -92,18 +149,32 @@ class _Through:
     def __call__(self, backward: bool = True) -> Tensor:
         objective = self.objective
         with objective.moved(), torch.no_grad():
-            values = self.owner.unproject([fake.detach() for fake in self.fakes], objective.params)
+            values = self.owner._hidden([fake.detach() for fake in self.fakes], objective.params)
             for param, value in zip(objective.params, values, strict=True):
                 param.copy_(value)
             loss = objective.get_loss(backward=backward, at_x0=False)
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in objective.params] if backward else None
         if grads is not None:
-            for fake, grad in zip(self.fakes, self.owner.project(grads), strict=True):
+            for fake, grad in zip(self.fakes, self.owner._shown(grads), strict=True):
                 fake.grad = grad.clone()
         return loss
 
 
-class VectorProjection(Projection):
+class _Flat(Projection):
+    """All numbers in one row."""
+
+    def prepare(self, params: list[Tensor]) -> list[str]:
+        sizes = {name: as_real(param.detach()).numel() for name, param in zip(self._names(params), params, strict=True)}
+        if self.global_state.get("sizes", sizes) != sizes:
+            self.reset()  # what is learnt about other numbers means nothing for these
+        self.global_state["sizes"] = sizes
+        super().prepare(params)
+        binding = self.settings.binding
+        member = "" if binding is None or binding.member is None else f" of {binding.member}"
+        return [f"modules {i}{member}" for i in range(len(self.sources(params)))]
+
+
+class VectorProjection(_Flat):
     """The links inside see one vector of all parameters.
 
     Args:
@@ -116,6 +187,22 @@ class VectorProjection(Projection):
         [tensor([0.6000]), tensor([0.8000])]
     """
 
+    def sources(self, params: list[Tensor]) -> list[Tensor]:
+        for _, link in self.children["modules"].links():
+            first = link.settings[params[0]]
+            for param in params[1:]:
+                other = link.settings[param]
+                key = next((key for key in first if other is not first and differ(first[key], other[key])), None)
+                if key is not None:
+                    raise ValueError(
+                        f"VectorProjection shows {type(link).__name__} one vector, but groups give it {key}="
+                        f"{first[key]!r} and {key}={other[key]!r}; give one value, or put it into m.Split per group"
+                    )
+        return params[:1]
+
+    def presence(self, objective: Objective) -> list[bool] | None:
+        return None
+
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return [to_vector([as_real(tensor) for tensor in tensors])]
 
@@ -124,7 +211,7 @@ class VectorProjection(Projection):
         return [like(part, param) for part, param in zip(parts, params, strict=True)]
 
 
-class ScalarProjection(Projection):
+class ScalarProjection(_Flat):
     """The links inside see every number as a parameter of its own (slow: for a few parameters).
 
     Args:
@@ -136,6 +223,16 @@ class ScalarProjection(Projection):
         >>> optim.step_tensors(m.ScalarProjection(m.Normalize(dim=None)), [torch.tensor([3.0, -4.0])])
         [tensor([ 1., -1.])]
     """
+
+    def sources(self, params: list[Tensor]) -> list[Tensor]:
+        ordered = [params[i] for i in self._order]
+        return [param for param in ordered for _ in range(as_real(param.detach()).numel())]
+
+    def presence(self, objective: Objective) -> list[bool] | None:
+        if objective.present is None:
+            return None
+        kept = {p for p, here in zip(objective.params, objective.present, strict=True) if here}
+        return [source in kept for source in self.sources(objective.params)]
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return list(to_vector([as_real(tensor) for tensor in tensors]).unbind(0))
@@ -202,3 +299,10 @@ class To(Projection):
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         return [tensor.to(param) for tensor, param in zip(tensors, params, strict=True)]
+
+
+def differ(a: Any, b: Any) -> bool:
+    """Whether two settings are not the same."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is not b and not (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
+    return bool(a != b)

@@ -8,10 +8,21 @@
 from ._bfgs import BFGS
 from ._dense import QuasiNewton
 from ._dfp import DFP
+from ._diagonal import (
+    DNRTR,
+    DiagonalBFGS,
+    DiagonalQuasiCauchi,
+    DiagonalQuasiNewton,
+    DiagonalSR1,
+    DiagonalWeightedQuasiCauchi,
+    NewDQN,
+)
 from ._hoshino import Horisho
 from ._lbfgs import LBFGS
+from ._lsr1 import LSR1
 from ._psb import PSB
 from ._rank_one import ICUM, BroydenBad, BroydenGood, Greenstadt1, Greenstadt2, McCormick, Pearson
+from ._sg2 import SG2
 from ._shor import ProjectedGradientMethod, ShorR
 from ._sr1 import SR1
 from ._ssvm import SSVM
@@ -19,17 +30,26 @@ from ._ssvm import SSVM
 __all__ = [
     "BFGS",
     "DFP",
+    "DNRTR",
     "ICUM",
     "LBFGS",
+    "LSR1",
     "PSB",
+    "SG2",
     "SR1",
     "SSVM",
     "BroydenBad",
     "BroydenGood",
+    "DiagonalBFGS",
+    "DiagonalQuasiCauchi",
+    "DiagonalQuasiNewton",
+    "DiagonalSR1",
+    "DiagonalWeightedQuasiCauchi",
     "Greenstadt1",
     "Greenstadt2",
     "Horisho",
     "McCormick",
+    "NewDQN",
     "Pearson",
     "ProjectedGradientMethod",
     "QuasiNewton",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ._dense import QuasiNewton
-from ._rules import bfgs, dfp
+from ._rules import Rule, bfgs, dfp
 
 __all__ = ["BFGS"]
 
@@ -31,5 +33,4 @@ class BFGS(QuasiNewton):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 6.1.
     """
 
-    inverse_rule = staticmethod(bfgs)
-    hessian_rule = staticmethod(dfp)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": bfgs, "hessian": dfp}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, ChainError, Objective, Transform
+from ...optim import Chainable, Objective, Transform
 from .._flat import flat, masked, size, unflat
 from ._pairs import changed, forget_point
 from ._rules import Pair, Rule
@@ -42,7 +42,7 @@ class QuasiNewton(Transform):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
         >>> opt = mo.Optimizer([w], m.BFGS(), m.StrongWolfe())
-        >>> for _ in range(15):
+        >>> for _ in range(25):
         ...     _ = opt.step(mo.closure(lambda: (w**4).sum() + (w**2).sum(), fixed=True))
         >>> bool(w.abs().max() < 1e-6)
         True
@@ -54,8 +54,7 @@ class QuasiNewton(Transform):
     vector_state = True
     hessian = "matrix"
     symmetric: ClassVar[bool] = True
-    inverse_rule: ClassVar[Rule | None] = None
-    hessian_rule: ClassVar[Rule | None] = None
+    rules: ClassVar[dict[str, Rule]] = {}
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class QuasiNewton(Transform):
         **more: Any,
     ) -> None:
         name = type(self).__name__
-        if (self.inverse_rule if inverse else self.hessian_rule) is None:
+        if ("inverse" if inverse else "hessian") not in self.rules:
             kept = "the inverse Hessian" if inverse else "the Hessian"
             raise ValueError(f"{name} has no rule for {kept}; say inverse={not inverse}")
         if not (init_scale == "auto" or (isinstance(init_scale, int | float) and init_scale > 0)):
@@ -146,9 +145,7 @@ class QuasiNewton(Transform):
             sy, yy = torch.dot(pair.s, pair.y).item(), torch.dot(pair.y, pair.y).item()
             if sy > 0 and math.isfinite(yy):
                 matrix.mul_(sy / yy if self.inverse else yy / sy)
-        rule = type(self).inverse_rule if self.inverse else type(self).hessian_rule
-        if rule is None:
-            raise ChainError(f"{type(self).__name__} has no rule for the matrix it keeps")
+        rule = self.rules["inverse" if self.inverse else "hessian"]
         old = matrix.clone() if setting["beta"] else None
         used = rule(matrix, pair if self.inverse else pair.dual())
         if old is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ._dense import QuasiNewton
-from ._rules import bfgs, dfp
+from ._rules import Rule, bfgs, dfp
 
 __all__ = ["DFP"]
 
@@ -30,5 +32,4 @@ class DFP(QuasiNewton):
         R. Fletcher, M. J. D. Powell, "A rapidly convergent descent method for minimization", Computer J. 6 (1963).
     """
 
-    inverse_rule = staticmethod(dfp)
-    hessian_rule = staticmethod(bfgs)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": dfp, "hessian": bfgs}

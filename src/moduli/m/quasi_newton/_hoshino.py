@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ._dense import QuasiNewton
-from ._rules import hoshino
+from ._rules import Rule, hoshino
 
 __all__ = ["Horisho"]
 
@@ -30,4 +32,4 @@ class Horisho(QuasiNewton):
         S. Hoshino, "A formulation of variable metric methods", J. Inst. Maths Applics 10 (1972).
     """
 
-    inverse_rule = staticmethod(hoshino)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": hoshino}

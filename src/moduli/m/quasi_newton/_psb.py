@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ._dense import QuasiNewton
-from ._rules import psb
+from ._rules import Rule, psb
 
 __all__ = ["PSB"]
 
@@ -32,7 +32,7 @@ class PSB(QuasiNewton):
         M. J. D. Powell, "A new algorithm for unconstrained optimization", Nonlinear Programming (1970).
     """
 
-    hessian_rule = staticmethod(psb)
+    rules: ClassVar[dict[str, Rule]] = {"hessian": psb}
 
     def __init__(self, *, inverse: bool = False, **settings: Any) -> None:
         super().__init__(inverse=inverse, **settings)

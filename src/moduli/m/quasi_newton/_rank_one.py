@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from ._dense import QuasiNewton
-from ._rules import Pair, column, rank_one
+from ._rules import Pair, Rule, column, rank_one
 
 __all__ = ["BroydenBad", "BroydenGood", "Greenstadt1", "Greenstadt2", "ICUM", "McCormick", "Pearson"]
 
@@ -24,6 +26,10 @@ def _by_inverse(H: Tensor, pair: Pair) -> Tensor:
 
 def _by_product(H: Tensor, pair: Pair) -> Tensor:
     return H @ pair.y
+
+
+def _by_transpose(H: Tensor, pair: Pair) -> Tensor:
+    return H.T @ pair.y
 
 
 def _before(H: Tensor, pair: Pair) -> Tensor:
@@ -57,8 +63,7 @@ class BroydenGood(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_by_inverse))
-    hessian_rule = staticmethod(rank_one(_y))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_inverse), "hessian": rank_one(_y)}
 
 
 class BroydenBad(QuasiNewton):
@@ -84,8 +89,7 @@ class BroydenBad(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_y))
-    hessian_rule = staticmethod(rank_one(_by_inverse))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_by_inverse)}
 
 
 class McCormick(QuasiNewton):
@@ -111,14 +115,13 @@ class McCormick(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_s))
-    hessian_rule = staticmethod(rank_one(_by_product))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_transpose)}
 
 
 class Pearson(QuasiNewton):
     r"""The rank-one update along Hy.
 
-    $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$.
+    $H \leftarrow H + (s - Hy) (Hy)^T / y^THy$. It keeps the inverse only.
 
     Args:
         **settings: Those of `QuasiNewton`.
@@ -138,8 +141,7 @@ class Pearson(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_by_product))
-    hessian_rule = staticmethod(rank_one(_s))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product)}
 
 
 class Greenstadt1(QuasiNewton):
@@ -166,7 +168,7 @@ class Greenstadt1(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_before))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_before)}
 
 
 class Greenstadt2(QuasiNewton):
@@ -193,7 +195,7 @@ class Greenstadt2(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(_twice))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_twice)}
 
 
 class ICUM(QuasiNewton):
@@ -219,4 +221,4 @@ class ICUM(QuasiNewton):
     """
 
     symmetric = False
-    inverse_rule = staticmethod(rank_one(column))
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(column)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ._dense import QuasiNewton
-from ._rules import dilation
+from ._rules import Rule, dilation
 
 __all__ = ["ProjectedGradientMethod", "ShorR"]
 
@@ -33,7 +33,7 @@ class ShorR(QuasiNewton):
         M. L. Overton, "The speed of Shor's r-algorithm", IMA J. Numer. Anal. 28 (2008).
     """
 
-    inverse_rule = staticmethod(dilation)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
     def __init__(self, *, alpha: float = 0.5, init_scale: float | str = 1, **settings: Any) -> None:
         if not 0 <= alpha < 1:
@@ -63,7 +63,7 @@ class ProjectedGradientMethod(QuasiNewton):
         J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969), algorithm 5.
     """
 
-    inverse_rule = staticmethod(dilation)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
     def __init__(
         self, *, init_scale: float | str = 1, restart_interval: int | str | None = "auto", **settings: Any

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from ._dense import QuasiNewton
-from ._rules import sr1
+from ._rules import Rule, sr1
 
 __all__ = ["SR1"]
 
@@ -30,5 +32,8 @@ class SR1(QuasiNewton):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 6.2.
     """
 
-    inverse_rule = staticmethod(sr1)
-    hessian_rule = staticmethod(sr1)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": sr1, "hessian": sr1}
+
+    # Scaled with the first pair, the inverse would have the right curvature along y already, and the pair be lost.
+    def __init__(self, *, init_scale: float | str = 1.0, **settings: Any) -> None:
+        super().__init__(init_scale=init_scale, **settings)

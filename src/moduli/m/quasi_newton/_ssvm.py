@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ._dense import QuasiNewton
-from ._rules import ssvm
+from ._rules import Rule, ssvm
 
 __all__ = ["SSVM"]
 
@@ -33,7 +33,7 @@ class SSVM(QuasiNewton):
         S. S. Oren, E. Spedicato, "Optimal conditioning of self-scaling variable metric algorithms", Math. Prog. 10 (1976).
     """
 
-    inverse_rule = staticmethod(ssvm)
+    rules: ClassVar[dict[str, Rule]] = {"inverse": ssvm}
 
     def __init__(self, *, switch: int = 3, **settings: Any) -> None:
         if switch not in (1, 2, 3, 4):

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Chainable, Module, Objective
+from ...optim import Chainable, ChainError, Module, Objective
 from ...optim.functional import step as run
 
 __all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]
+
+
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return float(kernels.dot(a, b).real)
 
 
 class RestartStrategy(Module):
@@ -44,6 +48,12 @@ class RestartStrategy(Module):
                 self.children["modules"].reset()
             self.children["modules"].update(objective)
         elif reset:
+            binding = self.settings.binding
+            if binding is not None and binding.member is not None:
+                raise ChainError(
+                    f"{type(self).__name__} can't reset all other links for one member of a population; "
+                    f"put those to reset inside: {type(self).__name__}(modules, ...)"
+                )
             objective.post_step_hooks.append(self._reset_others)
 
     def _reset_others(self, objective: Objective, modules: Sequence[Module]) -> None:
@@ -122,6 +132,8 @@ class RestartEvery(RestartStrategy):
         1
     """
 
+    members = True
+
     def __init__(self, modules: Chainable | None = None, *, steps: int | Literal["ndim"]) -> None:
         super().__init__(None, modules)
         if steps != "ndim" and steps < 1:
@@ -129,8 +141,12 @@ class RestartEvery(RestartStrategy):
         self.steps = steps
 
     def should_reset(self, objective: Objective) -> bool:
-        every = sum(p.numel() for p in objective.params) if self.steps == "ndim" else self.steps
-        return self.increment_counter("steps", 0) % max(every, 1) == 0 and self.global_state["steps"] > 0
+        every = self.steps
+        if every == "ndim":
+            every = sum(p.numel() for p in objective.params) // (objective.members or 1)
+        # Links inside are reset before the step that follows the n-th, all others after the n-th: it is the same.
+        done = self.increment_counter("steps", 0 if "modules" in self.children else 1)
+        return done > 0 and done % max(every, 1) == 0
 
 
 class PowellRestart(RestartStrategy):
@@ -165,10 +181,10 @@ class PowellRestart(RestartStrategy):
         setting = self.settings[objective.params[0]]
         fresh = any("gradient" not in self.state[param] for param in objective.params)
         before = self.get_state(objective.params, "gradient", init=torch.zeros_like)
-        square = float(kernels.dot(grads, grads))
+        square = _dot(grads, grads)
         reset = False
         if not fresh and setting["cond1"] is not None:
-            reset = abs(float(kernels.dot(grads, before))) >= setting["cond1"] * square
+            reset = abs(_dot(grads, before)) >= setting["cond1"] * square
         direction = self.state[objective.params[0]].get("direction_slope")
         if not fresh and not reset and setting["cond2"] is not None and direction is not None:
             slope, size = direction
@@ -181,8 +197,8 @@ class PowellRestart(RestartStrategy):
         """Also remembers the slope along the direction, for the second test of the next step."""
         grads = [grad.clone() for grad in objective.get_grads()]
         out = super().step(objective)
-        slope = float(kernels.dot(out.peek_updates(), grads))
-        self.state[objective.params[0]]["direction_slope"] = (slope, float(kernels.dot(grads, grads)))
+        slope = _dot(out.peek_updates(), grads)
+        self.state[objective.params[0]]["direction_slope"] = (slope, _dot(grads, grads))
         return out
 
 
@@ -230,7 +246,7 @@ class BirginMartinezRestart(Module):
     def _judge(self, objective: Objective, grads: list[Tensor]) -> Objective:
         update = objective.get_updates()
         cond = self.settings[objective.params[0]]["cond"]
-        slope = float(kernels.dot(update, grads))
+        slope = _dot(update, grads)
         if slope < cond * float(kernels.norm(update)) * float(kernels.norm(grads)):
             self.children["module"].reset()
             objective.updates = grads

@@ -1,6 +1,27 @@
-"""Second-order links: Newton's method and its relatives, with the Hessian or products with it."""
+"""Second-order links: Newton's method and its relatives, with the Hessian or products with it.
 
+* `Newton` solves with the Hessian, `NewtonCG` with products, `SubspaceNewton` and the Nystrom links with a part of it.
+* `AdaHessian`, `SophiaH`, `ESGD` estimate its diagonal from random products; `NaturalGradient` uses the Fisher matrix.
+"""
+
+from ._adahessian import AdaHessian
+from ._esgd import ESGD
+from ._natural_gradient import NaturalGradient
 from ._newton import Newton
 from ._newton_cg import NewtonCG, NewtonCGSteihaug
+from ._nystrom import NystromPCG, NystromSketchAndSolve
+from ._sophia import SophiaH
+from ._subspace import SubspaceNewton
 
-__all__ = ["Newton", "NewtonCG", "NewtonCGSteihaug"]
+__all__ = [
+    "ESGD",
+    "AdaHessian",
+    "NaturalGradient",
+    "Newton",
+    "NewtonCG",
+    "NewtonCGSteihaug",
+    "NystromPCG",
+    "NystromSketchAndSolve",
+    "SophiaH",
+    "SubspaceNewton",
+]

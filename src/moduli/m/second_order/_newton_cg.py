@@ -125,9 +125,13 @@ class NewtonCG(Transform):
         tol = min(0.5, float(torch.linalg.vector_norm(b)) ** 0.5) if tol is None else tol
         start = state.get("start") if setting["warm_start"] else None
         most = setting["maxiter"] or b.numel()
-        solver = cg if setting["solver"] == "cg" else minres
         try:
-            out = solver(A, b, x0=start, rtol=tol, maxiter=most).x
+            if setting["solver"] == "cg":
+                out = cg(A, b, x0=start, rtol=tol, maxiter=most).x
+            else:  # MINRES starts at zero, so it solves for the correction of the start
+                rest = b if start is None else b - A.matvec(start)
+                out = minres(A, rest, rtol=tol, maxiter=most).x
+                out = out if start is None else out + start
         except ValueError:
             out = b  # a product was not finite: there is no curvature to use here
         if not bool(out.any()) or not bool(torch.isfinite(out).all()):
@@ -170,4 +174,7 @@ class NewtonCGSteihaug(TrustCG):
     """
 
     def __init__(self, *, hvp_method: str = "autograd", h: float = 1e-3, reg: float = 0.0, **settings: Any) -> None:
+        for name, number in (("reg", reg), ("h", h)):
+            if not number >= 0:
+                raise ValueError(f"NewtonCGSteihaug: {name} is {number}; give a number that is not negative")
         super().__init__(NewtonCG(hvp_method=hvp_method, h=h, reg=reg), **settings)

@@ -51,7 +51,8 @@ def solve(H: Tensor, b: Tensor) -> Tensor:
     if not int(failed) and bool(torch.isfinite(found).all()):
         residual = torch.linalg.vector_norm(H @ found - b)
         if float(residual) <= 1e-3 * float(torch.linalg.vector_norm(b)):
-            return found
+            solved: Tensor = found
+            return solved
     return shortest(H, b)
 
 
@@ -60,7 +61,8 @@ def shortest(H: Tensor, b: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(H)
     tiny = torch.finfo(H.dtype).eps * H.shape[0] * values.abs().max().clamp(min=torch.finfo(H.dtype).tiny)
     inverse = torch.where(values.abs() > tiny, 1 / values, torch.zeros_like(values))
-    return vectors @ (inverse * (vectors.mT @ b))
+    out: Tensor = vectors @ (inverse * (vectors.mT @ b))
+    return out
 
 
 def solve_live(H: Tensor, b: Tensor, how: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

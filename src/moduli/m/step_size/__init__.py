@@ -1,6 +1,23 @@
 """Step sizes: given, scheduled, or found from what the steps do."""
 
-from ._lr import LR
+from ._adgd import AdGD
+from ._barzilai_borwein import BarzilaiBorwein, BBStab
+from ._bold_driver import BoldDriver
+from ._lr import LR, StepSize
+from ._polyak import PolyakStepSize
+from ._random import RandomStepSize
 from ._warmup import Warmup
+from ._warmup_clip import WarmupNormClip
 
-__all__ = ["LR", "Warmup"]
+__all__ = [
+    "LR",
+    "AdGD",
+    "BBStab",
+    "BarzilaiBorwein",
+    "BoldDriver",
+    "PolyakStepSize",
+    "RandomStepSize",
+    "StepSize",
+    "Warmup",
+    "WarmupNormClip",
+]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["LR"]
+__all__ = ["LR", "StepSize"]
 
 
 class LR(TensorTransform):
@@ -38,4 +38,33 @@ class LR(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         out: Tensor = tensor * setting["lr"]
+        return out
+
+
+class StepSize(TensorTransform):
+    r"""Multiplies the update by a step size whose setting has a name of its own, so that schedulers leave it alone.
+
+    Args:
+        step_size: The step size.
+        key: The name of the setting.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.StepSize(0.25, key="pace"), [torch.tensor([4.0])])
+        [tensor([1.])]
+    """
+
+    elementwise = True
+
+    def __init__(self, step_size: Any = 1.0, *, key: str = "step_size") -> None:
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"StepSize: key is {key!r}; give the name of the setting")
+        super().__init__({key: step_size})
+        self.key = key
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = tensor * setting[self.key]
         return out

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...linalg import LinearOperator
+from ...linalg import LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
 from .._flat import flat, masked, unflat
 from ..line_search._line import Line
@@ -21,7 +21,8 @@ def provider(link: Module) -> Module | None:
     """The link inside (or this one) that gives a Hessian."""
     found = [part for _, part in link.links() if type(part).get_H is not Module.get_H and hasattr(part, "hessian")]
     other = [part for _, part in link.links() if type(part).get_H is not Module.get_H]
-    return (found or other or [None])[0]  # type: ignore[return-value]
+    chosen = found or other
+    return chosen[0] if chosen else None
 
 
 class TrustRegionBase(Module):
@@ -161,7 +162,14 @@ class TrustRegionBase(Module):
         radius = float(self.global_state.get("radius", setting["init"]))
         floor = torch.finfo(u.dtype).eps
         for _ in range(setting["max_attempts"]):
-            d = self.trust_solve(H, u, radius, setting)
+            try:
+                d = self.trust_solve(H, u, radius, setting)
+            except SingularError:
+                # A quasi-Newton model can lose a direction altogether (on a kink, say). It is begun again, and until
+                # then the model is that of gradient descent.
+                self.children["hess_module"].reset()
+                H = ScaledIdentity(u.numel(), dtype=u.dtype, device=u.device)
+                d = u * min(1.0, radius / float(torch.linalg.vector_norm(u)))
             length = float(torch.linalg.vector_norm(d))
             if not math.isfinite(length) or length == 0.0:
                 radius = self._checked(radius * setting["nminus"], setting)

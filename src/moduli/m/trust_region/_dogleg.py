@@ -83,18 +83,20 @@ class Dogleg(TrustRegionBase):
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """A point of the dogleg path at the radius, or its end."""
-        size = torch.linalg.vector_norm(u)
-        unit = u / size
+        size = float(torch.linalg.vector_norm(u))
+        unit: Tensor = u / size
         curvature = float(torch.dot(unit, H.matvec(unit)))
         if curvature <= 0:
             return unit * radius
-        cauchy = unit * (float(size) / curvature)
-        if float(size) / curvature >= radius:
+        cauchy = unit * (size / curvature)
+        if size / curvature >= radius:
             return unit * radius
         try:
             newton = H.solve(u)
         except SingularError:
-            return cauchy
+            from ..second_order._solve import solve, solve_live
+
+            newton = solve_live(H.to_dense(), u, solve)  # parameters without curvature stay out of the system
         if not bool(torch.isfinite(newton).all()) or float(torch.dot(newton, u)) <= 0:
             return cauchy
         if float(torch.linalg.vector_norm(newton)) <= radius:

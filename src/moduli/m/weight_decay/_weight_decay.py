@@ -18,9 +18,9 @@ def penalty(param: Tensor, ord: Any) -> Tensor:
     if ord == 2:
         return param
     if ord == 1:
-        return param.sign()
+        return param.sgn()
     # The sign apart from the power: odd powers must not turn, nor fractional ones fail, for negative weights.
-    out: Tensor = param.sign() * param.abs() ** (ord - 1)
+    out: Tensor = param.sgn() * param.abs() ** (ord - 1)
     return out
 
 

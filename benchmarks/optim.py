@@ -1,0 +1,191 @@
+"""The optim room against torch and torchzero: steps, whole iterations, memory, the first step.
+
+One thread, candidates interleaved, medians; every row says what is timed. Run `python benchmarks/run.py optim`.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from _timing import interleaved
+from kernels import SHAPES, form
+from moduli import m
+from moduli.optim import Optimizer
+
+try:
+    import torchzero
+except ModuleNotFoundError:  # a peer, in the bench extra
+    torchzero = None
+
+ROOT = Path(__file__).parents[1]
+ADAM = dict(zip(SHAPES, (0.37, 0.11, 0.92, 1.02), strict=True))
+CHAIN = dict(zip(SHAPES, (0.35, 0.10, 0.80, 0.85), strict=True))
+EAGER = dict(zip(SHAPES, (0.5, 0.1, 0.9, 1.0), strict=True))
+
+
+def row(name: str, value: float, bar: float | None, unit: str = "x") -> dict:
+    return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": bar is None or value <= bar}
+
+
+def parameters(shapes) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for param in made:
+        param.grad = torch.randn_like(param)
+    return made
+
+
+def adam_steps() -> list[dict]:
+    rows = []
+    for name, shapes in SHAPES.items():
+        ours = Optimizer(parameters(shapes), m.Adam(), m.LR(1e-3))
+        torchs = torch.optim.Adam(parameters(shapes), lr=1e-3, fused=True)
+        times = interleaved({"torch": torchs.step, "ours": ours.step}, rounds=15, seconds=0.01)
+        rows.append(row(f"Adam step, {name} / torch fused", times["ours"] / times["torch"], ADAM[name]))
+    return rows
+
+
+def chain() -> list:
+    return [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-3)]
+
+
+def chain_steps(fused: bool) -> list[dict]:
+    rows = []
+    for name, shapes in SHAPES.items():
+        theirs = parameters(shapes)
+        adamw = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.01, fused=fused, foreach=None if fused else True)
+
+        def step(theirs=theirs, adamw=adamw) -> None:
+            torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+            adamw.step()
+
+        ours = Optimizer(parameters(shapes), *chain())
+        what = "clip + fused AdamW" if fused else "clip + foreach AdamW, no compiler"
+        bar = (CHAIN if fused else EAGER)[name]
+        with form("auto" if fused else "eager"):
+            times = interleaved({"torch": step, "ours": ours.step}, rounds=15, seconds=0.01)
+        rows.append(row(f"ClipNorm | Adam | WeightDecay | LR, {name} / {what}", times["ours"] / times["torch"], bar))
+    return rows
+
+
+def iterations() -> list[dict]:
+    """zero_grad, forward, backward, step."""
+    rows = []
+    small = [torch.nn.ParameterList([torch.nn.Parameter(torch.randn(10)) for _ in range(1000)]) for _ in range(2)]
+    layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, dropout=0.0)
+    nets = [torch.nn.TransformerEncoder(layer, 6) for _ in range(2)]
+    x = torch.randn(1, 4, 256)
+
+    def many(params):
+        return lambda: torch.stack([p.sum() for p in params]).square().sum()
+
+    cases = {
+        "1000 x 10": (small, [many(list(p)) for p in small], 0.65),
+        "encoder, 6 layers, d=256": (nets, [lambda net=net: net(x).square().mean() for net in nets], 0.98),
+    }
+    for name, (modules, losses, bar) in cases.items():
+        torchs = torch.optim.Adam(modules[0].parameters(), lr=1e-3, fused=True)
+        ours = Optimizer(modules[1], m.Adam(), m.LR(1e-3))
+
+        def iteration(optimizer, loss):
+            def run() -> None:
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+
+            return run
+
+        times = interleaved(
+            {"torch": iteration(torchs, losses[0]), "ours": iteration(ours, losses[1])}, rounds=15, seconds=0.02
+        )
+        rows.append(row(f"iteration with Adam, {name} / torch fused", times["ours"] / times["torch"], bar))
+    return rows
+
+
+def against_torchzero() -> list[dict]:
+    if torchzero is None:
+        return []
+    rows = []
+    for name in ("200 x 64x64", "1000 x 10"):
+        ours = Optimizer(parameters(SHAPES[name]), *chain())
+        tz = torchzero.m
+        theirs = torchzero.Optimizer(
+            parameters(SHAPES[name]), tz.ClipNorm(1.0, dim="global"), tz.Adam(), tz.WeightDecay(0.01), tz.LR(1e-3)
+        )
+        times = interleaved({"torchzero": theirs.step, "ours": ours.step}, rounds=15, seconds=0.02)
+        rows.append(row(f"the chain, {name} / torchzero", times["ours"] / times["torchzero"], 0.25))
+    return rows
+
+
+FIRST = """
+import time, torch
+from moduli import m
+from moduli.optim import Optimizer
+params = [torch.nn.Parameter(torch.randn({shape})) for _ in range({count})]
+for p in params: p.grad = torch.randn_like(p)
+opt = Optimizer(params, m.ClipNorm(1.0), m.Adam(beta1=0.91), m.WeightDecay(0.01), m.LR(1e-3))
+start = time.perf_counter()
+opt.step()
+print(time.perf_counter() - start)
+"""
+
+
+def first_steps() -> list[dict]:
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        os.chmod(cache, 0o700)
+        environment = {**os.environ, "MODULI_KERNELS_CACHE": cache, "PYTHONPATH": str(ROOT / "src")}
+        for what, count, bar in (("cold", 4, 1.5), ("cached", 4, 0.1), ("cached", 1000, 0.1)):
+            code = FIRST.format(shape=16, count=count)
+            out = subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+            )
+            rows.append(row(f"first step of a chain, {what} kernel, {count} tensors", float(out.stdout), bar, "s"))
+    return rows
+
+
+def memory() -> list[dict]:
+    """What a first and a second step of Adam + LR allocate at most, in sizes of the parameters."""
+    code = """
+import resource, torch
+from moduli import m
+from moduli.optim import Optimizer
+torch.set_num_threads(1)
+tiny = [torch.nn.Parameter(torch.ones(3))]
+tiny[0].grad = torch.ones(3)
+Optimizer(tiny, m.Adam(), m.LR(1e-3)).step()
+params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(50)]
+for p in params: p.grad = torch.ones_like(p)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+opt = Optimizer(params, m.Adam(), m.LR(1e-3))
+for _ in range(3): opt.step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 / (50 * 4))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return [row("peak extra memory of Adam + LR / parameters", float(out.stdout), 2.2)]
+
+
+def table() -> list[dict]:
+    """All rows."""
+    started = time.perf_counter()
+    rows = [
+        *adam_steps(),
+        *chain_steps(fused=True),
+        *chain_steps(fused=False),
+        *iterations(),
+        *against_torchzero(),
+        *first_steps(),
+        *memory(),
+    ]
+    print(f"took {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return rows
+
+
+if __name__ == "__main__":
+    for found in table():
+        print(f"{found['name']:70} {found['value']:.3f} {found['unit']}  bar {found['bar']}  {found['ok']}")

@@ -1,0 +1,62 @@
+"""The command and its parts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ._files import inspect, merge
+from ._fit import fit
+from ._links import links
+from ._race import race
+
+__all__ = ["app", "main"]
+
+EPILOG = "Exit codes: 0 done, 1 the work failed, 2 the command was wrong, 130 interrupted (what was finished is kept)."
+
+app = typer.Typer(
+    name="moduli",
+    help="Models as values: race optimizers, fit your own problem, look into and merge checkpoints.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(epilog=EPILOG)(race)
+app.command(epilog=EPILOG)(fit)
+app.command(epilog=EPILOG)(links)
+app.command(epilog=EPILOG)(inspect)
+app.command(epilog=EPILOG)(merge)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        typer.echo(f"moduli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    return
+
+
+def main() -> None:
+    """Run the command, as the shell calls it.
+
+    >>> from typer.testing import CliRunner
+    >>> CliRunner().invoke(app, ["--version"]).output.split()[0]
+    'moduli'
+    """
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,76 @@
+"""`moduli inspect` and `moduli merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import io
+from ..lab import ChainError, parse
+from ..particles.merge import MergeError
+from ._console import fail, note, out, print_json, wrong
+
+__all__ = ["inspect", "merge"]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of moduli, a safetensors file, or one of torch.save.")],
+    verify: Annotated[bool, typer.Option(help="Compare every tensor with its checksum.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a checkpoint holds: tensors, labels, versions. Nothing in the file is run."""
+    if not file.is_file():
+        wrong(f"there is no file {file}")
+    try:
+        found = io.inspect(file, verify=verify)
+    except io.CheckpointError as error:
+        fail(str(error))
+    if as_json:
+        print_json({**found.as_dict(), "parameters": found.parameters})
+    else:
+        out().print(str(found), markup=False)
+
+
+def merge(
+    recipe: Annotated[str, typer.Argument(help="How: " + ", ".join(io.RECIPES) + ".")],
+    files: Annotated[list[Path], typer.Argument(help="The files; with a base, the base first.")],
+    output: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make one model of several, tensor by tensor, without holding a whole model in memory."""
+    for file in files:
+        if not file.is_file():
+            wrong(f"there is no file {file}")
+    options = dict(_option(text) for text in option or [])
+    if recipe not in io.RECIPES:
+        wrong(f"{recipe!r} is not a recipe for files; choose from {', '.join(io.RECIPES)}")
+    try:
+        io.merge_files(recipe, files, output, **options)
+    except MergeError as error:
+        wrong(str(error))
+    except io.CheckpointError as error:
+        fail(str(error))
+    found = io.inspect(output)
+    if as_json:
+        print_json(
+            {"path": str(output), "recipe": recipe, "tensors": len(found.tensors), "parameters": found.parameters}
+        )
+    else:
+        note().print(f"{output}: {found.parameters:,} numbers in {len(found.tensors)} tensors", markup=False)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`name=value`, the value written as in a chain: read by the same parser, so nothing is run."""
+    try:
+        found = parse(f"option({text})")
+    except ChainError as error:
+        wrong(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
+    if len(found.links) != 1 or found.links[0].args or len(found.links[0].kwargs) != 1:
+        wrong(f"--set {text}: write it as t=0.3 or weights=[2, 1]")
+    return found.links[0].kwargs[0]

@@ -1,0 +1,98 @@
+"""`moduli fit`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .. import io
+from ..lab import ChainError, Ended, ProblemFileError, load_problem, problems
+from ..lab import fit as fit_problem
+from ._console import FAILED, INTERRUPTED, fail, note, number, out, print_json, wrong
+
+__all__ = ["fit"]
+
+
+def fit(
+    problem: Annotated[str, typer.Argument(help="FILE.py:name, or the name of a problem.")],
+    chain: Annotated[str, typer.Option("--with", "-w", help="The chain of links, or a preset.")] = "lbfgs",
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A safetensors file for the model and its state.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from --out, if it exists.")] = False,
+    steps: Annotated[int, typer.Option(min=0, help="Steps altogether, those before a resume included.")] = 1000,
+    target: Annotated[float | None, typer.Option(help="End when the loss is as small as this.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="End after this many seconds.")] = None,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, help="Start, batches and the optimizer's randomness.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Minimise your own problem: FILE.py:name is a function that returns a loss, or a Problem.
+
+    The arguments of the function are what is searched for, and their defaults where the search starts. A function without
+    arguments returns a module and a function of it that returns the loss. Ctrl-C ends after the step under way, with a checkpoint.
+    """
+    try:
+        course = load_problem(problem) if ":" in problem or problem.endswith(".py") else problems.get(problem)
+    except (ProblemFileError, problems.UnknownProblemError) as error:
+        wrong(str(error))
+    except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
+        fail(f"{problem} cannot be loaded: {type(error).__name__}: {error}")
+    if resume and output is None:
+        wrong("--resume goes on from a file: give it with --out")
+    bar = Progress(
+        TextColumn("{task.fields[name]}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=note(), disable=not sys.stderr.isatty(), transient=True,
+    )  # fmt: skip
+    first: list[tuple[int, float]] = []
+    with bar:
+        task = bar.add_task("fit", total=steps, name=course.name, loss="-", rate="")
+
+        def listen(now: dict[str, Any]) -> None:
+            first.append((now["steps"], now["seconds"])) if not first else None
+            took = now["seconds"] - first[0][1]
+            rate = f"{(now['steps'] - first[0][0]) / took:.0f} steps/s" if took > 0 else ""
+            bar.update(task, completed=now["steps"], loss=number(now["loss"]), rate=rate)
+
+        try:
+            result = fit_problem(
+                course, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
+                out=output, resume=resume, every=every, listen=listen,
+            )  # fmt: skip
+        except ChainError as error:
+            wrong(str(error))
+        except io.CheckpointError as error:
+            fail(str(error))
+        except ProblemFileError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
+            fail(f"interrupted{kept}", INTERRUPTED)
+    told = {
+        "problem": course.name, "chain": chain, "reason": str(result.reason), "value": _finite(result.value),
+        "start": _finite(result.start), "steps": result.steps, "evaluations": result.evaluations,
+        "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
+    }  # fmt: skip
+    if as_json:
+        print_json(told)
+    else:
+        console = out()
+        console.print(f"{course.name}: {result.reason}", style="bold", markup=False)
+        console.print(f"loss {number(result.start, 6)} -> {number(result.value, 6)}", markup=False)
+        counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
+        console.print(counts if result.path is None else f"{counts}, saved in {result.path}", markup=False)
+    if result.reason is Ended.INTERRUPTED:
+        if output is not None:
+            note().print("go on with the same command and --resume", markup=False)
+        raise typer.Exit(INTERRUPTED)
+    if not result.reason.success:
+        raise typer.Exit(FAILED)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

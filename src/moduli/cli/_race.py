@@ -1,0 +1,222 @@
+"""`moduli race`."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import lab
+from ._console import INTERRUPTED, fail, note, number, out, print_json, wrong
+
+__all__ = ["race"]
+
+
+def race(
+    problem: Annotated[
+        list[str] | None, typer.Argument(help="Names of problems, or FILE.py:name. Without: the default race.")
+    ] = None,
+    chain: Annotated[
+        list[str] | None, typer.Option("--with", "-w", help="A chain, a preset, or LABEL: CHAIN. Repeat it.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 0,4,7.")] = "3",
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Evaluations per run; without it, each problem's own.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The time limit of a run.")] = 30.0,
+    workers: Annotated[int | None, typer.Option(min=0, help="Runs at a time; without it, one per core.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each run.")] = 1,
+    output: Annotated[Path, typer.Option("--out", "-o", help="The report.")] = Path("race.html"),
+    file: Annotated[
+        Path | None, typer.Option(help="Where finished runs are kept; without it, beside the report.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the runs that the file has, and do the others.")
+    ] = False,
+    repeat: Annotated[Path | None, typer.Option(help="Do the race that this file holds again.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the race as one SVG.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the problems and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Run optimizers side by side on problems, and write a report.
+
+    Each run has a process of its own: one that crashes, hangs or diverges is a row of the table like any other. Ctrl-C keeps
+    the runs that have finished, and --resume does the rest.
+    """
+    if listing:
+        _list(as_json)
+        return
+    kept = file or output.with_suffix(".jsonl")
+    if repeat is not None:
+        spec = _repeated(repeat)
+    else:
+        try:
+            field = [_labelled(text) for text in chain] if chain else lab.default_field()
+        except lab.ChainError as error:
+            wrong(str(error))
+        given = budget if problem or budget else lab.DEFAULT_BUDGET
+        spec = {
+            "problems": problem or list(lab.DEFAULT_PROBLEMS),
+            "contenders": field,
+            "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads,
+        }  # fmt: skip
+    watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
+    interrupted = False
+    try:
+        with watch.bar:
+            results = lab.race(
+                **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=watch
+            )
+    except lab.ChainError as error:
+        wrong(str(error))
+    except (lab.problems.UnknownProblemError, lab.ProblemFileError, ModuleNotFoundError) as error:
+        wrong(str(error))
+    except (lab.ResultsError, ValueError, TypeError) as error:
+        wrong(str(error))
+    except OSError as error:
+        fail(f"the race cannot be kept: {error}")
+    except KeyboardInterrupt:
+        interrupted = True
+        if not kept.exists():
+            raise
+        results = lab.Results.read(kept)
+    if results.runs:
+        lab.write_report(results, output)
+        if picture is not None:
+            lab.write_picture(results, picture)
+    if as_json:
+        print_json(results.to_json())
+    elif results.runs:
+        out().print(_table(results))
+    if results.runs:
+        note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
+    if interrupted:
+        fail(
+            f"interrupted: {len(results.runs)} of {watch.total} runs are kept; go on with the same command and --resume",
+            INTERRUPTED,
+        )
+    if show:
+        webbrowser.open(output.resolve().as_uri())
+
+
+def _list(as_json: bool) -> None:
+    found = [lab.problems.get(name) for name in lab.problems.names()]
+    if as_json:
+        print_json([{"name": p.name, "summary": p.summary, "tags": list(p.tags), "optimum": p.optimum} for p in found])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "optimum", "summary", "tags"):
+        table.add_column(column, no_wrap=column == "name")
+    for each in found:
+        table.add_row(each.name, number(each.optimum, 6), each.summary, ", ".join(each.tags))
+    out().print(table)
+
+
+def _labelled(text: str) -> lab.Contender:
+    """`LABEL: CHAIN`, or a chain. A colon has no meaning in a chain outside of strings, and labels have no quotes."""
+    label, colon, rest = text.partition(":")
+    if colon and not set(label) & set("'\"()|[]=,"):
+        return lab.contender(rest.strip(), label=label.strip())
+    return lab.contender(text)
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        wrong(f"--seeds {text}: give a number of seeds, such as 3, or the seeds, such as 0,4,7")
+    if min(numbers) < 0 or (len(numbers) == 1 and numbers[0] == 0 and "," not in text):
+        wrong(f"--seeds {text}: there is at least one seed, and none is negative")
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _count(seeds: int | list[int]) -> int:
+    return seeds if isinstance(seeds, int) else len(seeds)
+
+
+def _repeated(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        wrong(f"there is no file {path}")
+    try:
+        header = lab.Results.read(path).header
+        contenders = [lab.contender(c["source"], label=c["label"]) for c in header["contenders"]]
+    except lab.ResultsError as error:
+        fail(str(error))
+    except lab.ChainError as error:
+        wrong(f"{path} cannot be repeated: {error}")
+    keys = ("seeds", "budget", "seconds", "threads")
+    return {
+        "problems": [p["reference"] for p in header["problems"]],
+        "contenders": contenders,
+        **{k: header[k] for k in keys},
+    }
+
+
+class _Watch:
+    """What moves while a race runs, and a line per failed run."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.failures = 0
+        self.console = note()
+        self.bar = Progress(
+            TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
+            console=self.console, disable=not sys.stderr.isatty(), transient=True,
+        )  # fmt: skip
+        self.task = self.bar.add_task("race", total=total, now="")
+        self.running: dict[tuple[str, str, int], str] = {}
+        self.begun = False
+
+    def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
+        if not message:
+            return
+        key = (message["problem"], message["contender"], message["seed"])
+        if event == "begin":
+            if not self.begun:
+                # Runs that were kept from an earlier race are done before the first one begins.
+                self.begun = True
+            self.running[key] = ""
+        elif event == "progress":
+            self.running[key] = number(message["value"], 3)
+        elif event == "end":
+            self.running.pop(key, None)
+            self.done += 1
+            if lab.Reason(message["reason"]).failed:
+                self.failures += 1
+                what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
+                self.console.print(f"{what}: {message['reason']}, {message['detail']}", markup=False, style="yellow")
+        now = "  ".join(
+            f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items()
+        )
+        self.bar.update(self.task, completed=self.done, now=now[:90])
+
+
+def _table(results: lab.Results) -> Table:
+    table = Table(title=None, pad_edge=False, box=None, header_style="bold")
+    for column in ("problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"):
+        left = column in ("problem", "optimizer", "ended")
+        table.add_column(
+            column, justify="left" if left else "right", no_wrap=column != "ended" and column != "optimizer"
+        )
+    rows = lab.summary(results)
+    for place, row in enumerate(rows):
+        last = place + 1 == len(rows) or rows[place + 1]["problem"] != row["problem"]
+        first = place == 0 or rows[place - 1]["problem"] != row["problem"]
+        why = ", ".join(reason if n == row["runs"] else f"{n}x {reason}" for reason, n in row["reasons"].items())
+        best = min(
+            (r["median"] for r in rows if r["problem"] == row["problem"] and r["median"] is not None), default=None
+        )
+        style = "green" if row["median"] is not None and row["median"] == best else "red" if row["failed"] else ""
+        table.add_row(
+            row["problem"] if first else "", row["contender"], number(row["median"]), number(row["best"]),
+            number(row["evaluations"], 6), number(row["seconds"], 3), f"{row['reached']}/{row['runs']}", why,
+            style=style, end_section=last,
+        )  # fmt: skip
+    return table

@@ -1,0 +1,62 @@
+"""Problems, races and reports.
+
+* A **problem** (`moduli.lab.problems`) is a model at a starting point, a loss, and the best value that is known.
+* A **contender** is a chain of links as text, read by `parse` and looked up in the `catalogue`, or a function from a model to an
+  optimizer.
+* A **race** runs every contender on every problem from every seed, each run in a process of its own, with a budget that is
+  counted in evaluations of the loss. It gives `Results`, which live in a file that survives whatever ends the race.
+* A **report** is one HTML page of the results; `picture` draws them as one SVG.
+* A **fit** runs one chain on a problem of the user's own, and can be stopped and resumed.
+
+The `moduli` command is a thin layer over this room.
+"""
+
+from . import catalogue, problems
+from ._contender import Contender, Entrant, contender
+from ._default import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
+from ._fit import Ended, Fit, fit
+from ._grammar import Chain, ChainError, Link, parse
+from ._picture import picture, write_picture
+from ._race import race
+from ._reasons import Reason
+from ._reference import ProblemFileError, as_problem, load_problem
+from ._report import command_for, report, write_report
+from ._results import Results, ResultsError
+from ._run import run
+from ._statistics import curves, profiles, quantile, summary
+
+__all__ = [
+    "problems",
+    "catalogue",
+    "Chain",
+    "ChainError",
+    "Link",
+    "parse",
+    "Contender",
+    "Entrant",
+    "contender",
+    "Reason",
+    "run",
+    "race",
+    "DEFAULT_BUDGET",
+    "DEFAULT_FIELD",
+    "DEFAULT_PROBLEMS",
+    "default_field",
+    "Results",
+    "ResultsError",
+    "summary",
+    "curves",
+    "profiles",
+    "quantile",
+    "report",
+    "write_report",
+    "command_for",
+    "picture",
+    "write_picture",
+    "fit",
+    "Fit",
+    "Ended",
+    "ProblemFileError",
+    "as_problem",
+    "load_problem",
+]

@@ -1,0 +1,251 @@
+"""Fitting one problem for as long as it takes, with checkpoints to stop and go on at."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from .. import io
+from ._contender import Contender, Entrant, contender
+from ._grammar import Chain
+from ._meter import Meter
+from ._run import closure_for
+from .problems import Problem
+
+__all__ = ["Ended", "Fit", "fit"]
+
+# So many steps in a row that evaluate nothing: the optimizer has finished.
+IDLE = 8
+
+
+class Ended(StrEnum):
+    """Why a fit ended, as a sentence.
+
+    >>> print(Ended.STEPS)
+    all steps done
+    """
+
+    STEPS = "all steps done"
+    TARGET = "as small as asked for"
+    TIME = "time is up"
+    STOPPED = "the optimizer stopped by itself"
+    DIVERGED = "diverged"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def success(self) -> bool:
+        """Whether the model is what was asked for, or can become it by going on."""
+        return self is not Ended.DIVERGED
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit came to.
+
+    Attributes:
+        model: The fitted model; of a population, the best member.
+        reason: Why it ended.
+        value: What the problem measures of the model.
+        start: The same at the very beginning.
+        steps: Steps done, those before a resume included.
+        evaluations: Evaluations of the loss, likewise; those of a population count once per member.
+        seconds: Time, likewise.
+        path: The checkpoint, or None.
+    """
+
+    model: torch.nn.Module
+    reason: Ended
+    value: float
+    start: float
+    steps: int
+    evaluations: int
+    seconds: float
+    path: Path | None
+
+
+def fit(
+    problem: Problem,
+    chain: str | Chain | Contender,
+    *,
+    steps: int = 1000,
+    target: float | None = None,
+    seconds: float = math.inf,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    every: float = 30.0,
+    listen: Callable[[dict[str, Any]], None] | None = None,
+) -> Fit:
+    """Minimise a problem, step by step, until something ends it.
+
+    A fit that was stopped and resumed gives the numbers of one that was not, bit for bit. The first Ctrl-C ends the fit
+    after the step that is under way, with a checkpoint; a second one ends it at once, and the last checkpoint stays.
+
+    Args:
+        problem: What to minimise; `load_problem` and `as_problem` make one of a user's function.
+        chain: The optimizer.
+        steps: How many steps altogether, those before a resume included.
+        target: End when the problem measures this or less; measured about twice a second.
+        seconds: End after this many seconds.
+        seed: Chooses the starting point, the batches and the optimizer's own randomness.
+        out: A safetensors file for the model and everything that is needed to go on.
+        resume: Go on from `out`, if it exists.
+        every: Seconds between checkpoints.
+        listen: Called about ten times a second with ``steps``, ``evaluations``, ``loss`` and ``seconds``.
+
+    Raises:
+        CheckpointError: When `out` exists and does not fit.
+
+    >>> from moduli.lab import as_problem
+    >>> result = fit(as_problem(lambda x=3.0: (x - 1) ** 2), "torch.SGD(lr=0.1)", steps=100)
+    >>> print(result.reason, round(result.value, 6))
+    all steps done 0.0
+    """
+    runner = contender(chain)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    model = problem.model(seed)
+    entrant = runner.enter(model)
+    course = _Course(problem, entrant, runner.source, torch.Generator().manual_seed(seed))
+    path = None if out is None else Path(out)
+    if path is not None and resume and path.exists():
+        course.load(path)
+    with _patience() as asked:
+        reason = course.drive(steps, target, seconds, path, every, asked, listen or (lambda _: None))
+    if path is not None:
+        course.save(path)
+    value = problem.measure(entrant.best())
+    if not math.isfinite(value):
+        reason = Ended.DIVERGED
+    best = entrant.best()
+    fitted = best if isinstance(best, torch.nn.Module) else model
+    return Fit(fitted, reason, value, course.start, course.steps, course.evaluations, course.seconds, path)
+
+
+class _Course:
+    """A fit under way: what moves, and what has been counted."""
+
+    def __init__(self, problem: Problem, entrant: Entrant, source: str, generator: torch.Generator) -> None:
+        self.problem, self.entrant, self.source, self.generator = problem, entrant, source, generator
+        self.steps, self.earlier, self.before = 0, 0, 0.0
+        self.start = problem.measure(entrant.model)
+        self.meter = Meter(2**62, math.inf, None)
+        self.closure = closure_for(problem, entrant, self.meter)
+
+    @property
+    def evaluations(self) -> int:
+        return self.earlier + self.meter.evaluations
+
+    @property
+    def seconds(self) -> float:
+        return self.before + self.meter.seconds()
+
+    def drive(
+        self, steps: int, target: float | None, limit: float, path: Path | None, every: float, asked: list[int],
+        tell: Callable[[dict[str, Any]], None],
+    ) -> Ended:  # fmt: skip
+        idle, told, measured, saved = 0, 0.0, 0.0, time.monotonic()
+        while self.steps < steps:
+            if asked:
+                return Ended.INTERRUPTED
+            count = self.meter.evaluations
+            self.problem.resample(self.generator)
+            loss = self.entrant.optimizer.step(self.closure)
+            self.steps += 1
+            if not self.entrant.finite():
+                return Ended.DIVERGED
+            idle = idle + 1 if self.meter.evaluations == count else 0
+            if idle >= IDLE or self.entrant.finished:
+                return Ended.STOPPED
+            now = time.monotonic()
+            if now - told > 0.1 or self.steps == steps:
+                told = now
+                tell({**self.counts(), "loss": _number(loss)})
+            if target is not None and now - measured > 0.5:
+                measured = now
+                if self.problem.measure(self.entrant.best()) <= target:
+                    return Ended.TARGET
+            if self.seconds > limit:
+                return Ended.TIME
+            if path is not None and now - saved > every:
+                self.save(path)
+                saved = time.monotonic()
+        return Ended.STEPS
+
+    def counts(self) -> dict[str, Any]:
+        return {"steps": self.steps, "evaluations": self.evaluations, "seconds": self.seconds}
+
+    def save(self, path: Path) -> None:
+        entrant = self.entrant
+        extra = {
+            "fit": {**self.counts(), "chain": self.source, "problem": self.problem.name, "start": self.start},
+            "generator": self.generator,
+            "losses": entrant.losses,
+        }
+        # Of a population, the module in the file is its best member: any program can then read the result.
+        module = entrant.best() if entrant.population is not None else entrant.model
+        path.parent.mkdir(parents=True, exist_ok=True)
+        io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
+
+    def load(self, path: Path) -> None:
+        saved = io.read(path).extra
+        about = saved.get("fit") if isinstance(saved, dict) else None
+        if not isinstance(about, dict) or "chain" not in about:
+            raise io.CheckpointError(f"{path} was not written by a fit: it cannot be resumed. Choose another --out")
+        if about["chain"] != self.source:
+            raise io.CheckpointError(
+                f"{path} was fitted with {about['chain']!r}, and cannot be resumed with {self.source!r}: their states differ"
+            )
+        entrant = self.entrant
+        io.load(
+            path,
+            None if entrant.population is not None else entrant.model,
+            optimizer=entrant.optimizer,
+            population=entrant.population,
+            extra={"generator": self.generator},
+        )
+        entrant.losses = saved["losses"]
+        self.steps, self.earlier, self.before = about["steps"], about["evaluations"], about["seconds"]
+        self.start = about["start"]
+        self.meter.began = time.perf_counter()
+
+
+def _number(loss: Any) -> float:
+    if loss is None:
+        return math.nan
+    values = torch.as_tensor(loss).detach()
+    return float(values.min()) if values.numel() else math.nan
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted in a list, the second one interrupts. Only the main thread can wait for them."""
+    asked: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,176 @@
+"""Runs in processes of their own, several at a time, and none of them able to stop the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ._reasons import Reason
+from ._tasks import Task
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """So many runs at a time, each in a process of its own.
+
+    Args:
+        workers: How many at a time.
+        preload: Modules that are imported before the first run.
+    """
+
+    def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
+        if not hasattr(os, "fork"):
+            raise OSError("runs in processes of their own need fork, which this system does not have: use workers=0")
+        self.workers = workers
+        self.preload = tuple(preload)
+        self.folder = tempfile.TemporaryDirectory(prefix="moduli-race-")
+        self.server: subprocess.Popen[bytes] | None = None
+        self.pending = b""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every run that is under way, and the server."""
+        self._stop()
+        self.folder.cleanup()
+
+    def _stop(self) -> None:
+        if self.server is None:
+            return
+        server, self.server = self.server, None
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from moduli.lab._server import serve; serve()"
+        )
+        environment = dict(os.environ)
+        # numpy's libraries start their threads when they are imported, and threads do not survive a fork.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[name] = "1"
+        self.pending = b""
+        return subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(sys.path), *self.preload],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the race, which then ends its runs in its own way
+        )
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Do all tasks. Yields (number of the task, message).
+
+        A message with ``"reason"`` is the record of a finished run. One with ``"evaluations"`` only tells how far it is,
+        one with ``"pid"`` that it began. An empty one, with number -1, comes when nothing happened for a while.
+        """
+        waiting = list(range(len(tasks)))[::-1]
+        running: dict[int, dict[str, Any]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.workers:
+                number = waiting.pop()
+                running[number] = {}
+                self._order(number, tasks[number])
+            lines = self._read(0.25)
+            if lines is None:
+                # The server itself died: what ran in it has no other witness.
+                self._stop()
+                for number in list(running):
+                    last = running.pop(number)
+                    yield number, self._record(number, last, Reason.KILLED, "the server of processes died")
+                continue
+            if not lines:
+                yield -1, {}
+            for message in lines:
+                if "ready" in message:
+                    continue
+                number = message["id"]
+                if "status" in message:
+                    yield number, self._ended(number, running.pop(number), message["status"])
+                else:
+                    running[number] |= message
+                    yield number, message
+
+    def _order(self, number: int, task: Task) -> None:
+        if self.server is None:
+            self.server = self._start()
+        base = Path(self.folder.name) / str(number)
+        base.with_suffix(".task").write_bytes(task.encode())
+        order = {key: str(base.with_suffix(f".{key}")) for key in ("task", "out", "err")}
+        line = json.dumps({"id": number, "seconds": task.seconds, **order}).encode() + b"\n"
+        if self.server.stdin is None:
+            raise OSError("the server of processes has no input")
+        try:
+            self.server.stdin.write(line)
+            self.server.stdin.flush()
+        except BrokenPipeError:
+            return  # it died; `run` sees its output end and tells
+
+    def _read(self, timeout: float) -> list[dict[str, Any]] | None:
+        if self.server is None or self.server.stdout is None:
+            return None
+        descriptor = self.server.stdout.fileno()
+        if not select.select([descriptor], [], [], timeout)[0]:
+            return []
+        data = os.read(descriptor, 65536)
+        if not data:
+            return None
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _ended(self, number: int, last: dict[str, Any], status: int) -> dict[str, Any]:
+        out = Path(self.folder.name) / f"{number}.out"
+        if status == 0 and out.exists():
+            record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+            return record
+        if status == -signal.SIGALRM:
+            return self._record(number, last, Reason.HUNG, "it did not come back within its time")
+        if status < 0:
+            return self._record(number, last, Reason.KILLED, f"by {signal.Signals(-status).name}")
+        error = self._error(number).strip()
+        detail = error.splitlines()[-1] if error else f"it ended with code {status}"
+        return self._record(number, last, Reason.CRASHED, detail)
+
+    def _error(self, number: int) -> str:
+        path = Path(self.folder.name) / f"{number}.err"
+        return path.read_text(encoding="utf-8", errors="replace")[-8000:] if path.exists() else ""
+
+    def _record(self, number: int, last: dict[str, Any], reason: Reason, detail: str) -> dict[str, Any]:
+        """The record of a run that could not write its own: with what it told on its way."""
+        evaluations, value = last.get("evaluations", 0), last.get("value")
+        return {
+            "reason": str(reason),
+            "detail": detail,
+            "traceback": self._error(number),
+            "value": value,
+            "evaluations": evaluations,
+            "gradients": None,
+            "steps": None,
+            "seconds": None,
+            "digest": None,
+            "history": [],
+        }

@@ -1,0 +1,169 @@
+"""The race: every contender on every problem from every seed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from ._contender import Contender, contender
+from ._grammar import Chain
+from ._pool import Pool
+from ._results import Results, Writer, header
+from ._tasks import Task, execute, resolve
+from .problems import Problem
+
+__all__ = ["race"]
+
+Spec = str | Chain | Contender | Callable[[nn.Module], Any]
+Listener = Callable[[str, Task, dict[str, Any]], None]
+Messages = Generator[tuple[int, dict[str, Any]], None, None]
+
+
+def race(
+    problems: Iterable[str | Problem],
+    contenders: Iterable[Spec],
+    *,
+    seeds: int | Sequence[int] = 3,
+    budget: int | None = None,
+    seconds: float = 30.0,
+    workers: int | None = None,
+    threads: int = 1,
+    file: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    command: list[str] | None = None,
+    listen: Listener | None = None,
+) -> Results:
+    """Run every contender on every problem from every seed.
+
+    Each run has a process and a fixed number of threads of its own. One that crashes, hangs or diverges is a row of the
+    results like any other. The numbers of a run depend on its problem, contender, seed, budget and threads only, not on what runs
+    beside it, so `workers` changes how long a race takes and nothing else.
+
+    Args:
+        problems: Names (`moduli.lab.problems.names()`), ``FILE.py:name``, or problems.
+        contenders: Chains as text, or functions from a model to an optimizer; see `contender`.
+        seeds: How many, counted from 0, or which.
+        budget: Evaluations per run; without it, what each problem says.
+        seconds: The time limit of a run.
+        workers: How many runs at a time; without it, one per core. With 0 all runs are done in this process, one after
+            another: then nothing protects the race from a run that hangs or kills its process.
+        threads: How many threads each run has.
+        file: Where finished runs are kept, a line each. Whatever ends the race, they stay.
+        resume: Keep the runs that `file` has, and do the others.
+        command: The command that does this race again, for the report.
+        listen: Called with ``"begin"``, ``"progress"``, ``"end"`` or ``"idle"``, the task and what is known of it.
+
+    Raises:
+        ChainError: When a contender is no chain.
+        UnknownProblemError: When there is no such problem.
+        ResultsError: When `file` is to be continued but holds something else.
+
+    >>> results = race(["rosenbrock"], ["torch.SGD(lr=0.001)", "torch.LBFGS(line_search_fn='strong_wolfe')"], seeds=2)
+    >>> [run["reason"] for run in results.runs]
+    ['budget spent', 'budget spent', 'reached the optimum', 'reached the optimum']
+    """
+    field = [contender(spec) for spec in contenders]
+    courses = [(spec, resolve(spec)) for spec in problems]
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
+    top = header(
+        [_about(spec, problem) for spec, problem in courses],
+        [{"label": entry.label, "source": entry.source} for entry in field],
+        numbers,
+        command=command,
+        budget=budget,
+        seconds=seconds,
+        threads=threads,
+    )
+    writer = Writer(file, top, resume)
+    done = {Results.key(run) for run in writer.results.runs}
+    tasks: list[Task] = []
+    about: list[dict[str, Any]] = []
+    for spec, problem in courses:
+        for entry in field:
+            for seed in numbers:
+                if (problem.name, entry.source, seed) not in done:
+                    # A chain travels as text; anything else as itself.
+                    runner = entry.source if type(entry.factory).__name__ == "_FromChain" else entry
+                    tasks.append(Task(spec, runner, seed, budget, seconds, threads))
+                    names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
+                    about.append({"kind": "run", **names})
+    preload = sorted({name for _, problem in courses for name in problem.requires})
+    tell = listen or (lambda *_: None)
+    workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
+    try:
+        messages = _here(tasks) if workers == 0 else _elsewhere(tasks, workers or os.cpu_count() or 1, preload)
+        with contextlib.closing(messages):
+            for number, message in messages:
+                if number < 0:
+                    if tasks:
+                        tell("idle", tasks[0], {})
+                elif "reason" in message:
+                    writer.append({**about[number], **message})
+                    tell("end", tasks[number], {**about[number], **message})
+                else:
+                    tell("begin" if "pid" in message else "progress", tasks[number], {**about[number], **message})
+    finally:
+        results = writer.close()
+    return results
+
+
+def _here(tasks: list[Task]) -> Messages:
+    for number, task in enumerate(tasks):
+        yield number, {"pid": os.getpid()}
+        yield number, execute(task)
+
+
+def _elsewhere(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
+    if not tasks:
+        return
+    for task in tasks:
+        _sendable(task)
+    with Pool(workers, preload) as pool:
+        yield from pool.run(tasks)
+
+
+def _sendable(task: Task) -> None:
+    for part in (task.problem, task.contender.factory if isinstance(task.contender, Contender) else None):
+        module = getattr(part if not isinstance(part, Problem) else type(part), "__module__", "")
+        if part is not None and not isinstance(part, str) and module == "__main__":
+            raise TypeError(
+                f"{task.what}: what is defined in the program itself is not known to other processes. Put it into a file "
+                "beside it and import it, or race in this process with workers=0"
+            )
+    task.encode()
+
+
+def _about(spec: str | Problem, problem: Problem) -> dict[str, Any]:
+    return {
+        "name": problem.name,
+        "reference": spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}",
+        "summary": problem.summary,
+        "tags": list(problem.tags),
+        "optimum": problem.optimum,
+        "exact": problem.exact,
+        "tolerance": problem.tolerance,
+        "noisy": problem.noisy,
+        "dimension": problem.dimension,
+        "budget": problem.budget,
+        "window": list(problem.window) if problem.window else None,
+        "minimisers": [list(point) for point in problem.minimisers],
+    }
+
+
+def _check(field: list[Contender], problems: list[str], seeds: list[int], budget: int | None, threads: int) -> None:
+    given = {"problem": problems, "contender": [entry.source for entry in field], "seed": [str(seed) for seed in seeds]}
+    for what, names in given.items():
+        if not names:
+            raise ValueError(f"a race needs at least one {what}")
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"the {what} {sorted(twice)[0]!r} is given twice")
+    if budget is not None and budget < 1:
+        raise ValueError(f"the budget is at least one evaluation, not {budget}")
+    if threads < 1:
+        raise ValueError(f"a run has at least one thread, not {threads}")

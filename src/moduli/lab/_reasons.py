@@ -1,0 +1,27 @@
+"""Why a run ended."""
+
+from enum import StrEnum
+
+__all__ = ["Reason"]
+
+
+class Reason(StrEnum):
+    """Why a run ended, as a sentence.
+
+    >>> print(Reason.REACHED)
+    reached the optimum
+    """
+
+    REACHED = "reached the optimum"
+    BUDGET = "budget spent"
+    TIME = "time limit"
+    STOPPED = "stopped by itself"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    HUNG = "hung, was killed"
+    KILLED = "process died"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run has no result that could be compared: it broke, or left the numbers."""
+        return self in (Reason.DIVERGED, Reason.CRASHED, Reason.HUNG, Reason.KILLED)

@@ -1,0 +1,212 @@
+"""Problems in files of the user: `FILE.py:name`.
+
+What the name stands for may be
+
+* a `Problem`, or a subclass of it that is made without arguments;
+* a function whose arguments all have defaults, numbers or tensors: they are what is searched for, from there, and the
+  function returns the loss;
+* a function without arguments that returns a `Problem`, or a pair of a module and a function of it that returns the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .problems import Problem
+
+__all__ = ["ProblemFileError", "as_problem", "load_problem"]
+
+
+class ProblemFileError(ValueError):
+    """A `FILE.py:name` that does not lead to a problem.
+
+    >>> print(ProblemFileError("there is no file wave.py"))
+    there is no file wave.py
+    """
+
+
+def load_problem(reference: str) -> Problem:
+    """The problem that `FILE.py:name` stands for. The file is run, as `python FILE.py` would, but not as `__main__`.
+
+    Args:
+        reference: The file and the name in it; without a name, ``problem``.
+
+    Raises:
+        ProblemFileError: When the file or the name does not exist, or the name stands for something else.
+
+    >>> from pathlib import Path
+    >>> _ = Path("bowl.py").write_text("def problem(x=2.0, y=[1.0, 1.0]): return x**2 + (y**2).sum()")
+    >>> bowl = load_problem("bowl.py:problem")
+    >>> bowl.name, bowl.dimension, bowl.measure(bowl.model(0))
+    ('problem', 3, 6.0)
+    """
+    file, _, name = reference.rpartition(":")
+    if not file:
+        file, name = name, "problem"
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ProblemFileError(f"there is no file {path} (a problem of your own is written FILE.py:name)")
+    module = _module(path.resolve())
+    name = name or "problem"
+    if not hasattr(module, name):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ProblemFileError(f"{path} has no {name!r}; it has {', '.join(public) or 'no functions or classes'}")
+    return as_problem(getattr(module, name), name)
+
+
+def _module(path: Path) -> ModuleType:
+    # A name of its own, made of the path, so that two files called alike do not meet; and registered, for pickle.
+    name = f"moduli_user_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProblemFileError(f"{path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # what lies beside the file can be imported, as it can from a script
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def as_problem(value: Any, name: str = "problem") -> Problem:
+    """Make a problem of what a user wrote.
+
+    Args:
+        value: A problem, a class of problems, or a function as the module describes.
+        name: What it is called.
+
+    >>> as_problem(lambda a=torch.ones(3): (a**2).sum()).dimension
+    3
+    """
+    if isinstance(value, Problem):
+        return value
+    if inspect.isclass(value) and issubclass(value, Problem):
+        return value()
+    if not callable(value):
+        raise ProblemFileError(f"{name!r} is {value!r}: a problem is a Problem, or a function that returns a loss")
+    parameters = inspect.signature(value).parameters
+    without = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+    if without:
+        raise ProblemFileError(
+            f"{name}({', '.join(without)}) has arguments without a default. The arguments of a problem are what is searched "
+            f"for, and their defaults where the search starts: def {name}({without[0]}=torch.zeros(3))"
+        )
+    if parameters:
+        return FunctionProblem(name, value, {key: parameter.default for key, parameter in parameters.items()})
+    made = value()
+    if isinstance(made, Problem):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
+        return ModuleProblem(name, value)
+    raise ProblemFileError(
+        f"{name}() returned {type(made).__name__}: without arguments it returns a Problem, or a module and a function of it "
+        "that returns the loss"
+    )
+
+
+class Arguments(nn.Module):
+    """A model that is a few named tensors: called with nothing, it gives them by name.
+
+    >>> sorted(Arguments({"a": torch.ones(2), "b": torch.ones(())})())
+    ['a', 'b']
+    """
+
+    def __init__(self, values: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.names = tuple(values)
+        for name, value in values.items():
+            # A prefix, because a user may call an argument `training` or `forward`.
+            self.register_parameter(f"arg_{name}", nn.Parameter(value.detach().clone()))
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        """The tensors."""
+        return {name: getattr(self, f"arg_{name}") for name in self.names}
+
+
+class FunctionProblem(Problem):
+    """A function of tensors that returns a loss; the defaults of its arguments are the start.
+
+    >>> problem = FunctionProblem("bowl", lambda x: (x**2).sum(), {"x": [3.0, 4.0]})
+    >>> problem.measure(problem.model(0))
+    25.0
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], start: dict[str, Any]) -> None:
+        self.name, self.function = name, function
+        self.summary = (inspect.getdoc(function) or "").split("\n")[0]
+        self.start = {key: self._tensor(key, value) for key, value in start.items()}
+
+    def _tensor(self, key: str, value: Any) -> torch.Tensor:
+        try:
+            made = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ProblemFileError(
+                f"{self.name}: the default of {key!r} is {value!r}, not a number or a tensor"
+            ) from error
+        return made if made.is_floating_point() or made.is_complex() else made.to(torch.get_default_dtype())
+
+    def model(self, seed: int) -> nn.Module:
+        """The defaults; other seeds than 0 start a tenth of a normal step away from them."""
+        generator = torch.Generator().manual_seed(seed)
+        scale = 0.1 if seed else 0.0
+        jitter = {k: scale * torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in self.start.items()}
+        return Arguments({key: value + jitter[key] for key, value in self.start.items()})
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """What the function returns."""
+        return _scalar(self.function(**model()), self.name)
+
+
+class ModuleProblem(Problem):
+    """What a function returns: a module, and a function of it that returns the loss.
+
+    >>> problem = ModuleProblem("line", lambda: (nn.Linear(1, 1), lambda f: f(torch.ones(1)).square().sum()))
+    >>> problem.dimension
+    2
+    """
+
+    def __init__(self, name: str, make: Callable[[], tuple[nn.Module, Callable[..., Any]]]) -> None:
+        self.name, self.make = name, make
+        self.summary = (inspect.getdoc(make) or "").split("\n")[0]
+        self.function: Callable[..., Any] | None = None
+
+    def model(self, seed: int) -> nn.Module:
+        """A new module, made after seeding torch."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, self.function = self.make()
+        return model
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """What the second function returns for it."""
+        if self.function is None:
+            self.model(0)
+        if self.function is None:
+            raise ProblemFileError(f"{self.name} returned no function of the model")
+        return _scalar(self.function(model), self.name)
+
+
+def _scalar(value: Any, name: str) -> torch.Tensor:
+    loss = getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+        )
+        raise ProblemFileError(f"{name}: a loss is one number as a tensor, not {shape}")
+    return loss.reshape(())

@@ -1,0 +1,160 @@
+"""The report of a race: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import os
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._results import Results
+from ._statistics import TOLERANCES, curves, profiles, summary
+from ._tasks import resolve
+
+__all__ = ["command_for", "landscape", "report", "write_report"]
+
+MAP = 112
+
+
+def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
+    """Write the report of a race to a file, in one piece or not at all.
+
+    Args:
+        results: The race, finished or not.
+        path: Where.
+
+    Returns:
+        The path.
+
+    >>> from moduli.lab import race
+    >>> write_report(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, workers=0), "race.html").stat().st_size > 10_000
+    True
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(report(results), encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def report(results: Results) -> str:
+    """The report of a race as one HTML page: script, style and data are inside, nothing is loaded from elsewhere.
+
+    Args:
+        results: The race, finished or not.
+
+    >>> from moduli.lab import race
+    >>> page = report(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, workers=0))
+    >>> page[:15], "http://" in page.replace("http://www.w3.org/", "")
+    ('<!doctype html>', False)
+    """
+    assets = files(__package__) / "assets"
+    parts = {name: (assets / f"report.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
+    # Inside a script element only "</" and "<!--" could end the data early; JSON may spell "<" otherwise.
+    data = json.dumps(_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    header = results.header
+    title = f"moduli race: {len(header['contenders'])} optimizers on {len(header['problems'])} problems"
+    page = parts["html"].replace("{{title}}", html.escape(title)).replace("{{css}}", parts["css"])
+    return page.replace("{{data}}", data).replace("{{js}}", parts["js"])
+
+
+def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict[str, Any]) -> str:
+    """The command that does the runs of one curve again.
+
+    >>> command_for({"seeds": [0, 1], "budget": None, "seconds": 30.0, "threads": 1},
+    ...             {"reference": "rosenbrock"}, {"source": "Adam | LR(0.01)"})
+    "moduli race rosenbrock --with 'Adam | LR(0.01)' --seeds 2"
+    """
+    seeds = header["seeds"]
+    counted = seeds == list(range(len(seeds)))
+    words = ["moduli", "race", problem["reference"], "--with", contender["source"]]
+    words += ["--seeds", str(len(seeds)) if counted else ",".join(map(str, seeds))]
+    words += [] if header["budget"] is None else ["--budget", str(header["budget"])]
+    words += [] if header["seconds"] == 30.0 else ["--seconds", f"{header['seconds']:g}"]
+    words += [] if header["threads"] == 1 else ["--threads", str(header["threads"])]
+    return shlex.join(words)
+
+
+def _data(results: Results) -> dict[str, Any]:
+    header = results.header
+    sources = [contender["source"] for contender in header["contenders"]]
+    rows = summary(results)
+    courses = {problem["name"]: problem for problem in header["problems"]}
+    entries = {contender["source"]: contender for contender in header["contenders"]}
+    for row in rows:
+        row["command"] = command_for(header, courses[row["problem"]], entries[row["source"]])
+        row["series"] = sources.index(row["source"])
+        row["details"] = _details(results, row)
+    return {
+        "command": shlex.join(header["command"]),
+        "started": header["started"],
+        "complete": results.complete,
+        "finished": len(results.runs),
+        "versions": header["versions"],
+        "machine": header["machine"],
+        "seeds": header["seeds"],
+        "budget": header["budget"],
+        "seconds": header["seconds"],
+        "threads": header["threads"],
+        "contenders": header["contenders"],
+        "problems": [_problem(results, problem, sources) for problem in header["problems"]],
+        "profiles": [{"tolerance": tol, "series": profiles(results, tol)} for tol in TOLERANCES],
+        "rows": rows,
+    }
+
+
+def _details(results: Results, row: dict[str, Any]) -> list[dict[str, Any]]:
+    keys = ("seed", "value", "evaluations", "gradients", "steps", "seconds", "reason", "detail", "traceback")
+    runs = [run for run in results.runs if (run["problem"], run["source"]) == (row["problem"], row["source"])]
+    return [{key: run[key] for key in keys} for run in runs]
+
+
+def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> dict[str, Any]:
+    found = curves(results, problem["name"])
+    for curve in found:
+        curve["series"] = sources.index(curve["source"])
+    out = {**problem, "curves": found}
+    if problem["window"]:
+        runs = [
+            run
+            for run in results.runs
+            if run["problem"] == problem["name"] and run["seed"] == results.header["seeds"][0]
+        ]
+        out["map"] = _map(problem)
+        out["paths"] = [{"series": sources.index(r["source"]), "points": r["path"]} for r in runs if "path" in r]
+        out["clouds"] = [
+            {"series": sources.index(run["source"]), "generations": run["generations"], "frames": run["cloud"]}
+            for run in runs
+            if "cloud" in run
+        ]
+    return out
+
+
+def landscape(problem: dict[str, Any], size: int = MAP) -> tuple[int, bytes] | None:
+    """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen."""
+    try:
+        course = resolve(problem["reference"])
+    except (LookupError, ValueError, OSError):
+        return None  # a problem that only existed in the program that raced on it
+    x0, x1, y0, y1 = problem["window"]
+    x = torch.linspace(x0, x1, size, dtype=torch.float64)
+    y = torch.linspace(y1, y0, size, dtype=torch.float64)
+    with torch.no_grad():
+        values = course.landscape(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
+    gap = values - min(float(values.min()), math.inf if problem["optimum"] is None else problem["optimum"])
+    height = torch.log(gap + 0.01 * gap.median() + 1e-12)
+    height = (height - height.min()) / (height.max() - height.min())
+    return size, (255 * height).byte().numpy().tobytes()
+
+
+def _map(problem: dict[str, Any]) -> dict[str, Any] | None:
+    found = landscape(problem)
+    return None if found is None else {"size": found[0], "bytes": base64.b64encode(found[1]).decode()}

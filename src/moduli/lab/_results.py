@@ -1,0 +1,233 @@
+"""The file of a race: one line that says what is raced, then one line per finished run.
+
+A line is appended in one write when its run has ended, so whatever kills the race leaves all finished runs. A last line that
+was cut short is dropped by whoever reads next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+__all__ = ["FORMAT", "Results", "ResultsError", "environment"]
+
+FORMAT = 1
+
+
+class ResultsError(ValueError):
+    """A file that holds no race, or another race than the one to be continued.
+
+    >>> print(ResultsError("race.jsonl holds no race"))
+    race.jsonl holds no race
+    """
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine.
+
+    >>> sorted(environment())
+    ['machine', 'versions']
+    """
+    from .. import __version__
+
+    return {
+        "versions": {
+            "moduli": __version__,
+            "torch": str(torch.__version__),
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+        },
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # only Linux has this file; the name of the architecture serves elsewhere
+    return platform.processor() or platform.machine()
+
+
+@dataclass
+class Results:
+    """What a race is, and the runs that have finished.
+
+    Attributes:
+        header: What is raced, by whom, how: everything needed to do it again, with versions and machine.
+        runs: The records of finished runs.
+
+    Example:
+        >>> from moduli.lab import race
+        >>> results = race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=50, workers=0)
+        >>> results.header["seeds"], results.runs[0]["evaluations"]
+        ([0], 48)
+    """
+
+    header: dict[str, Any]
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @staticmethod
+    def key(run: dict[str, Any]) -> tuple[str, str, int]:
+        """What makes a run this run and no other."""
+        return run["problem"], run["source"], run["seed"]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Results:
+        """Read a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ResultsError: When it holds no race, or was written by a later version of the format.
+        """
+        header: dict[str, Any] | None = None
+        runs: dict[tuple[str, str, int], dict[str, Any]] = {}
+        data = Path(path).read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                record = json.loads(line)
+                if record["kind"] == "race":
+                    if record["format"] > FORMAT:
+                        raise ResultsError(f"{path} has format {record['format']}; this moduli reads up to {FORMAT}")
+                    header = record
+                elif record["kind"] == "run":
+                    runs[cls.key(record)] = record
+            except (ValueError, KeyError, TypeError) as error:
+                if isinstance(error, ResultsError):
+                    raise
+                raise ResultsError(f"line {number} of {path} is no line of a race ({error})") from error
+        if header is None:
+            raise ResultsError(f"{path} holds no race")
+        results = cls(header)
+        wanted = {
+            (p["name"], c["source"], s)
+            for p in header["problems"]
+            for c in header["contenders"]
+            for s in header["seeds"]
+        }
+        results.runs = [run for key, run in runs.items() if key in wanted]
+        results.sort()
+        return results
+
+    def sort(self) -> None:
+        """Put runs in the order of the header, whatever order they finished in."""
+        problems = {problem["name"]: i for i, problem in enumerate(self.header["problems"])}
+        contenders = {contender["source"]: i for i, contender in enumerate(self.header["contenders"])}
+        self.runs.sort(key=lambda run: (problems[run["problem"]], contenders[run["source"]], run["seed"]))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has finished."""
+        header = self.header
+        return len(self.runs) == len(header["problems"]) * len(header["contenders"]) * len(header["seeds"])
+
+    def to_json(self) -> dict[str, Any]:
+        """One object with everything: the header, the runs, and the summary per problem and contender."""
+        from ._statistics import summary
+
+        return {**self.header, "complete": self.complete, "runs": self.runs, "summary": summary(self)}
+
+
+class Writer:
+    """Appends to the file of a race.
+
+    Args:
+        path: The file, or None to keep nothing.
+        header: What is raced.
+        resume: Whether to keep what is there, if it is the same race.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, header: dict[str, Any], resume: bool = False) -> None:
+        self.descriptor: int | None = None
+        self.results = Results(header)
+        if path is None:
+            return
+        path = Path(path)
+        kept: dict[tuple[str, str, int], dict[str, Any]] = {}
+        if resume and path.exists() and path.stat().st_size:
+            kept = {Results.key(run): run for run in self._same(path, header).runs}
+        wanted = {
+            (p["name"], c["source"], s)
+            for p in header["problems"]
+            for c in header["contenders"]
+            for s in header["seeds"]
+        }  # fmt: skip
+        self.results.runs = [run for key, run in kept.items() if key in wanted]
+        self.results.sort()
+        # A new file takes the place of the old one only when all that is kept is on the disk.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        with open(part, "wb") as file:
+            for record in (header, *self.results.runs):
+                file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    @staticmethod
+    def _same(path: Path, header: dict[str, Any]) -> Results:
+        old = Results.read(path)
+        for key in ("budget", "seconds", "threads"):
+            if old.header[key] != header[key]:
+                raise ResultsError(
+                    f"{path} holds a race with {key} {old.header[key]}, this one has {header[key]}: its runs cannot be "
+                    "compared. Give the same, or another file"
+                )
+        return old
+
+    def append(self, run: dict[str, Any]) -> None:
+        """Keep a finished run."""
+        self.results.runs.append(run)
+        if self.descriptor is not None:
+            os.write(self.descriptor, _line(run))
+
+    def close(self) -> Results:
+        """Close the file and give the results, sorted."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        self.results.sort()
+        return self.results
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def header(
+    problems: list[dict[str, Any]], contenders: list[dict[str, Any]], seeds: list[int], *, command: list[str] | None,
+    budget: int | None, seconds: float, threads: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The first line of the file."""
+    return {
+        "kind": "race",
+        "format": FORMAT,
+        "command": list(sys.argv) if command is None else command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "problems": problems,
+        "contenders": contenders,
+        "seeds": seeds,
+        "budget": budget,
+        "seconds": seconds,
+        "threads": threads,
+        **environment(),
+    }

@@ -1,0 +1,237 @@
+"""One run: one contender on one problem from one seed."""
+
+from __future__ import annotations
+
+import math
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from ._contender import Contender, Entrant
+from ._meter import Meter, Stop
+from ._reasons import Reason
+from .problems import Problem
+
+__all__ = ["closure_for", "run"]
+
+PATH_POINTS = 240
+CLOUD_FRAMES = 48
+CLOUD_MEMBERS = 64
+# A step that evaluates nothing changes nothing that counts: an optimizer that does this many has finished.
+IDLE = 8
+
+
+def run(
+    problem: Problem,
+    contender: Contender,
+    seed: int,
+    *,
+    budget: int,
+    seconds: float = 60.0,
+    progress: Callable[[int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Run one contender on one problem, in this process, until something ends it.
+
+    All randomness comes from the seed, so equal arguments give equal numbers, bit for bit, on the same number of threads.
+
+    Args:
+        problem: The problem.
+        contender: What minimises it.
+        seed: Chooses the starting point, the batches and the contender's own randomness.
+        budget: How many evaluations of the loss there are; those of a population count once per member.
+        seconds: How long it may take.
+        progress: Called now and then with (evaluations, best value).
+
+    Returns:
+        What happened, ready for JSON: the reason, the best value, counts, the history and, in the plane, the path.
+
+    >>> from moduli.lab import problems, contender
+    >>> record = run(problems.get("sphere-10"), contender("torch.SGD(lr=0.1)"), 0, budget=200)
+    >>> record["reason"], record["value"] < 1e-8
+    ('reached the optimum', True)
+    """
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    exact = problem.optimum is not None and problem.exact
+    target = problem.optimum + problem.tolerance if exact and problem.optimum is not None else None
+    meter = Meter(budget, seconds, target, progress)
+    tracks = _Tracks(problem)
+    reason, detail, trace = Reason.CRASHED, "", ""
+    try:
+        with meter.aside():
+            model = problem.model(seed)
+            first = problem.measure(model)
+        entrant = contender.enter(model)
+        try:
+            meter.value(first)
+            _steps(problem, entrant, meter, tracks, torch.Generator().manual_seed(seed))
+        except Stop as stop:
+            reason, detail = stop.reason, stop.detail
+    except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
+        detail = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))[-8000:]
+    if meter.history and meter.history[-1][0] != meter.evaluations:
+        meter.record()
+    return {
+        "reason": str(reason),
+        "detail": detail,
+        "traceback": trace,
+        "value": _finite(meter.best),
+        "evaluations": meter.evaluations,
+        "gradients": meter.gradients,
+        "steps": tracks.steps,
+        "seconds": round(meter.seconds(), 6),
+        "digest": meter.digest.hexdigest(),
+        "history": [[e, s, _finite(v)] for e, s, v in meter.history],
+        **tracks.result(),
+    }
+
+
+def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
+    # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
+    closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
+    with meter.aside():
+        tracks.look(entrant)
+    idle = 0
+    while True:
+        with meter.aside():
+            problem.resample(generator)
+        before = meter.evaluations
+        entrant.optimizer.step(closure)
+        tracks.steps += 1
+        idle = idle + 1 if meter.evaluations == before else 0
+        with meter.aside():
+            tracks.look(entrant)
+            if not entrant.finite():
+                raise Stop(Reason.DIVERGED, "a parameter is no longer a finite number")
+            if problem.noisy and meter.due:
+                meter.value(problem.measure(entrant.best()))
+        if entrant.finished:
+            raise Stop(Reason.STOPPED, entrant.finished)
+        if idle >= IDLE:
+            raise Stop(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
+        meter.before()
+
+
+def closure_for(
+    problem: Problem, entrant: Entrant, meter: Meter, better: Callable[[], None] = lambda: None
+) -> Callable[..., torch.Tensor]:
+    """The closure that a contender is given: `closure(backward=True)` is the loss, or the losses of all members.
+
+    Args:
+        problem: What is evaluated.
+        entrant: Who evaluates it.
+        meter: What counts it.
+        better: Called after an evaluation that is the best so far, while the model stands there.
+    """
+    if entrant.population is not None:
+        made = _population_closure(problem, entrant, meter)
+    else:
+        made = _closure(problem, entrant.model, meter, better)
+    # The same function at every step: a line search may hand on the point that it accepted.
+    made.fixed = not problem.noisy  # type: ignore[attr-defined]
+    return made
+
+
+def _closure(
+    problem: Problem, model: nn.Module, meter: Meter, better: Callable[[], None]
+) -> Callable[..., torch.Tensor]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def closure(backward: bool = True) -> torch.Tensor:
+        meter.before()
+        if backward:
+            for parameter in parameters:
+                parameter.grad = None
+            with torch.enable_grad():
+                loss = problem.loss(model)
+                loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = problem.loss(model)
+        with meter.aside():
+            meter.count(1, int(backward))
+            value = float(loss.detach())
+            meter.seen(value)
+            if value < meter.best:
+                better()
+            if not problem.noisy:
+                meter.value(value)
+        return loss
+
+    return closure
+
+
+def _population_closure(problem: Problem, entrant: Entrant, meter: Meter) -> Callable[..., torch.Tensor]:
+    population = entrant.population
+
+    def closure(backward: bool = True) -> torch.Tensor:
+        meter.before()
+        losses: torch.Tensor = population.losses(problem.loss)
+        if backward:
+            population.zero_grad()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+        with meter.aside():
+            values = losses.detach()
+            meter.count(len(values), len(values) * int(backward))
+            entrant.losses = values
+            for value in values.tolist():
+                meter.digest.update(repr(value).encode())
+            best = float(torch.where(values.isnan(), math.inf, values).min())
+            meter.seen(best)
+            if not problem.noisy:
+                meter.value(best)
+        return losses
+
+    return closure
+
+
+class _Tracks:
+    """Where a run went in the plane: the path of a point, or the cloud of a population."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.flat = problem.window is not None
+        self.path: list[list[float]] = []
+        self.cloud: list[list[list[float]]] = []
+        self.steps = 0
+
+    def look(self, entrant: Entrant) -> None:
+        if not self.flat:
+            return
+        points = entrant.points()
+        if entrant.population is None:
+            here = _short(points[0])
+            if not self.path or self.path[-1] != here:
+                self.path.append(here)
+        else:
+            self.cloud.append([_short(point) for point in points[:CLOUD_MEMBERS]])
+
+    def result(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        if self.path:
+            out["path"] = _thin(self.path, PATH_POINTS)
+        if self.cloud:
+            out["cloud"] = _thin(self.cloud, CLOUD_FRAMES)
+            out["generations"] = _thin(list(range(len(self.cloud))), CLOUD_FRAMES)
+        return out
+
+
+def _short(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.5g}") if math.isfinite(value) else 0.0 for value in values.tolist()]
+
+
+def _thin(items: list[Any], most: int) -> list[Any]:
+    """At most so many, the first and the last among them, closer together at the beginning where more happens."""
+    if len(items) <= most:
+        return items
+    places = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
+    return [items[place] for place in places]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

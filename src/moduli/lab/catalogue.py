@@ -1,0 +1,259 @@
+"""What the names in a chain mean: links, presets, torch's own optimizers, and a population to move.
+
+A name is looked up in lists and nowhere else: the public links of `moduli.m`, the presets of `moduli.presets`, and, after
+``torch.``, the optimizers of `torch.optim`. `Population(n)` at the head of a chain makes the rest of it move a population of
+n members instead of one model. Arguments are checked against the signature before anything is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import optim
+from ._grammar import Chain, ChainError, Link, Value
+from ._population import scatter
+
+__all__ = ["Entry", "build", "check", "entries", "find"]
+
+KINDS = {"link": "a link", "preset": "a preset", "torch": "an optimizer of torch", "population": "a population"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of the catalogue.
+
+    Attributes:
+        name: The name in a chain.
+        kind: ``"link"``, ``"preset"``, ``"torch"`` or ``"population"``.
+        family: The part of the catalogue that it is in.
+        make: What is called with the arguments.
+        doc: Its documentation.
+
+    >>> find("torch.SGD").summary
+    'Implements stochastic gradient descent (optionally with momentum).'
+    """
+
+    name: str
+    kind: str
+    family: str
+    make: Callable[..., Any]
+    doc: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the documentation."""
+        text = " ".join(self.doc.strip().split("\n\n")[0].split())
+        end = text.find(". ")
+        return text if end < 0 else text[: end + 1]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The arguments that may be written in a chain: for torch's optimizers, all but the parameters."""
+        signature = inspect.signature(self.make)
+        parameters = [p for p in signature.parameters.values() if p.name not in ("self", "params")]
+        return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def _population(size: int = 16, *, spread: float = 1.0, seed: int = 0) -> dict[str, Any]:
+    """Move a population instead of one model; stands at the head of a chain.
+
+    The first member is where the model starts, the others are at a normal distance of `spread` from it.
+
+    Args:
+        size: How many members.
+        spread: The standard deviation of the start, in every parameter.
+        seed: Added to the seed of the run.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"a population has at least one member, not {size!r}")
+    if not isinstance(spread, int | float) or not (math.isfinite(spread) and spread >= 0):
+        raise ValueError(f"spread is a finite number of at least zero, not {spread!r}")
+    return {"size": size, "spread": float(spread), "seed": int(seed)}
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """The whole catalogue, by name.
+
+    >>> "torch.Adam" in entries(), "os.system" in entries()
+    (True, False)
+    """
+    found = {"Population": Entry("Population", "population", "population", _population, _population.__doc__ or "")}
+    for room, kind in (("moduli.m", "link"), ("moduli.presets", "preset")):
+        if importlib.util.find_spec(room) is None:
+            continue
+        module = importlib.import_module(room)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
+                parts = value.__module__.removeprefix(room).strip(".").split(".")
+                family = parts[0].strip("_") if kind == "link" and len(parts) > 1 else kind
+                found[name] = Entry(name, kind, family, value, inspect.getdoc(value) or "")
+    for name, value in vars(torch.optim).items():
+        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer:
+            found[f"torch.{name}"] = Entry(f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or "")
+    return found
+
+
+def find(name: str) -> Entry:
+    """The entry of this name.
+
+    Raises:
+        ChainError: When there is none; the message suggests the nearest names.
+
+    >>> find("torch.SDG")
+    Traceback (most recent call last):
+    ...
+    moduli.lab._grammar.ChainError: nothing is called 'torch.SDG'; did you mean 'torch.SGD'...
+    """
+    return _find(Link(name), "")
+
+
+def check(chain: Chain) -> None:
+    """Make sure that a chain can be built: all names exist and their arguments fit.
+
+    Args:
+        chain: What `parse` gave.
+
+    Raises:
+        ChainError: When it cannot; the message points at the column.
+
+    >>> from moduli.lab import parse
+    >>> check(parse("torch.SGD(lr=0.1, momentun=0.9)"))
+    Traceback (most recent call last):
+    ...
+    moduli.lab._grammar.ChainError: torch.SGD has no argument 'momentun'; did you mean 'momentum'? (column 19)
+      torch.SGD(lr=0.1, momentun=0.9)
+                        ^^^^^^^^
+    """
+    _assemble(chain)
+
+
+def build(chain: Chain, model: nn.Module) -> tuple[Any, Any]:
+    """Build the optimizer that a chain describes.
+
+    Args:
+        chain: What `parse` gave.
+        model: What it is to move, or a population's template.
+
+    Returns:
+        The optimizer, and the population that it moves or None.
+
+    Raises:
+        ChainError: When the chain cannot be built.
+
+    >>> from moduli.lab import parse
+    >>> optimizer, population = build(parse("torch.SGD(lr=0.1)"), nn.Linear(2, 1))
+    >>> type(optimizer).__name__, population
+    ('SGD', None)
+    """
+    foreign, population, links = _assemble(chain)
+    if foreign is not None:
+        return foreign.make([p for p in model.parameters() if p.requires_grad], **dict(foreign.kwargs)), None
+    target: Any = model if population is None else scatter(model, **population)
+    try:
+        return optim.Optimizer(target, *links), None if population is None else target
+    except (TypeError, ValueError) as error:
+        raise ChainError(str(error), chain.source, 1, len(chain.source)) from error
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    make: Callable[..., Any]
+    kwargs: tuple[tuple[str, Value], ...]
+
+
+def _assemble(chain: Chain) -> tuple[_Foreign | None, dict[str, Any] | None, list[Any]]:
+    found = [(link, _find(link, chain.source)) for link in chain.links]
+    population: dict[str, Any] | None = None
+    links: list[Any] = []
+    for place, (link, entry) in enumerate(found):
+        if entry.kind == "torch":
+            if len(found) > 1:
+                fact = f"{link.name} is a whole optimizer: it stands alone, without other links"
+                raise ChainError(fact, chain.source, link.column, len(link.name))
+            _bind(link, entry, chain.source)
+            return _Foreign(entry.make, link.kwargs), None, []
+        if entry.kind == "population":
+            if place:
+                fact = "Population stands at the head of a chain"
+                raise ChainError(fact, chain.source, link.column, len(link.name))
+            population = _make(link, entry, chain.source)
+        else:
+            links.append(_make(link, entry, chain.source))
+    if not links:
+        raise ChainError("Population needs links after it", chain.source, len(chain.source))
+    return None, population, links
+
+
+def _find(link: Link, source: str) -> Entry:
+    known = entries()
+    if link.name in known:
+        return known[link.name]
+    # Case first: `adam` for `Adam` is the commonest mistake, and no distance between strings finds `SGD` from `sgd`.
+    same = [name for name in known if name.lower() == link.name.lower()]
+    near = same or difflib.get_close_matches(link.name, known, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
+    raise ChainError(f"nothing is called {link.name!r}{hint}", source, link.column, len(link.name))
+
+
+def _bind(link: Link, entry: Entry, source: str) -> None:
+    signature = entry.signature
+    words = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for place, (key, _) in enumerate(link.kwargs, len(link.args)):
+        if key not in words and not free:
+            near = difflib.get_close_matches(key, words, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(words) or 'no arguments'}"
+            raise ChainError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
+    if entry.kind == "torch" and link.args:
+        raise ChainError(f"arguments of {link.name} are given by name", source, link.columns[0])
+    try:
+        signature.bind(*link.args, **dict(link.kwargs))
+    except TypeError as error:
+        places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        many = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+        if len(link.args) > len(places) and not many:
+            fact = f"{link.name} takes {len(places) or 'no'} argument{'s' * (len(places) != 1)} by position"
+            fact += f"; by name it has {', '.join(words)}" if words else ""
+            raise ChainError(fact, source, link.columns[len(places)]) from error
+        raise ChainError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
+
+
+def _make(link: Link, entry: Entry, source: str) -> Any:
+    _bind(link, entry, source)
+    args = [_value(value, source) for value in link.args]
+    kwargs = {key: _value(value, source) for key, value in link.kwargs}
+    try:
+        return entry.make(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ChainError):
+            raise
+        fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
+        raise ChainError(fact, source, link.column, len(link.name)) from error
+
+
+def _value(value: Value, source: str) -> Any:
+    if isinstance(value, Chain):
+        made = []
+        for link in value.links:
+            entry = _find(link, source)
+            if entry.kind not in ("link", "preset"):
+                fact = f"{link.name} is {KINDS[entry.kind]} and cannot be an argument"
+                raise ChainError(fact, source, link.column, len(link.name))
+            made.append(_make(link, entry, source))
+        return made[0] if len(made) == 1 else optim.Chain(*made)
+    if isinstance(value, list):
+        return [_value(part, source) for part in value]
+    return tuple(_value(part, source) for part in value) if isinstance(value, tuple) else value

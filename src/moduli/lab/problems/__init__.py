@@ -1,0 +1,37 @@
+"""Problems to race optimizers on: each knows where to start and how low one can get.
+
+A `Problem` is a model at a starting point, a loss, and the best value that is known. `get` finds one by name, `names`
+lists them. A name with a number at its end, such as ``rosenbrock-100``, is a function of that many numbers.
+
+* Functions of two numbers, which reports draw as maps: ``rosenbrock``, ``beale``, ``himmelblau``, ``goldstein-price``,
+  ``camel``, ``styblinski-tang``, ``rastrigin``, ``ackley``, ``kinked-valley``.
+* Functions of any number: ``sphere-10``, ``ellipsoid-10``, ``rosenbrock-20``, ``powell-8``, ``rastrigin-10``, ``ackley-10``,
+  ``griewank-10``, ``levy-10``, ``styblinski-tang-10``, ``absolute-10``, ``maxq-10``, and ``noisy-20``, where each step sees
+  another sample.
+* Data: ``least-squares``, ``digits-logistic``, ``digits-mlp``, ``spirals``, ``text``.
+* Physics, with labelled axes: ``bands``, ``ground-state``.
+"""
+
+from ._base import Point, Problem
+from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals
+from ._functions import Function, NoisyQuadratic
+from ._physics import Bands, GroundState
+from ._registry import UnknownProblemError, get, names
+from ._text import TextTransformer
+
+__all__ = [
+    "Problem",
+    "Point",
+    "Function",
+    "NoisyQuadratic",
+    "LeastSquares",
+    "DigitsLogistic",
+    "DigitsMLP",
+    "Spirals",
+    "Bands",
+    "GroundState",
+    "TextTransformer",
+    "UnknownProblemError",
+    "get",
+    "names",
+]

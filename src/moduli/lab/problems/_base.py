@@ -1,0 +1,107 @@
+"""What a problem is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+__all__ = ["Point", "Problem"]
+
+
+class Problem(ABC):
+    """A model and a loss to make small.
+
+    A subclass says where the search starts (`model`) and what is minimised (`loss`). Everything else has a default.
+
+    Attributes:
+        name: What the command line and reports call it.
+        summary: One line about it.
+        tags: What it is like: ``"2-D"``, ``"smooth"``, ``"multimodal"``, ``"ill-conditioned"``, ``"noisy"``, ...
+        optimum: The smallest value that `measure` can have, or the best that is known; None when nothing is known.
+        exact: Whether `optimum` is the smallest value in truth, and not the best that was ever found.
+        tolerance: A run stops when `measure` is within this distance of an exact optimum.
+        noisy: Whether `loss` changes with `resample`. A race then judges a run by `measure` and not by the losses.
+        window: For a function of two numbers, the part of the plane (x0, x1, y0, y1) that a report draws.
+        minimisers: For such a function, the points where the optimum is taken.
+        budget: How many evaluations a race gives, unless it is told.
+
+    Example:
+        >>> class Parabola(Problem):
+        ...     name, optimum = "parabola", 1.0
+        ...     def model(self, seed):
+        ...         return Point(torch.tensor([3.0 + seed]))
+        ...     def loss(self, model):
+        ...         return (model() ** 2).sum() + 1
+        >>> problem = Parabola()
+        >>> problem.measure(problem.model(0)), problem.dimension
+        (10.0, 1)
+    """
+
+    name: str = "problem"
+    summary: str = ""
+    tags: tuple[str, ...] = ()
+    optimum: float | None = None
+    exact: bool = True
+    tolerance: float = 1e-8
+    noisy: bool = False
+    window: tuple[float, float, float, float] | None = None
+    minimisers: tuple[tuple[float, float], ...] = ()
+    budget: int = 1000
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """A new model at the starting point of this seed. Equal seeds give equal points."""
+
+    @abstractmethod
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """What is minimised, one number with its gradient history.
+
+        Args:
+            model: The model, or anything that can be called like it: a member of a population has no attributes.
+        """
+
+    def resample(self, generator: torch.Generator) -> None:
+        """Draw the batch or the noise of the next step. It is called before each step; evaluations in one step agree."""
+        return
+
+    def measure(self, model: Callable[..., Any]) -> float:
+        """The value that a run is judged by: the loss, and for noisy problems the loss without the noise."""
+        with torch.no_grad():
+            return float(self.loss(model))
+
+    def landscape(self, points: torch.Tensor) -> torch.Tensor:
+        """The function at many points of the plane at once, from (..., 2) to (...). Only with a `window`."""
+        raise TypeError(f"{self.name} is no function of two numbers, there is no landscape to draw")
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers are searched for."""
+        return sum(p.numel() * (1 + p.is_complex()) for p in self.model(0).parameters() if p.requires_grad)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.summary}>"
+
+
+class Point(nn.Module):
+    """A model that is one vector: called with nothing, it gives the vector.
+
+    Args:
+        x: Where it starts.
+
+    >>> Point(torch.tensor([1.0, 2.0]))()
+    Parameter containing:
+    tensor([1., 2.], requires_grad=True)
+    """
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(x.detach().clone())
+
+    def forward(self) -> torch.Tensor:
+        """The vector."""
+        return self.x

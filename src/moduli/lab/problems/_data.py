@@ -1,0 +1,174 @@
+"""Problems made of data: least squares, digits, spirals."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ._base import Point, Problem
+
+__all__ = ["DigitsLogistic", "DigitsMLP", "LeastSquares", "Spirals"]
+
+
+class LeastSquares(Problem):
+    """Linear least squares with an ill-conditioned matrix: mean (A x - b)^2, solved exactly by `torch.linalg.lstsq`.
+
+    >>> problem = LeastSquares()
+    >>> problem.measure(Point(problem.solution)) - problem.optimum < 1e-12
+    True
+    """
+
+    name = "least-squares"
+    summary = "200 equations for 30 numbers, condition number 1000"
+    tags = ("n-D", "unimodal", "smooth", "ill-conditioned", "data")
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(17)
+        left, _ = torch.linalg.qr(torch.randn(200, 30, generator=generator, dtype=torch.float64))
+        right, _ = torch.linalg.qr(torch.randn(30, 30, generator=generator, dtype=torch.float64))
+        self.matrix = left @ torch.diag(torch.logspace(1.5, -1.5, 30, dtype=torch.float64)) @ right
+        truth = torch.randn(30, generator=generator, dtype=torch.float64)
+        self.target = self.matrix @ truth + 0.1 * torch.randn(200, generator=generator, dtype=torch.float64)
+        self.solution = torch.linalg.lstsq(self.matrix, self.target).solution
+        self.optimum = float(((self.matrix @ self.solution - self.target) ** 2).mean())
+
+    def model(self, seed: int) -> Point:
+        """A random vector."""
+        return Point(torch.randn(30, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The mean squared residual."""
+        x: torch.Tensor = model()
+        residual: torch.Tensor = self.matrix @ x - self.target
+        return residual.square().mean()
+
+
+@cache
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the digits data comes with scikit-learn: pip install 'moduli[lab]'", name="sklearn"
+        ) from error
+    data = datasets.load_digits()
+    return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+
+
+class DigitsLogistic(Problem):
+    """Multinomial logistic regression of 1797 handwritten digits, with 1e-3/2 times the squared weights.
+
+    The loss is strictly convex. Its optimum was found by L-BFGS in double precision, to a gradient below 1e-9.
+    """
+
+    name = "digits-logistic"
+    summary = "logistic regression of 8x8 digits, all of them at once"
+    tags = ("n-D", "unimodal", "smooth", "data")
+    requires = ("sklearn",)
+    budget = 400
+    tolerance = 1e-6
+    optimum = 0.2639258232950745
+
+    def model(self, seed: int) -> nn.Module:
+        """Weights near zero."""
+        return _initialised(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The mean cross entropy, and the penalty (the weights are read off by asking for the origin and the axes)."""
+        x, y = _digits()
+        x = x.double()
+        probe = torch.cat([torch.zeros(1, 64, dtype=x.dtype), torch.eye(64, dtype=x.dtype)])
+        outputs: torch.Tensor = model(torch.cat([x, probe]))
+        scores, bias, weights = outputs[: len(x)], outputs[len(x)], outputs[len(x) + 1 :] - outputs[len(x)]
+        penalty = (weights**2).sum() + (bias**2).sum()
+        return F.cross_entropy(scores, y) + 0.5e-3 * penalty
+
+
+class DigitsMLP(Problem):
+    """A network 64-32-10 on handwritten digits, from batches of 128; judged by the loss over all digits."""
+
+    name = "digits-mlp"
+    summary = "a small network on 8x8 digits, batches of 128"
+    tags = ("n-D", "noisy", "data", "network")
+    requires = ("sklearn",)
+    noisy = True
+    optimum = 0.0
+    tolerance = 1e-3
+    budget = 1000
+
+    def __init__(self) -> None:
+        self.rows: torch.Tensor | None = None
+
+    def model(self, seed: int) -> nn.Module:
+        """Random weights of variance 1 / inputs."""
+        return _initialised(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
+
+    def resample(self, generator: torch.Generator) -> None:
+        """Another batch."""
+        self.rows = torch.randint(len(_digits()[0]), (128,), generator=generator)
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The cross entropy of the batch."""
+        x, y = _digits()
+        rows = slice(None) if self.rows is None else self.rows
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    def measure(self, model: Callable[..., Any]) -> float:
+        """The cross entropy of all digits."""
+        x, y = _digits()
+        with torch.no_grad():
+            return float(F.cross_entropy(model(x), y))
+
+
+class Spirals(Problem):
+    """Tell two interleaved spirals apart (Lang and Witbrock 1988): a classic of neuroevolution.
+
+    A network 2-16-1 of tanh units must bend its boundary around three quarters of a turn.
+
+    >>> Spirals().dimension
+    65
+    """
+
+    name = "spirals"
+    summary = "two spirals, told apart by a network of 16 tanh units"
+    tags = ("n-D", "multimodal", "smooth", "network")
+    optimum = 0.0
+    tolerance = 1e-3
+    budget = 3000
+
+    def __init__(self, points: int = 64, turns: float = 0.75) -> None:
+        t = torch.linspace(0.15, 1, points)
+        angle = 2 * math.pi * turns * t
+        arm = torch.stack([t * torch.cos(angle), t * torch.sin(angle)], 1) * 2
+        self.x = torch.cat([arm, -arm])
+        self.y = torch.cat([torch.ones(points), torch.zeros(points)])
+
+    def model(self, seed: int) -> nn.Module:
+        """Random weights of variance 1 / inputs."""
+        return _initialised(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The mean cross entropy of the two classes."""
+        return F.binary_cross_entropy_with_logits(model(self.x).squeeze(-1), self.y)
+
+
+def _initialised(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
+    """Normal weights of variance scale^2 / inputs, from a generator of our own: no other randomness is touched."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        net = make()  # layers draw weights when they are made
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim > 1:
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.copy_(noise * scale / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.zero_()
+    return net

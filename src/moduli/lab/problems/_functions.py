@@ -1,0 +1,286 @@
+"""Functions of a few or many numbers with known minima.
+
+The formulas are those that the optimisation literature has used for decades: Moré, Garbow and Hillstrom, "Testing
+unconstrained optimization software" (1981); Jamil and Yang, "A literature survey of benchmark functions for global
+optimisation problems" (2013). Every function takes points on the last axis and works over all other axes at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._base import Point, Problem
+
+__all__ = ["Function", "NoisyQuadratic", "functions", "scalable"]
+
+Formula = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Function(Problem):
+    """A function of a vector, in double precision.
+
+    Args:
+        name: Its name.
+        formula: From (..., n) to (...).
+        start: Where seed 0 starts.
+        optimum: The smallest value.
+        minimisers: For two numbers: where it is taken.
+        spread: Other seeds start at a normal distance of this size from `start`.
+        window: For two numbers: what a report draws.
+        tags: What it is like.
+        summary: One line about it.
+        budget: Evaluations in a race.
+
+    >>> bowl = Function("bowl", lambda x: (x**2).sum(-1), [3.0, 4.0], 0.0)
+    >>> bowl.measure(bowl.model(0))
+    25.0
+    """
+
+    def __init__(
+        self,
+        name: str,
+        formula: Formula,
+        start: Sequence[float],
+        optimum: float,
+        *,
+        minimisers: Sequence[tuple[float, float]] = (),
+        spread: float = 0.1,
+        window: tuple[float, float, float, float] | None = None,
+        tags: Sequence[str] = (),
+        summary: str = "",
+        budget: int = 1000,
+    ) -> None:
+        self.name, self.formula, self.optimum, self.summary, self.budget = name, formula, optimum, summary, budget
+        self.start, self.spread, self.window = torch.tensor(start, dtype=torch.float64), spread, window
+        self.minimisers = tuple(minimisers)
+        self.tags = ("2-D" if len(start) == 2 else "n-D", *tags)
+
+    def model(self, seed: int) -> Point:
+        """The starting point: the classical one for seed 0, others around it."""
+        if seed == 0:
+            return Point(self.start)
+        generator = torch.Generator().manual_seed(seed)
+        jitter = torch.randn(self.start.shape, generator=generator, dtype=torch.float64)
+        return Point(self.start + self.spread * jitter)
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The function where the model stands."""
+        return self.formula(model())
+
+    def landscape(self, points: torch.Tensor) -> torch.Tensor:
+        """The function at many points at once."""
+        return self.formula(points)
+
+
+class NoisyQuadratic(Problem):
+    """A bowl whose centre trembles: each step sees the bowl around another centre, as a minibatch would show it.
+
+    The loss of a step is 1/2 sum a_i (x_i - c_i)^2 with c ~ N(0, noise^2); `measure` is its mean, less what no x can change.
+
+    Args:
+        size: The number of coordinates.
+        condition: The largest curvature over the smallest.
+        noise: The standard deviation of the centre.
+
+    >>> problem = NoisyQuadratic(4, 10.0, 0.1)
+    >>> problem.measure(problem.model(0)) > problem.optimum
+    True
+    """
+
+    noisy = True
+    optimum = 0.0
+    tags = ("n-D", "noisy", "ill-conditioned", "smooth")
+    summary = "a bowl whose centre trembles from step to step"
+
+    def __init__(self, size: int = 20, condition: float = 100.0, noise: float = 0.1) -> None:
+        self.name = f"noisy-{size}"
+        self.curvature = torch.logspace(0, -math.log10(condition), size, dtype=torch.float64)
+        self.centre = torch.zeros(size, dtype=torch.float64)
+        self.noise = noise
+
+    def model(self, seed: int) -> Point:
+        """A random direction at distance sqrt(n)."""
+        x = torch.randn(self.centre.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
+        return Point(x * len(x) ** 0.5 / x.norm())
+
+    def resample(self, generator: torch.Generator) -> None:
+        """Move the centre."""
+        self.centre = self.noise * torch.randn(self.centre.shape, generator=generator, dtype=torch.float64)
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """The bowl around this step's centre."""
+        x: torch.Tensor = model()
+        return 0.5 * (self.curvature * (x - self.centre) ** 2).sum()
+
+    def measure(self, model: Callable[..., Any]) -> float:
+        """The bowl around the mean centre."""
+        with torch.no_grad():
+            return float(0.5 * (self.curvature * model() ** 2).sum())
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+
+
+def _rosenbrock(x: torch.Tensor) -> torch.Tensor:
+    return (100 * (x[..., 1:] - x[..., :-1] ** 2) ** 2 + (1 - x[..., :-1]) ** 2).sum(-1)
+
+
+def _rastrigin(x: torch.Tensor) -> torch.Tensor:
+    return (x**2 - 10 * torch.cos(2 * math.pi * x) + 10).sum(-1)
+
+
+def _ackley(x: torch.Tensor) -> torch.Tensor:
+    # The root is not differentiable at its minimum; the smallest normal number keeps its gradient finite there.
+    radius = ((x**2).mean(-1) + torch.finfo(x.dtype).tiny).sqrt()
+    return 20 + math.e - 20 * torch.exp(-0.2 * radius) - torch.exp(torch.cos(2 * math.pi * x).mean(-1))
+
+
+def _griewank(x: torch.Tensor) -> torch.Tensor:
+    root = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).sqrt()
+    return 1 + (x**2).sum(-1) / 4000 - torch.cos(x / root).prod(-1)
+
+
+def _levy(x: torch.Tensor) -> torch.Tensor:
+    w = 1 + (x - 1) / 4
+    first = torch.sin(math.pi * w[..., 0]) ** 2
+    middle = ((w[..., :-1] - 1) ** 2 * (1 + 10 * torch.sin(math.pi * w[..., :-1] + 1) ** 2)).sum(-1)
+    last = (w[..., -1] - 1) ** 2 * (1 + torch.sin(2 * math.pi * w[..., -1]) ** 2)
+    return first + middle + last
+
+
+def _ellipsoid(x: torch.Tensor) -> torch.Tensor:
+    return (torch.logspace(0, 6, x.shape[-1], dtype=x.dtype, device=x.device) * x**2).sum(-1)
+
+
+def _powell(x: torch.Tensor) -> torch.Tensor:
+    a, b, c, d = x[..., 0::4], x[..., 1::4], x[..., 2::4], x[..., 3::4]
+    return ((a + 10 * b) ** 2 + 5 * (c - d) ** 2 + (b - 2 * c) ** 4 + 10 * (a - d) ** 4).sum(-1)
+
+
+def _styblinski(x: torch.Tensor) -> torch.Tensor:
+    return ((x**4 - 16 * x**2 + 5 * x) / 2).sum(-1)
+
+
+def _absolute(x: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device) * (x - 1).abs()).sum(-1)
+
+
+def _maxq(x: torch.Tensor) -> torch.Tensor:
+    return (x**2).amax(-1)
+
+
+def _beale(p: torch.Tensor) -> torch.Tensor:
+    x, y = p[..., 0], p[..., 1]
+    return (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2
+
+
+def _himmelblau(p: torch.Tensor) -> torch.Tensor:
+    x, y = p[..., 0], p[..., 1]
+    return (x**2 + y - 11) ** 2 + (x + y**2 - 7) ** 2
+
+
+def _goldstein(p: torch.Tensor) -> torch.Tensor:
+    x, y = p[..., 0], p[..., 1]
+    first = 1 + (x + y + 1) ** 2 * (19 - 14 * x + 3 * x**2 - 14 * y + 6 * x * y + 3 * y**2)
+    second = 30 + (2 * x - 3 * y) ** 2 * (18 - 32 * x + 12 * x**2 + 48 * y - 36 * x * y + 27 * y**2)
+    return first * second
+
+
+def _camel(p: torch.Tensor) -> torch.Tensor:
+    x, y = p[..., 0], p[..., 1]
+    return (4 - 2.1 * x**2 + x**4 / 3) * x**2 + x * y + (-4 + 4 * y**2) * y**2
+
+
+def _valley(p: torch.Tensor) -> torch.Tensor:
+    x, y = p[..., 0], p[..., 1]
+    return (x - 1) ** 2 / 4 + (y - 2 * x**2 + 1).abs()
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+# Solutions of the stationary equations to the last digit, by Newton's method in higher precision.
+_STYBLINSKI_X = -2.903534027771177
+_STYBLINSKI = -39.16616570377141
+_CAMEL = -1.0316284534898774
+
+
+def functions() -> dict[str, Callable[[], Problem]]:
+    """The functions of two numbers, by name."""
+
+    def make(name: str, *args: Any, **kwargs: Any) -> tuple[str, Callable[[], Problem]]:
+        return name, lambda: Function(name, *args, **kwargs)
+
+    himmelblau = [(3.0, 2.0), (-2.805118086952745, 3.131312518250573)]
+    himmelblau += [(-3.779310253377747, -3.283185991286170), (3.584428340330492, -1.848126526964404)]
+    return dict(
+        [
+            make("rosenbrock", _rosenbrock, [-1.2, 1.0], 0.0, minimisers=[(1, 1)], window=(-2, 2, -1, 3),
+                 tags=["unimodal", "smooth", "ill-conditioned"], summary="a bent valley (Rosenbrock 1960)"),
+            make("beale", _beale, [1.0, 1.0], 0.0, minimisers=[(3, 0.5)], window=(-1, 4.5, -2, 2),
+                 tags=["unimodal", "smooth"], summary="flat, with steep corners (Beale 1958)"),
+            make("himmelblau", _himmelblau, [0.0, 0.0], 0.0, minimisers=himmelblau, window=(-5, 5, -5, 5), spread=1.0,
+                 tags=["multimodal", "smooth"], summary="four equal minima (Himmelblau 1972)"),
+            make("goldstein-price", _goldstein, [0.5, 0.5], 3.0, minimisers=[(0, -1)], window=(-2, 2, -2, 2), spread=0.3,
+                 tags=["multimodal", "smooth"], summary="values over six orders (Goldstein and Price 1971)"),
+            make("camel", _camel, [-1.5, 0.8], _CAMEL, window=(-2, 2, -1.2, 1.2), spread=0.3,
+                 minimisers=[(0.08984201310031806, -0.7126564030207396), (-0.08984201310031806, 0.7126564030207396)],
+                 tags=["multimodal", "smooth"], summary="six humps, two of them lowest (Dixon and Szegő 1978)"),
+            make("styblinski-tang", _styblinski, [0.0, 0.5], 2 * _STYBLINSKI, minimisers=[(_STYBLINSKI_X,) * 2],
+                 window=(-5, 5, -5, 5), spread=1.0, tags=["multimodal", "smooth"], summary="four basins, one deepest"),
+            make("rastrigin", _rastrigin, [2.4, -1.6], 0.0, minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
+                 tags=["multimodal", "smooth"], summary="a bowl full of dimples (Rastrigin 1974)"),
+            make("ackley", _ackley, [2.2, -1.7], 0.0, minimisers=[(0, 0)], window=(-4, 4, -4, 4), spread=1.0,
+                 tags=["multimodal", "non-smooth"], summary="a needle in a dimpled plain (Ackley 1987)"),
+            make("kinked-valley", _valley, [-1.0, 1.5], 0.0, minimisers=[(1, 1)], window=(-2, 2, -1.5, 3),
+                 tags=["unimodal", "non-smooth"], summary="Rosenbrock's valley with a kink for a floor"),
+        ]
+    )  # fmt: skip
+
+
+def _n(formula: Formula, value: float, optimum: float = 0.0, **kwargs: Any) -> Callable[[str, int], Problem]:
+    return lambda name, n: Function(f"{name}-{n}", formula, [value] * n, optimum * n, **kwargs)
+
+
+def _rosenbrock_n(name: str, n: int) -> Problem:
+    return Function(
+        f"{name}-{n}", _rosenbrock, [-1.2 if i % 2 == 0 else 1.0 for i in range(n)], 0.0, budget=2000,
+        tags=["unimodal", "smooth", "ill-conditioned"], summary="a bent valley in many dimensions",
+    )  # fmt: skip
+
+
+def _powell_n(name: str, n: int) -> Problem:
+    if n % 4:
+        raise ValueError(f"{name}-{n}: Powell's function needs a multiple of four numbers, as in {name}-8")
+    return Function(
+        f"{name}-{n}", _powell, [3.0, -1.0, 0.0, 1.0] * (n // 4), 0.0, tags=["unimodal", "smooth", "singular"],
+        summary="its Hessian is singular at the minimum (Powell 1962)",
+    )  # fmt: skip
+
+
+def scalable() -> dict[str, tuple[int, Callable[[str, int], Problem]]]:
+    """The functions of any number of numbers: by name, the usual number and what makes one."""
+    return {
+        "sphere": (10, _n(lambda x: (x**2).sum(-1), 1.0, tags=["unimodal", "smooth"], summary="the easiest bowl")),
+        "ellipsoid": (10, _n(_ellipsoid, 1.0, tags=["unimodal", "smooth", "ill-conditioned"],
+                             summary="a bowl a million times longer than wide")),
+        "rosenbrock": (20, _rosenbrock_n),
+        "powell": (8, _powell_n),
+        "rastrigin": (10, _n(_rastrigin, 2.4, spread=1.0, tags=["multimodal", "smooth"], budget=4000,
+                             summary="a bowl full of dimples")),
+        "ackley": (10, _n(_ackley, 2.2, spread=1.0, tags=["multimodal", "non-smooth"], budget=4000,
+                          summary="a needle in a dimpled plain")),
+        "griewank": (10, _n(_griewank, 40.0, spread=10.0, tags=["multimodal", "smooth"], budget=4000,
+                            summary="a wide bowl with fine ripples (Griewank 1981)")),
+        "levy": (10, _n(_levy, -4.0, spread=1.0, tags=["multimodal", "smooth"], budget=4000,
+                        summary="waves along a valley (Lévy and Montalvo 1985)")),
+        "styblinski-tang": (10, _n(_styblinski, 0.5, _STYBLINSKI, spread=1.0, tags=["multimodal", "smooth"],
+                                   budget=4000, summary="2^n basins, one deepest")),
+        "absolute": (10, _n(_absolute, 3.0, tags=["unimodal", "non-smooth"], summary="a weighted sum of distances")),
+        "maxq": (10, _n(_maxq, 2.0, spread=0.5, tags=["unimodal", "non-smooth"],
+                        summary="the largest of the squares (Haarala 2004)")),
+        "noisy": (20, lambda name, n: NoisyQuadratic(n)),
+    }  # fmt: skip

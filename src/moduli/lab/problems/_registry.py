@@ -1,0 +1,69 @@
+"""Problems by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+from ._base import Problem
+from ._data import DigitsLogistic, DigitsMLP, LeastSquares, Spirals
+from ._functions import functions, scalable
+from ._physics import Bands, GroundState
+from ._text import TextTransformer
+
+__all__ = ["UnknownProblemError", "get", "names"]
+
+LARGEST = 100_000
+
+
+class UnknownProblemError(LookupError):
+    """There is no problem of this name; the message suggests the nearest.
+
+    >>> print(UnknownProblemError("no problem is called 'x'"))
+    no problem is called 'x'
+    """
+
+
+def _whole() -> dict[str, Callable[[], Problem]]:
+    classes = (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
+    return {**functions(), **{kind.name: kind for kind in classes}}
+
+
+def names() -> list[str]:
+    """The names of all problems; those that end in a number can be had in other sizes.
+
+    >>> "rosenbrock" in names(), "rosenbrock-20" in names()
+    (True, True)
+    """
+    return [*_whole(), *(f"{name}-{size}" for name, (size, _) in scalable().items())]
+
+
+def get(name: str) -> Problem:
+    """The problem of this name.
+
+    Args:
+        name: One of `names()`, or such a name with another number at its end.
+
+    Raises:
+        UnknownProblemError: When there is none.
+
+    >>> get("rosenbrock-3").dimension
+    3
+    >>> get("rosenbrok")
+    Traceback (most recent call last):
+    ...
+    moduli.lab.problems._registry.UnknownProblemError: no problem is called 'rosenbrok'; did you mean 'rosenbrock'?
+    """
+    whole = _whole()
+    if name in whole:
+        return whole[name]()
+    match = re.fullmatch(r"(.+?)-([0-9]{1,6})", name)
+    if match and match[1] in scalable():
+        size = int(match[2])
+        if not 2 <= size <= LARGEST:
+            raise UnknownProblemError(f"{name}: the number of numbers is from 2 to {LARGEST}")
+        return scalable()[match[1]][1](match[1], size)
+    near = difflib.get_close_matches(name, [*names(), *scalable()], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names())}"
+    raise UnknownProblemError(f"no problem is called {name!r}{hint}")

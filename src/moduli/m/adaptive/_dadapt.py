@@ -1,0 +1,105 @@
+"""D-Adaptation: Adam that learns its step size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import fraction, non_negative, positive
+from .._lists import dot
+from ._axes import work
+
+__all__ = ["DAdaptAdam"]
+
+
+class DAdaptAdam(TensorTransform):
+    r"""Adam times a lower bound d of the distance to the solution, which only grows.
+
+    With $A = \operatorname{diag}(\sqrt v + \epsilon)$ and $\rho = \sqrt{\beta_2}$,
+    $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2) u^2$,
+    $r = \rho r + (1-\rho)\, d\, \langle u, A^{-1} s\rangle,\quad s = \rho s + (1-\rho)\, d\, u$,
+    $u \leftarrow A^{-1} m$, and then $d \leftarrow \max\left(d,\ \frac{r}{(1-\rho)\|s\|_1}\right)$. No step size is needed:
+    put `LR(1.0)`, with a schedule if any, after it.
+
+    Args:
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        d0: The first bound: small, and below the true distance.
+        growth_rate: How much the bound may grow in a step.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([5.0]))
+        >>> opt = mo.Optimizer([w], m.DAdaptAdam(), m.LR(1.0))
+        >>> for _ in range(300):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> abs(w.item()) < 0.5
+        True
+
+    References:
+        A. Defazio, K. Mishchenko, "Learning-rate-free learning by D-adaptation", ICML 2023, Algorithm 5.
+    """
+
+    aliases = {"betas": ("beta1", "beta2")}
+
+    def __init__(
+        self,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        d0: float = 1e-6,
+        growth_rate: float = float("inf"),
+    ) -> None:
+        fraction("DAdaptAdam", beta1=beta1, beta2=beta2)
+        non_negative("DAdaptAdam", eps=eps)
+        positive("DAdaptAdam", d0=d0)
+        if not growth_rate > 1:
+            raise ValueError(f"DAdaptAdam: growth_rate is {growth_rate!r}; give a number above 1")
+        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps, "d0": d0, "growth_rate": growth_rate})
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
+        state["s"] = torch.zeros_like(tensor)
+
+    def multi_tensor_update(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Mapping[str, Any]],
+    ) -> None:
+        tensors = [work(tensor) for tensor in tensors]
+        memory, setting = self.global_state, settings[0]
+        d = memory.get("d", setting["d0"])
+        rho = setting["beta2"] ** 0.5
+        gained, total = 0.0, 0.0
+        for tensor, state, row in zip(tensors, states, settings, strict=True):
+            square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
+            state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=d * (1 - row["beta1"]))
+            state["exp_avg_sq"].mul_(row["beta2"]).add_(square, alpha=1 - row["beta2"])
+            denominator = state["exp_avg_sq"].sqrt() + row["eps"]
+            gained += d * dot([tensor], [state["s"] / torch.where(denominator > 0, denominator, 1.0)])
+            state["s"].mul_(rho).add_(tensor, alpha=d * (1 - rho))
+            total += float(state["s"].abs().sum(dtype=torch.float64))
+        memory["r"] = rho * memory.get("r", 0.0) + (1 - rho) * gained
+        found = memory["r"] / ((1 - rho) * total) if total > 0 else 0.0
+        memory["d"] = max(d, min(found, d * setting["growth_rate"]))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + setting["eps"])
+        return out.to(tensor.dtype)

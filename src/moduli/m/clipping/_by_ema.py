@@ -1,0 +1,202 @@
+"""Norms and elements bounded by what updates were like so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, TensorTransform
+from .._checks import choice, fraction, positive
+from .._metrics import check_metric, metric, metric_of_all
+
+__all__ = ["ClipNormByEMA", "ClipValueByEMA", "NormalizeByEMA"]
+
+
+class ClipNormByEMA(TensorTransform):
+    r"""Scales the update down where its norm is above that of a running mean of updates.
+
+    $e_t = \beta e_{t-1} + (1-\beta) u_t$, the growth of $\|e\|$ per step bounded, and
+    $u \leftarrow u \min(1, \|e_t\| / \|u\|)$.
+
+    Args:
+        beta: Memory of the mean.
+        ord: The norm: p, or a name as in `ClipNorm`.
+        tensorwise: A norm for each tensor; False: one over all parameters.
+        max_ema_growth: How much the norm of the mean may grow in a step, above 1; None: as it likes.
+        init: The mean starts at zero (0), or at the first "update".
+        min_norm: A norm of the mean below this may grow as one of this size.
+        inner: Links that transform the update before it is scaled, after the mean was learnt.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.ClipNormByEMA(beta=0.5, init="update"), torch.zeros(1)
+        >>> for u in (1.0, 9.0):
+        ...     out = optim.step_tensors(link, [torch.tensor([u])], params=[w])
+        >>> out
+        [tensor([1.5000])]
+    """
+
+    normalize: bool = False
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.99,
+        ord: Any = 2,
+        tensorwise: bool = True,
+        max_ema_growth: float | None = 1.5,
+        init: Literal["update"] | float = 0.0,
+        min_norm: float = 1e-6,
+        inner: Chainable | None = None,
+    ) -> None:
+        name = type(self).__name__
+        fraction(name, beta=beta)
+        check_metric(name, ord)
+        choice(name, "init", init, (0, "update"))
+        positive(name, min_norm=min_norm)
+        if max_ema_growth is not None and not max_ema_growth > 1:
+            raise ValueError(f"{name}: max_ema_growth is {max_ema_growth!r}; give a number above 1, or None")
+        super().__init__(
+            {
+                "beta": beta,
+                "ord": ord,
+                "tensorwise": tensorwise,
+                "max_ema_growth": max_ema_growth,
+                "init": init,
+                "min_norm": min_norm,
+            },
+            inner=inner,
+        )
+        self.add_projected_keys("grad", "exp_avg")
+
+    def _groups(self, count: int, settings: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        return [[i] for i in range(count)] if settings[0]["tensorwise"] else [list(range(count))]
+
+    @staticmethod
+    def _size(tensors: list[Tensor], ord: Any) -> float:
+        if len(tensors) > 1:
+            return metric_of_all(tensors, ord)
+        return float(metric(tensors[0], ord, tuple(range(tensors[0].dim())))) if tensors[0].numel() else 0.0
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg"] = tensor.clone() if setting["init"] == "update" else torch.zeros_like(tensor)
+        state["norm"] = None
+
+    def multi_tensor_update(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Mapping[str, Any]],
+    ) -> None:
+        for tensor, state, setting in zip(tensors, states, settings, strict=True):
+            state["exp_avg"].lerp_(tensor, 1 - setting["beta"])
+        for group in self._groups(len(tensors), settings):
+            first, setting = states[group[0]], settings[group[0]]
+            means = [states[i]["exp_avg"] for i in group]
+            size, growth = self._size(means, setting["ord"]), setting["max_ema_growth"]
+            if growth is not None and first["norm"] is not None:
+                limit = max(first["norm"], setting["min_norm"]) * growth
+                if size > limit:
+                    for mean in means:
+                        mean.mul_(limit / size)
+                    size = limit
+            for i in group:
+                states[i]["norm"] = size
+
+    def multi_tensor_apply(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Mapping[str, Any]],
+    ) -> list[Tensor]:
+        out = list(tensors)
+        for group in self._groups(len(tensors), settings):
+            size = self._size([tensors[i] for i in group], settings[group[0]]["ord"])
+            target = states[group[0]]["norm"]
+            scale = target / size if size > 0 else 1.0
+            if self.normalize or scale < 1:
+                for i in group:
+                    out[i] = tensors[i] * scale
+        return out
+
+
+class NormalizeByEMA(ClipNormByEMA):
+    r"""Scales the update to the norm of a running mean of updates: `ClipNormByEMA` that scales up too.
+
+    Args:
+        beta: Memory of the mean.
+        ord: The norm: p, or a name as in `ClipNorm`.
+        tensorwise: A norm for each tensor; False: one over all parameters.
+        max_ema_growth: How much the norm of the mean may grow in a step, above 1; None: as it likes.
+        init: The mean starts at zero (0), or at the first "update".
+        min_norm: A norm of the mean below this may grow as one of this size.
+        inner: Links that transform the update before it is scaled, after the mean was learnt.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.NormalizeByEMA(beta=0.5, init="update"), torch.zeros(1)
+        >>> for u in (4.0, 2.0):
+        ...     out = optim.step_tensors(link, [torch.tensor([u])], params=[w])
+        >>> out
+        [tensor([3.])]
+    """
+
+    normalize = True
+
+
+class ClipValueByEMA(TensorTransform):
+    r"""Keeps each element within a running mean of its size, $|u_i| \le e_i$ with $e$ the mean of $|u|$.
+
+    Args:
+        beta: Memory of the mean.
+        init: The mean starts at zero (0), or at the first "update".
+        inner: Links that transform the update before it is clipped, after the mean was learnt.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.ClipValueByEMA(beta=0.5, init="update"), torch.zeros(1)
+        >>> for u in (1.0, -9.0):
+        ...     out = optim.step_tensors(link, [torch.tensor([u])], params=[w])
+        >>> out
+        [tensor([-5.])]
+    """
+
+    elementwise = True
+    static = ("init",)
+
+    def __init__(
+        self, *, beta: Any = 0.99, init: Literal["update"] | float = 0.0, inner: Chainable | None = None
+    ) -> None:
+        fraction("ClipValueByEMA", beta=beta)
+        choice("ClipValueByEMA", "init", init, (0, "update"))
+        super().__init__({"beta": beta, "init": init}, inner=inner)
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg_abs"] = tensor.abs() if setting["init"] == "update" else torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["exp_avg_abs"].lerp_(tensor.abs(), 1 - setting["beta"])
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        bound = state["exp_avg_abs"]
+        return torch.minimum(torch.maximum(tensor, -bound), bound)

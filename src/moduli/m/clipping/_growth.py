@@ -1,0 +1,174 @@
+"""Bounds on how fast updates may grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import non_negative, positive
+from .._metrics import check_metric, metric, metric_of_all
+
+__all__ = ["ClipNormGrowth", "ClipValueGrowth"]
+
+
+def _check(name: str, add: Any, mul: Any, min_value: Any, max_decay: Any) -> None:
+    if add is None and mul is None:
+        raise ValueError(f"{name}: give add, mul or both")
+    if add is not None:
+        non_negative(name, add=add)
+    if mul is not None:
+        positive(name, mul=mul)
+    positive(name, min_value=min_value)
+    if max_decay is not None and not max_decay >= 1:
+        raise ValueError(f"{name}: max_decay is {max_decay!r}; give a number of at least 1, or None")
+
+
+class ClipNormGrowth(TensorTransform):
+    r"""Bounds the norm of the update by that of the last one: at most $n_- + a$ and $m\,n_-$.
+
+    Args:
+        add: The largest growth a; None: none.
+        mul: The largest ratio m; None: none.
+        min_value: The norm that is remembered is at least this.
+        max_decay: The norm that is remembered shrinks at most by this factor in a step; None: as it likes.
+        ord: The norm: p, or a name as in `ClipNorm`.
+        tensorwise: A norm for each tensor; False: one over all parameters.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.ClipNormGrowth(mul=2.0), torch.zeros(1)
+        >>> for u in (1.0, 9.0):
+        ...     out = optim.step_tensors(link, [torch.tensor([u])], params=[w])
+        >>> out
+        [tensor([2.])]
+    """
+
+    def __init__(
+        self,
+        *,
+        add: float | None = None,
+        mul: float | None = 1.5,
+        min_value: float = 1e-4,
+        max_decay: float | None = 2.0,
+        ord: Any = 2,
+        tensorwise: bool = True,
+    ) -> None:
+        _check("ClipNormGrowth", add, mul, min_value, max_decay)
+        check_metric("ClipNormGrowth", ord)
+        super().__init__(
+            {
+                "add": add,
+                "mul": mul,
+                "min_value": min_value,
+                "max_decay": max_decay,
+                "ord": ord,
+                "tensorwise": tensorwise,
+            }
+        )
+
+    def multi_tensor_update(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Mapping[str, Any]],
+    ) -> None:
+        each = settings[0]["tensorwise"]
+        groups = [[i] for i in range(len(tensors))] if each else [list(range(len(tensors)))]
+        for group in groups:
+            setting, state = settings[group[0]], states[group[0]]
+            chosen = [tensors[i] for i in group]
+            if len(chosen) == 1:
+                one = chosen[0]
+                size = float(metric(one, setting["ord"], tuple(range(one.dim())))) if one.numel() else 0.0
+            else:
+                size = metric_of_all(chosen, setting["ord"])
+            scale, last = 1.0, state.get("norm")
+            if last is not None:
+                limit = min(
+                    last + setting["add"] if setting["add"] is not None else float("inf"),
+                    last * setting["mul"] if setting["mul"] is not None else float("inf"),
+                )
+                if size > limit:
+                    scale, size = limit / size, limit
+                if setting["max_decay"] is not None:
+                    size = max(size, last / setting["max_decay"])
+            for i in group:
+                states[i]["norm"], states[i]["scale"] = max(size, setting["min_value"]), scale
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = tensor * state["scale"]
+        return out
+
+
+class ClipValueGrowth(TensorTransform):
+    r"""Bounds the size of each element by that of the last one: at most $|u_-| + a$ and $m\,|u_-|$.
+
+    Args:
+        add: The largest growth a; None: none.
+        mul: The largest ratio m; None: none.
+        min_value: The size that is remembered is at least this.
+        max_decay: The size that is remembered shrinks at most by this factor in a step; None: as it likes.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.ClipValueGrowth(mul=2.0), torch.zeros(2)
+        >>> for u in ([1.0, 1.0], [-9.0, 1.5]):
+        ...     out = optim.step_tensors(link, [torch.tensor(u)], params=[w])
+        >>> out
+        [tensor([-2.0000,  1.5000])]
+    """
+
+    elementwise = True
+    counts = True
+
+    def __init__(
+        self,
+        *,
+        add: Any = None,
+        mul: Any = 1.5,
+        min_value: Any = 1e-4,
+        max_decay: Any = 2.0,
+    ) -> None:
+        _check("ClipValueGrowth", add, mul, min_value, max_decay)
+        super().__init__({"add": add, "mul": mul, "min_value": min_value, "max_decay": max_decay})
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["size"] = tensor.abs().clamp(min=setting["min_value"])
+        state["bound"] = tensor.abs()
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        size, last = tensor.abs(), state["size"]
+        bound: Any = None
+        if setting["mul"] is not None:
+            bound = last * setting["mul"]
+        if setting["add"] is not None:
+            bound = last + setting["add"] if bound is None else torch.minimum(bound, last + setting["add"])
+        # The first update is not bounded.
+        first = 0.0 ** (state["step"] - 1)
+        bound = torch.maximum(bound, size * first)
+        state["bound"].copy_(bound)
+        new = torch.minimum(size, bound)
+        if setting["max_decay"] is not None:
+            new = torch.maximum(new, last / setting["max_decay"])
+        state["size"].copy_(new.clamp(min=setting["min_value"]))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        bound = state["bound"]
+        return torch.minimum(torch.maximum(tensor, -bound), bound)

@@ -1,0 +1,133 @@
+"""Forward gradients: directional derivatives by forward-mode differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward
+from torch import Tensor
+
+from ...optim import Chainable, Objective
+from ...optim._vectors import sample_like
+from ._base import GradApproximator
+from ._formulas import derivative
+
+__all__ = ["ForwardGradient"]
+
+_METHODS = ("autograd", "fd_forward", "fd_central")
+
+
+class ForwardGradient(GradApproximator):
+    r"""The mean of $z\,(\nabla f \cdot z)$ over random directions $z$, without a backward pass.
+
+    The parameters carry a tangent while the loss is evaluated, so that one forward pass gives value and derivative.
+
+    Args:
+        n_samples: How many directions.
+        distribution: "gaussian", "rademacher", "uniform" or "sphere".
+        pre_generate: Draw the directions once per step, so that a line search sees one function.
+        jvp_method: "autograd" (forward mode), or the differences "fd_forward" and "fd_central".
+        h: The length of the differences.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.ForwardGradient(seed=0, n_samples=4), m.LR(0.1))
+        >>> for _ in range(99):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 1e-3)
+        True
+
+    References:
+        A. G. Baydin et al., "Gradients without backpropagation", arXiv:2202.08587 (2022).
+    """
+
+    def __init__(
+        self,
+        *,
+        n_samples: int = 1,
+        distribution: str = "gaussian",
+        pre_generate: bool = True,
+        jvp_method: str = "autograd",
+        h: Any = 1e-3,
+        seed: int | None = None,
+        modules: Chainable | None = None,
+    ) -> None:
+        if jvp_method not in _METHODS:
+            raise ValueError(f"ForwardGradient: jvp_method is {jvp_method!r}; it can be {', '.join(_METHODS)}")
+        if n_samples < 1:
+            raise ValueError(f"ForwardGradient: n_samples is {n_samples}; draw at least one direction")
+        super().__init__(
+            {"n_samples": n_samples, "distribution": distribution, "pre_generate": pre_generate, "h": h}, modules
+        )
+        self.jvp_method = jvp_method
+        self.seed = seed
+
+    def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
+        return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
+
+    def pre_step(self, objective: Objective) -> None:
+        """Draws the directions of this step."""
+        params = objective.params
+        setting = self.settings[params[0]]
+        if setting["pre_generate"]:
+            draws = [self._draw(params, setting) for _ in range(setting["n_samples"])]
+            for i, param in enumerate(params):
+                self.state[param]["directions"] = [draw[i] for draw in draws]
+
+    def closure(
+        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
+    ) -> tuple[Tensor | float, list[Tensor] | None]:
+        """The loss, and its forward gradient where it is asked for."""
+        if not backward or self.jvp_method != "autograd" or objective.evaluator is None:
+            return super().closure(backward, closure, params, objective)
+        setting = self.settings[params[0]]
+        count = int(setting["n_samples"])
+        grads = [torch.zeros_like(param) for param in params]
+        loss: Tensor | float = 0.0
+        for k in range(count):
+            z = self._direction(params, k, setting)
+            with forward.dual_level():
+                for param, v in zip(params, z, strict=True):
+                    # In place: the closure reads these very tensors.
+                    param.copy_(forward.make_dual(param.detach().clone(), v))  # type: ignore[no-untyped-call]
+                value = objective._scalar(objective.evaluator.value())
+                found, tangent = forward.unpack_dual(value)  # type: ignore[no-untyped-call]
+                loss = found.detach().clone()
+                slope = torch.zeros_like(found) if tangent is None else tangent.detach().clone()
+            for grad, v in zip(grads, z, strict=True):
+                grad.add_(v * (slope / count).to(v.dtype))
+        return loss, grads
+
+    def _direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
+        if setting["pre_generate"] and "directions" in self.state[params[0]]:
+            return [self.state[param]["directions"][k] for param in params]
+        return self._draw(params, setting)
+
+    def approximate(
+        self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The same by differences."""
+        formula = "forward" if self.jvp_method == "fd_forward" else "central"
+        h, count = float(setting["h"]), int(setting["n_samples"])
+        grads = [torch.zeros_like(param) for param in params]
+        start = [param.detach().clone() for param in params]
+        for k in range(count):
+            z = self._direction(params, k, setting)
+
+            def at(point: int, z: list[Tensor] = z) -> Tensor:
+                for param, x, v in zip(params, start, z, strict=True):
+                    param.copy_(x + point * h * v)
+                return value()
+
+            slope, loss = derivative(at, formula, h, loss)
+            for grad, v in zip(grads, z, strict=True):
+                grad.add_(v * (slope / count).to(v.dtype))
+        for param, x in zip(params, start, strict=True):
+            param.copy_(x)
+        return grads, loss

@@ -1,0 +1,161 @@
+"""Any links in the space of the last updates."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, ChainError, Module, Need, Objective
+from ...optim._stand_ins import StandIns
+from ...optim._vectors import as_real, from_vector, like, to_vector
+from ...optim.functional import step_tensors
+from .._checks import at_least_one, non_negative
+from ..adaptive._axes import eigh, work
+
+__all__ = ["GGTBasis"]
+
+
+class GGTBasis(Module):
+    r"""Runs links on the coordinates of the update in the space that the last r updates span.
+
+    With M their matrix, $M^T M = V \Lambda V^T$ and $U = M V \Lambda^{-1/2}$, the links see the numbers $c = U^T u$ and make
+    $c'$ of them; the result is $U c' + \frac{\|c'\|}{\|c\|}(u - U c)$: what is outside of the space (there is something only
+    where eigenvectors are left out, updates are not kept, or `inner` changes them) is not lost, and gets the size that the
+    links give to the rest. When the space moves, what the links remember follows with $C = U_{new}^T U_{old}$: means as
+    $Cb$, mean squares as $(C \odot C) b$, covariances as $C b C^T$. There are always r numbers, zeros while fewer are used.
+
+    Args:
+        basis_opt: The links. They can't evaluate anything: r numbers are not a point.
+        history_size: How many updates are kept, r.
+        update_freq: Keep every n-th update.
+        eig_tol: Eigenvalues below this times the largest count as zero.
+        truncate: Use only this many of the largest eigenvalues.
+        inner: Links that transform the update before it is projected, after it entered the history.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> _ = mo.Optimizer([w], m.GGTBasis(m.Sign()), m.LR(0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([2.7000, 3.6000])
+
+    References:
+        N. Agarwal et al., "Efficient full-matrix adaptive regularization", ICML 2019.
+    """
+
+    vector_state = True
+
+    def __init__(
+        self,
+        basis_opt: Chainable,
+        *,
+        history_size: int = 100,
+        update_freq: int = 1,
+        eig_tol: float = 1e-7,
+        truncate: int | None = None,
+        inner: Chainable | None = None,
+    ) -> None:
+        at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
+        if truncate is not None:
+            at_least_one("GGTBasis", truncate=truncate)
+        non_negative("GGTBasis", eig_tol=eig_tol)
+        super().__init__({"eig_tol": eig_tol})
+        self.history_size, self.update_freq, self.truncate = history_size, update_freq, truncate
+        self.set_child("modules", basis_opt)
+        self.set_child("inner", inner)
+
+    def check(self) -> None:
+        far = {need for need in self.children["modules"].all_needs() if need not in (Need.GRADIENT, Need.LOSS)}
+        if far:
+            wanted = " and ".join(sorted(need.value for need in far))
+            raise ChainError(
+                f"GGTBasis shows its links coordinates of the update, where nothing can be evaluated, but they need {wanted}"
+            )
+
+    def update(self, objective: Objective) -> None:
+        """Keep the update, and turn the basis; what the links inside remember turns with it."""
+        if self.increment_counter("seen", 0) % self.update_freq:
+            return
+        vector = work(_vector(objective.peek_updates()))
+        history = self.global_state.setdefault("history", deque(maxlen=self.history_size))
+        history.append(vector.clone())
+        matrix = torch.stack(list(history), dim=1)
+        values, vectors = eigh(matrix.mT @ matrix)
+        kept = values > self.settings[objective.params[0]]["eig_tol"] * values[-1].clamp(min=0)
+        if self.truncate is not None:
+            kept[: -self.truncate] = False
+        # Columns one by one: a square matrix would not say which of its axes are parameters.
+        basis = ((matrix @ vectors[:, kept]) / values[kept].sqrt()).flip(-1)
+        new = list(basis.unbind(1))
+        old = self.global_state.get("basis", [])
+        if old and new:
+            self._turn(_pad(basis.mT @ torch.stack(old, 1), self.history_size))
+        self.global_state["basis"] = new
+
+    def _key(self) -> str:
+        binding = self.settings.binding
+        return "modules" if binding is None or binding.member is None else f"modules {binding.member}"
+
+    def _turn(self, turn: Tensor) -> None:
+        stand_ins = self._stand_ins.get(self._key())
+        for fake in stand_ins.tensors if stand_ins is not None else []:
+            for _, link in self.children["modules"].links():
+                link.on_get_projected_buffers()
+                if fake not in link.state:
+                    continue
+                row = link.state[fake]
+                for kind, names in link._projected.items():
+                    for name in names:
+                        found = row.get(name)
+                        for buffer in found if isinstance(found, list | deque) else [found]:
+                            if isinstance(buffer, Tensor) and buffer.shape[:1] == turn.shape[:1]:
+                                buffer.copy_(_turned(buffer, kind, turn))
+
+    def apply(self, objective: Objective) -> Objective:
+        """The links inside transform the coordinates."""
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        updates = objective.get_updates()
+        vector = work(_vector(updates))
+        columns = self.global_state.get("basis", [])
+        basis = torch.stack(columns, 1) if columns else vector.new_zeros(vector.numel(), 0)
+        inside = basis.mT @ vector
+        outside = vector - basis @ inside
+        shown = vector.new_zeros(self.history_size)
+        shown[: len(columns)] = inside
+        stand_ins = self._stand_ins.setdefault(self._key(), StandIns())
+        with stand_ins.pointed_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
+            made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
+        made = made[: len(columns)]
+        size = inside.norm()
+        ratio = torch.where(size > 0, made.norm() / torch.where(size > 0, size, 1.0), 1.0)
+        out = basis @ made + ratio * outside
+        parts = from_vector(out, [as_real(param.detach()) for param in objective.params])
+        objective.updates = [like(part.to(_real(p)), p) for part, p in zip(parts, objective.params, strict=True)]
+        return objective
+
+
+def _real(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+
+
+def _vector(tensors: list[Tensor]) -> Tensor:
+    return to_vector([as_real(tensor) for tensor in tensors])
+
+
+def _pad(matrix: Tensor, size: int) -> Tensor:
+    out = matrix.new_zeros(size, size)
+    out[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return out
+
+
+def _turned(buffer: Tensor, kind: str, turn: Tensor) -> Any:
+    powers = {"grad": 1, "grad_sq": 2, "grad_cu": 3}
+    turn = turn.to(buffer.dtype)
+    if kind in powers:
+        return turn ** powers[kind] @ buffer
+    return turn @ buffer @ turn.mT if kind == "covariance" else buffer

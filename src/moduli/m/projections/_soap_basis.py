@@ -1,0 +1,187 @@
+"""Any links in the eigenbasis of Shampoo's covariances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Need, Objective
+from .._checks import at_least_one, fraction
+from ..adaptive._axes import covariance, eigh, merged_shape, multiply, work
+from ._projection import Projection
+
+__all__ = ["SOAPBasis"]
+
+
+class SOAPBasis(Projection):
+    r"""Runs links in the slowly moving eigenbasis of Shampoo's covariances: with `Adam` inside it is SOAP.
+
+    With $U_i$ the unfolding of the update along axis i, $C_i \leftarrow \beta C_i + (1-\beta) U_i U_i^T$ and $Q_i$ its
+    eigenvectors, the links see $u \times_i Q_i^T$ (and the parameters and the gradient in the same basis, so that decay and
+    line searches inside mean what they say); what they make of it is rotated back. At every n-th step $Q_i$ makes one step of
+    orthogonal iteration. What the links remember follows: means are rotated, mean squares change places with their axes.
+
+    Args:
+        basis_opt: The links.
+        shampoo_beta: Memory $\beta$ of the covariances.
+        precond_freq: The basis follows at every n-th step.
+        merge_small: Take neighbouring axes after the first as one while their product is at most `max_dim`.
+        max_dim: Longer axes are not rotated.
+        precondition_1d: Whether vectors are rotated.
+        inner: Links that transform the update before it is rotated, after the covariances have seen it.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
+        >>> opt = mo.Optimizer([w], m.SOAPBasis([m.EMA(0.9), m.Sign()]), m.LR(0.25))
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([[0.7500, 0.0000],
+                [0.0000, 7.7500]])
+
+    References:
+        N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024.
+    """
+
+    needs = frozenset({Need.GRADIENT})
+
+    def __init__(
+        self,
+        basis_opt: Chainable,
+        *,
+        shampoo_beta: float = 0.95,
+        precond_freq: int = 10,
+        merge_small: bool = False,
+        max_dim: int = 4096,
+        precondition_1d: bool = True,
+        inner: Chainable | None = None,
+    ) -> None:
+        fraction("SOAPBasis", shampoo_beta=shampoo_beta)
+        at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
+        super().__init__(basis_opt)
+        self.defaults["shampoo_beta"] = shampoo_beta
+        self.precond_freq, self.merge_small = precond_freq, merge_small
+        self.max_dim, self.precondition_1d = max_dim, precondition_1d
+        self.set_child("inner", inner)
+        self._rows: list[Any] = []
+
+    # ------------------------------------------------------------------ learning
+
+    def _learn(self, objective: Objective) -> None:
+        names = self._names(objective.params)
+        for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):
+            if objective.present is not None and not objective.present[i]:
+                continue
+            state, beta = self.state[param], self.settings[param]["shampoo_beta"]
+            if "bases" not in state:
+                self._begin(state, update, beta)
+                continue
+            if state["axes"] and state["step"] % self.precond_freq == 0:
+                self._follow(state, f"modules {names[i]}")
+            state["step"] += 1
+            x = work(update).reshape(state["shape"])
+            for axis, total in zip(state["axes"], state["covariances"], strict=True):
+                total.lerp_(covariance(x, axis), 1 - beta)
+
+    def _begin(self, state: Any, update: Tensor, beta: float) -> None:
+        shape = merged_shape(update.shape, self.max_dim, self.merge_small)
+        axes = [axis for axis, size in enumerate(shape) if size <= self.max_dim and update.numel()]
+        if len(shape) == 1 and not self.precondition_1d:
+            axes = []
+        x = work(update).reshape(shape)
+        state.update(shape=shape, axes=axes, step=1)
+        state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
+        # The largest eigenvalue comes first, the order that orthogonal iteration keeps.
+        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
+
+    def _follow(self, state: Any, key: str) -> None:
+        """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
+        old, orders, bases = _matrices(state), [], []
+        for total, basis in zip(state["covariances"], state["bases"], strict=True):
+            image = total @ basis
+            orders.append((basis.conj() * image).sum(0).real.argsort(descending=True))
+            bases.append(torch.linalg.qr(image[:, orders[-1]])[0].contiguous())
+        state["bases"] = bases
+        new = _matrices(state)
+        for link, row in self._buffers(key):
+            for kind, names in link._projected.items():
+                for name in names:
+                    found = row.get(name)
+                    for buffer in found if isinstance(found, list | tuple) or hasattr(found, "maxlen") else [found]:
+                        if isinstance(buffer, Tensor) and buffer.dim() >= len(state["shape"]):
+                            self._move(buffer, kind, state, old, new, orders)
+
+    def _buffers(self, key: str) -> list[tuple[Any, Any]]:
+        stand_ins = self._stand_ins.get(key)
+        out: list[tuple[Any, Any]] = []
+        for _, link in self.children["modules"].links():
+            link.on_get_projected_buffers()
+            for fake in stand_ins.tensors if stand_ins is not None else []:
+                if fake in link.state:
+                    out.append((link, link.state[fake]))
+        return out
+
+    @staticmethod
+    def _move(buffer: Tensor, kind: str, state: Any, old: Any, new: Any, orders: list[Tensor]) -> None:
+        if kind == "grad":
+            # Pointwise links keep complex numbers as pairs.
+            pairs = not buffer.is_complex() and any(m is not None and m.is_complex() for m in new)
+            value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
+            value = multiply(multiply(value, old), new, adjoint=True)
+            buffer.copy_(torch.view_as_real(value) if pairs else value)
+        elif kind in ("grad_sq", "grad_cu"):
+            value = buffer
+            for axis, order in zip(state["axes"], orders, strict=True):
+                value = value.index_select(axis, order)
+            buffer.copy_(value)
+
+    # ------------------------------------------------------------------ the basis
+
+    def prepare(self, params: list[Tensor]) -> list[str]:
+        keys = super().prepare(params)
+        self._rows = [self.state[params[i]] for i in self._order]
+        return keys
+
+    def project(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [
+            multiply(work(tensor).reshape(row["shape"]), _matrices(row), adjoint=True)
+            if "bases" in row
+            else work(tensor)
+            for tensor, row in zip(tensors, self._rows, strict=True)
+        ]
+
+    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        return [
+            (multiply(tensor, _matrices(row)) if "bases" in row else tensor).reshape(param.shape).to(param.dtype)
+            for tensor, row, param in zip(tensors, self._rows, params, strict=True)
+        ]
+
+    def update(self, objective: Objective) -> None:
+        """The basis follows, and the links inside learn."""
+        self._learn(objective)
+        if "inner" in self.children:
+            self.children["inner"].update(objective)
+        super().update(objective)
+
+    def apply(self, objective: Objective) -> Objective:
+        """The links inside transform, in the basis."""
+        if "inner" in self.children:
+            objective = self.children["inner"].apply(objective)
+        return super().apply(objective)
+
+    def step(self, objective: Objective) -> Objective:
+        """The basis follows, and the links inside make their step."""
+        self._learn(objective)
+        if "inner" in self.children:
+            objective = self.inner_step("inner", objective)
+        return super().step(objective)
+
+
+def _matrices(state: Any) -> list[Tensor | None]:
+    matrices: list[Tensor | None] = [None] * len(state["shape"])
+    for axis, basis in zip(state["axes"], state["bases"], strict=True):
+        matrices[axis] = basis
+    return matrices

@@ -1,0 +1,326 @@
+"""Diagonal quasi-Newton methods: a vector in place of the matrix; one implementation, many rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...linalg import Diagonal, LinearOperator
+from ...optim import Chainable, Objective, Transform
+from .._flat import flat, masked, size, unflat
+from ._pairs import changed, forget_point
+
+__all__ = [
+    "DNRTR",
+    "DiagonalBFGS",
+    "DiagonalQuasiCauchi",
+    "DiagonalQuasiNewton",
+    "DiagonalSR1",
+    "DiagonalWeightedQuasiCauchi",
+    "NewDQN",
+]
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return torch.dot(a, b).item()
+
+
+class DiagonalQuasiNewton(Transform):
+    r"""Keeps a diagonal Hessian $b$ over all parameters and divides the update by it; override `rule`.
+
+    Entries that are not positive, or outside of the bounds, are used as 1.
+
+    Args:
+        init_scale: The diagonal starts as this; "auto" scales it with the first pair.
+        ptol: A step whose largest component is not above this gives no pair.
+        gtol: A change of the gradient whose largest component is not above this gives no pair.
+        lb: The smallest entry that is used.
+        ub: The largest entry that is used.
+        update_freq: Learn at every n-th step only.
+        inner: Links between learning and the product.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DiagonalQuasiCauchi(), m.StrongWolfe())
+        >>> for _ in range(60):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        M. Zhu, J. L. Nazareth, H. Wolkowicz, "The quasi-Cauchy relation and diagonal updating", SIAM J. Optim. 9 (1999).
+    """
+
+    vector_state = True
+    hessian = "matrix"
+
+    @staticmethod
+    def rule(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+        """The next diagonal from this one and a pair; None where the pair is of no use."""
+        return _quasi_cauchy(b, s, y)
+
+    def __init__(
+        self,
+        *,
+        init_scale: float | str = "auto",
+        ptol: float = 1e-32,
+        gtol: float = 1e-32,
+        lb: float = 1e-10,
+        ub: float = 1e10,
+        update_freq: int = 1,
+        inner: Chainable | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if not (init_scale == "auto" or (isinstance(init_scale, int | float) and init_scale > 0)):
+            raise ValueError(f"{name}: init_scale is {init_scale!r}; it is a positive number or 'auto'")
+        if not 0 < lb < ub:
+            raise ValueError(f"{name}: lb is {lb} and ub is {ub}; they obey 0 < lb < ub")
+        super().__init__(
+            {"init_scale": init_scale, "ptol": ptol, "gtol": gtol, "lb": lb, "ub": ub},
+            update_freq=update_freq,
+            inner=inner,
+        )
+
+    def _diagonal(self, state: Any, like: Tensor, setting: Any) -> Tensor:
+        held: Tensor | None = state.get("diagonal")
+        if held is None or held.shape != like.shape or held.dtype is not like.dtype:
+            scale = 1.0 if setting["init_scale"] == "auto" else float(setting["init_scale"])
+            held = state["diagonal"] = torch.full_like(like, scale)
+            state["pairs"] = 0
+        return held
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Changes the diagonal with the pair of the last step."""
+        state, setting = states[0], settings[0]
+        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+        b = self._diagonal(state, x, setting)
+        if s is None or y is None or verdict:
+            return
+        if state["pairs"] == 0 and setting["init_scale"] == "auto" and _dot(s, y) > 0:
+            b.fill_(_dot(y, y) / _dot(s, y))
+        new = self.rule(b, s, y)
+        if new is not None and bool(torch.isfinite(new).all()):
+            b.copy_(new)
+            state["pairs"] += 1
+
+    def _used(self, b: Tensor, setting: Any) -> Tensor:
+        return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Divides by the diagonal."""
+        u = flat(masked(objective.peek_updates(), objective.present))
+        b = self._used(self._diagonal(states[0], u, settings[0]), settings[0])
+        objective.updates = unflat(u / b, objective.params)
+        return objective
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The diagonal."""
+        param = objective.params[0]
+        like = flat([param]).new_empty(size(objective.params))
+        setting = self.settings[param]
+        return Diagonal(self._used(self._diagonal(self.state[param], like, setting), setting))
+
+    def reset_for_online(self) -> None:
+        """Forgets the last point; the diagonal stays."""
+        super().reset_for_online()
+        for state in self.state.values():
+            forget_point(state)
+
+
+def _bfgs(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    """The diagonal of the BFGS update of the inverse."""
+    sy, h = _dot(s, y), 1 / b
+    if not sy > 0:
+        return None
+    h = h + (sy + _dot(y, h * y)) * s * s / sy**2 - 2 * h * y * s / sy
+    return torch.where(h > 0, 1 / h, b)
+
+
+def _sr1(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    z = y - b * s
+    zs = _dot(z, s)
+    size = float(torch.linalg.vector_norm(z)) * float(torch.linalg.vector_norm(s))
+    return b + z * z / zs if abs(zs) > 1e-8 * size and size > 0 else None
+
+
+def _quasi_cauchy(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    s2 = s * s
+    return b + s2 * ((_dot(s, y) - _dot(s2, b)) / _dot(s2, s2))
+
+
+def _weighted(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    s2 = s * s
+    e = s2 * b * b
+    below = _dot(s2, e)
+    return b + e * ((_dot(s, y) - _dot(s2, b)) / below) if below > 0 else None
+
+
+def _andrei(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    s2 = s * s
+    return b + s2 * ((_dot(s, y) + _dot(s, s) - _dot(s2, b)) / _dot(s2, s2)) - 1
+
+
+def _new(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    s2 = s * s
+    return b + s2 * (_dot(s, y) / _dot(s2, s2))
+
+
+class DiagonalBFGS(DiagonalQuasiNewton):
+    r"""The diagonal of the BFGS update.
+
+    $h \leftarrow h + (s^Ty + y^T(h \odot y))\,s^2/(s^Ty)^2 - 2\,h y s/s^Ty,\ b = 1/h$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DiagonalBFGS(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 6.1.
+    """
+
+    rule = staticmethod(_bfgs)
+
+
+class DiagonalSR1(DiagonalQuasiNewton):
+    r"""The diagonal of the SR1 update.
+
+    $b \leftarrow b + z^2/z^Ts,\ z = y - b \odot s$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DiagonalSR1(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 6.2.
+    """
+
+    rule = staticmethod(_sr1)
+
+
+class DiagonalQuasiCauchi(DiagonalQuasiNewton):
+    r"""The diagonal nearest to the last one that has the curvature $s^Ty$ along the step.
+
+    $b \leftarrow b + s^2\,(s^Ty - s^T(b \odot s))/\sum s^4$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DiagonalQuasiCauchi(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        M. Zhu, J. L. Nazareth, H. Wolkowicz, "The quasi-Cauchy relation and diagonal updating", SIAM J. Optim. 9 (1999).
+    """
+
+    rule = staticmethod(_quasi_cauchy)
+
+
+class DiagonalWeightedQuasiCauchi(DiagonalQuasiNewton):
+    r"""The same in a norm weighted by the diagonal.
+
+    $b \leftarrow b + e\,(s^Ty - s^T(b \odot s))/\sum s^2 e,\ e = s^2 b^2$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DiagonalWeightedQuasiCauchi(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        W. J. Leong, S. Enshaei, S. L. Kek, "Diagonal quasi-Newton methods via least change updating", Numer. Algorithms 86
+        (2021).
+    """
+
+    rule = staticmethod(_weighted)
+
+
+class DNRTR(DiagonalQuasiNewton):
+    r"""Andrei's diagonal, with bounds.
+
+    $b \leftarrow b + s^2\,(s^Ty + s^Ts - s^T(b \odot s))/\sum s^4 - 1$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.DNRTR(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        N. Andrei, "A new diagonal quasi-Newton updating method", Optimization 68 (2019).
+    """
+
+    rule = staticmethod(_andrei)
+
+    def __init__(self, *, lb: float = 0.01, ub: float = 1e5, **settings: Any) -> None:
+        super().__init__(lb=lb, ub=ub, **settings)
+
+
+class NewDQN(DiagonalQuasiNewton):
+    r"""A diagonal that only grows, with bounds.
+
+    $b \leftarrow b + s^2\,s^Ty/\sum s^4$.
+
+    Args:
+        **settings: Those of `DiagonalQuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.NewDQN(), m.StrongWolfe())
+        >>> for _ in range(80):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 0.1)
+        True
+
+    References:
+        M. Nosrati, K. Amini, "A new diagonal quasi-Newton algorithm for unconstrained optimization", Appl. Math. 69 (2024).
+    """
+
+    rule = staticmethod(_new)
+
+    def __init__(self, *, lb: float = 0.01, ub: float = 1e5, **settings: Any) -> None:
+        super().__init__(lb=lb, ub=ub, **settings)

@@ -1,0 +1,91 @@
+"""Natural gradients with the empirical Fisher matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...linalg import AtA, LinearOperator
+from ...optim import Closure, Need, Objective, Transform
+from ...optim._closure import Evaluator
+from .._flat import unflat
+from ..least_squares._jacobian import jacobian
+from ._solve import refuse_complex
+
+__all__ = ["NaturalGradient"]
+
+
+class NaturalGradient(Transform):
+    r"""The shortest step that changes every sample's loss alike: $d = G^T (GG^T + \epsilon I)^{-1} 1$.
+
+    The closure returns one loss per sample; $G$ is their Jacobian, $G^TG$ the empirical Fisher matrix. The links that follow
+    see the sum of the losses.
+
+    Args:
+        reg: $\epsilon$.
+        sqrt: Divide by the root of the Fisher matrix instead, $d = V \Lambda^{-1/2} V^T G^T 1$.
+        batched: Compute all rows of the Jacobian in one vectorised pass.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = mo.Optimizer([w], m.NaturalGradient(), m.LR(0.5)).step(mo.closure(lambda: w**2))
+        >>> w.data
+        tensor([2.9167, 0.7500], dtype=torch.float64)
+
+    References:
+        S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
+    vector_state = True
+    hessian = "matrix"
+
+    def __init__(self, *, reg: float = 1e-8, sqrt: bool = False, batched: bool = True) -> None:
+        if reg < 0:
+            raise ValueError(f"NaturalGradient: reg is {reg}; it is not negative")
+        super().__init__({"reg": reg, "sqrt": sqrt})
+        self.batched = batched
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Evaluates the Jacobian, and puts the sum of the losses in place of the vector."""
+        refuse_complex("NaturalGradient", objective.params)
+        losses = objective.get_residuals()
+        G = jacobian(losses, objective.params, self.batched)
+        states[0]["G"] = list(G.unbind(0))
+        total = losses.detach().sum()
+        objective.loss = objective.loss_approx = total
+        objective.grads = unflat(G.sum(0), objective.params)
+        objective._graph = None
+        evaluator = objective.evaluator
+        if evaluator is not None:
+            objective.evaluator = Evaluator(Closure(lambda: evaluator.value().sum(), fixed=evaluator.fixed))
+        objective.needs = objective.needs - {Need.RESIDUALS}
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Solves in the space of samples."""
+        G = torch.stack(states[0]["G"])
+        gram = G @ G.T
+        reg = float(settings[0]["reg"])
+        if settings[0]["sqrt"]:
+            values, vectors = torch.linalg.eigh(gram)
+            ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
+            # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda): the weights below are of the rows of G.
+            weights = vectors @ torch.where(
+                ok, vectors.T.sum(1) / (values.clamp(min=0).sqrt() + reg), torch.zeros_like(values)
+            )
+        else:
+            gram.diagonal().add_(reg)
+            ones = torch.ones(len(G), dtype=G.dtype, device=G.device)
+            weights = torch.linalg.lstsq(gram, ones.unsqueeze(1)).solution.squeeze(1)
+        objective.updates = unflat(G.T @ weights, objective.params)
+        return objective
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """The Fisher matrix, by its factor."""
+        state = self.state[objective.params[0]]
+        if "G" not in state:
+            self.update_states(objective, [state], [self.settings[objective.params[0]]])
+        return AtA(torch.stack(state["G"]))

@@ -1,0 +1,56 @@
+"""Smoothing the update over its elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import at_least_one, non_negative
+
+__all__ = ["LaplacianSmoothing"]
+
+
+class LaplacianSmoothing(TensorTransform):
+    r"""Solves $(I - \sigma\Delta)\,v = u$ with the periodic second difference $\Delta$ over the elements of each tensor.
+
+    In Fourier space it is a division by $1 + 2\sigma(1 - \cos(2\pi k/n))$. The sum of the elements stays, noise between
+    neighbours shrinks.
+
+    Args:
+        sigma: How much is smoothed; 0 changes nothing.
+        layerwise: Each tensor by itself, in the order of its elements; False: all parameters as one vector.
+        min_numel: Tensors with fewer elements stay as they are.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.LaplacianSmoothing(), [torch.tensor([1.0, -1.0, 1.0, -1.0])])
+        [tensor([ 0.2000, -0.2000,  0.2000, -0.2000])]
+
+    References:
+        S. Osher et al., "Laplacian smoothing gradient descent", Research in the Mathematical Sciences 9 (2022).
+    """
+
+    def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:
+        non_negative("LaplacianSmoothing", sigma=sigma)
+        at_least_one("LaplacianSmoothing", min_numel=min_numel)
+        super().__init__({"sigma": sigma}, concat_params=not layerwise)
+        self.min_numel = min_numel
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        n = tensor.numel()
+        if n < self.min_numel:
+            return tensor
+        work = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        real = not work.is_complex()
+        found = torch.fft.rfft(work.reshape(-1)) if real else torch.fft.fft(work.reshape(-1))
+        angle = torch.arange(len(found), device=tensor.device, dtype=found.real.dtype) * (2 * math.pi / n)
+        found = found / (1 + 2 * setting["sigma"] * (1 - torch.cos(angle)))
+        smooth = torch.fft.irfft(found, n) if real else torch.fft.ifft(found)
+        return smooth.reshape(tensor.shape).to(tensor.dtype)

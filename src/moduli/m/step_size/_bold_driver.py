@@ -1,0 +1,77 @@
+"""The bold driver: a step size that grows while the loss falls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...optim import Chainable, Need, Transform
+from .._checks import positive
+from ._polyak import scaled_identity
+
+if TYPE_CHECKING:
+    from ...linalg import LinearOperator
+    from ...optim import Objective
+
+__all__ = ["BoldDriver"]
+
+
+class BoldDriver(Transform):
+    """Multiplies the update by a step size that grows when the loss fell and shrinks when it did not.
+
+    Args:
+        a_init: The first step size.
+        nplus: The growth.
+        nminus: The shrinkage.
+        inner: Links that transform the update before it is scaled.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.BoldDriver(a_init=0.25, nplus=2.0))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.])
+
+    References:
+        R. Battiti, "Accelerated backpropagation learning: two optimization methods", Complex Systems 1989.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.LOSS})
+
+    def __init__(
+        self, *, a_init: float = 1e-3, nplus: float = 1.1, nminus: float = 0.1, inner: Chainable | None = None
+    ) -> None:
+        positive("BoldDriver", a_init=a_init, nplus=nplus, nminus=nminus)
+        super().__init__({"a_init": a_init, "nplus": nplus, "nminus": nminus}, inner=inner)
+
+    def update_states(
+        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Compares the loss with the last one."""
+        setting, memory = settings[0], self.global_state
+        loss = float(objective.get_loss(backward=True))
+        if "loss" in memory:
+            memory["alpha"] *= setting["nplus"] if loss < memory["loss"] else setting["nminus"]
+        else:
+            memory.setdefault("alpha", setting["a_init"])
+        memory["loss"] = loss
+
+    def apply_states(
+        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
+    ) -> Objective:
+        """Scales the update."""
+        objective.updates = [update.mul_(self.global_state["alpha"]) for update in objective.get_updates()]
+        return objective
+
+    def reset_for_online(self) -> None:
+        """Forgets the last loss."""
+        super().reset_for_online()
+        self.global_state.pop("loss", None)
+
+    def get_H(self, objective: Objective) -> LinearOperator | None:
+        """A multiple of the identity, with the step as its inverse."""
+        alpha = self.global_state.get("alpha", 0.0)
+        return scaled_identity(objective, alpha) if alpha > 0 else None

@@ -1,0 +1,87 @@
+"""MARS: a gradient corrected by its change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import fraction, positive
+from .._lists import norm
+
+__all__ = ["MARSCorrection"]
+
+
+class MARSCorrection(TensorTransform):
+    r"""Adds a multiple of the change of the update, which makes the momentum that follows vary less.
+
+    $c_t = u_t + \gamma \frac{\beta}{1-\beta}(u_t - u_{t-1})$, scaled down to norm at most 1 over all parameters. Put it
+    before `Adam(beta1=...)` or `Lion` with the same $\beta$. It is the approximate variant, with the last update in place of
+    the last parameters' gradient on this batch; inside `Online` it is the exact one.
+
+    Args:
+        beta: The memory of the momentum that follows.
+        scaling: The factor $\gamma$.
+        max_norm: The largest norm; None: any.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.MARSCorrection(beta=0.5, scaling=0.5, max_norm=None), torch.zeros(1)
+        >>> for u in (1.0, 2.0):
+        ...     out = optim.step_tensors(link, [torch.tensor([u])], params=[w])
+        >>> out
+        [tensor([2.5000])]
+
+    References:
+        H. Yuan, Y. Liu, S. Wu, X. Zhou, Q. Gu, "MARS: unleashing the power of variance reduction for training large
+        models", 2024.
+    """
+
+    def __init__(self, *, beta: float = 0.9, scaling: float = 0.025, max_norm: float | None = 1.0) -> None:
+        fraction("MARSCorrection", beta=beta)
+        positive("MARSCorrection", scaling=scaling)
+        if max_norm is not None:
+            positive("MARSCorrection", max_norm=max_norm)
+        super().__init__({"beta": beta, "scaling": scaling, "max_norm": max_norm})
+        self.add_projected_keys("grad", "previous", "change")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["change"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        previous = state.get("previous")
+        state["change"] = torch.zeros_like(tensor) if previous is None else tensor - previous
+        state["previous"] = tensor.clone()
+
+    def multi_tensor_apply(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        loss: Tensor | None,
+        states: list[dict[str, Any]],
+        settings: Sequence[Mapping[str, Any]],
+    ) -> list[Tensor]:
+        out = []
+        for tensor, state, setting in zip(tensors, states, settings, strict=True):
+            beta = setting["beta"]
+            out.append(tensor.add(state["change"], alpha=setting["scaling"] * beta / (1 - beta)))
+        limit = settings[0]["max_norm"]
+        if limit is not None:
+            size = norm(out)
+            if size > limit:
+                out = [tensor.mul_(limit / size) for tensor in out]
+        return out
+
+    def reset_for_online(self) -> None:
+        """Forgets the last update."""
+        super().reset_for_online()
+        self.clear_state_keys("previous")

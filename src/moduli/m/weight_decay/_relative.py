@@ -1,0 +1,81 @@
+"""Weight decay relative to the size of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import choice, non_negative, positive
+from .._metrics import check_metric, metric_of_all
+from ._weight_decay import penalty
+
+__all__ = ["RelativeWeightDecay"]
+
+
+class RelativeWeightDecay(TensorTransform):
+    r"""Weight decay times a measure of the update over all parameters, $u \leftarrow u + \lambda\,\mu(u)\,x$.
+
+    Args:
+        weight_decay: The factor $\lambda$.
+        ord: The penalty $|x|^p / p$ is that of this p.
+        norm_input: What is measured: the "update", the "grad" or the "params".
+        metric: The measure: "mad" (mean absolute value), or any other that `ClipNorm` takes.
+        cautious: Only where the step shrinks the weight anyway.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> x, u = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 6.0])
+        >>> optim.step_tensors(m.RelativeWeightDecay(0.5), [u], params=[x])
+        [tensor([4., 4.])]
+    """
+
+    static = ("ord",)
+
+    def __init__(
+        self,
+        weight_decay: Any = 0.1,
+        *,
+        ord: float = 2,
+        norm_input: Literal["update", "grad", "params"] = "update",
+        metric: Any = "mad",
+        cautious: bool = False,
+    ) -> None:
+        non_negative("RelativeWeightDecay", weight_decay=weight_decay)
+        positive("RelativeWeightDecay", ord=ord)
+        choice("RelativeWeightDecay", "norm_input", norm_input, ("update", "grad", "params"))
+        check_metric("RelativeWeightDecay", metric, "metric")
+        super().__init__(
+            {
+                "weight_decay": weight_decay,
+                "ord": ord,
+                "norm_input": norm_input,
+                "metric": metric,
+                "cautious": cautious,
+            },
+            uses_grad=norm_input == "grad",
+        )
+
+    def measure(
+        self,
+        tensors: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor] | None,
+        settings: Sequence[Mapping[str, Any]],
+        members: int | None,
+    ) -> dict[str, Any] | None:
+        source = {"update": tensors, "params": params, "grad": grads}[settings[0]["norm_input"]]
+        return {"size": metric_of_all(source or tensors, settings[0]["metric"])}
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        decay = penalty(param, setting["ord"]) * (setting["weight_decay"] * setting["size"])
+        if setting["cautious"]:
+            agrees = (tensor * param.conj()).real > 0 if tensor.is_complex() else tensor * param > 0
+            decay = torch.where(agrees, decay, torch.zeros_like(decay))
+        return tensor + decay

@@ -1,0 +1,97 @@
+"""The law about populations: all members at once move as each would by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..optim import ChainError, Need, Optimizer, closure
+from ..population import Population
+from ._case import Case, NotApplicable
+from ._problems import Problem, eager, needs, problem, same
+
+__all__ = ["LAWS"]
+
+_MEMBERS = 3
+_STEPS = 4
+
+
+class _Model(nn.Module):
+    """A problem as a model: calling it gives the loss."""
+
+    def __init__(self, at: Problem) -> None:
+        super().__init__()
+        self.weight, self.bias = at.params
+        self.at = at
+
+    def forward(self) -> Tensor:
+        flat = torch.cat([self.weight.reshape(-1), self.bias.reshape(-1)])
+        error = self.at.scale * (flat - self.at.optimum)
+        bent = error + 0.1 * torch.sin(error + torch.roll(error, 1))
+        return 0.5 * (bent * bent).sum()
+
+
+def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
+    at = problem(case, dtype=dtype)
+    with torch.no_grad():
+        for param in at.params:
+            param.mul_(1 + 0.3 * index)
+    return _Model(at)
+
+
+def _stacked(case: Case, population: Population, per_member: bool) -> Optimizer:
+    torch.manual_seed(0)
+    links = case.links()
+    if per_member:
+        for top in links:
+            for _, link in top.links():
+                if isinstance(link.defaults.get("lr"), float):
+                    link.defaults["lr"] = link.defaults["lr"] * _rates()
+    try:
+        return Optimizer(population, *links)
+    except ChainError as refused:
+        raise NotApplicable(f"a population can't give it what it needs: {refused}") from refused
+
+
+def _rates() -> Tensor:
+    return torch.linspace(1.0, 0.5, _MEMBERS, dtype=torch.float64)
+
+
+@eager
+def population(case: Case) -> None:
+    """On a population it does what N separate optimizers do, with one learning rate and with one per member."""
+    if not case.population:
+        raise NotApplicable("it does not run on a population as N separate optimizers would")
+    links = case.links()
+    if case.random:
+        raise NotApplicable("separate optimizers draw other random numbers")
+    if Need.MEMBERS in needs(links):
+        raise NotApplicable("it couples the members")
+    has_rate = any(isinstance(part.defaults.get("lr"), float) for top in links for _, part in top.links())
+    for per_member in (False, True) if has_rate else (False,):
+        _compare(case, per_member, torch.float64, 1e-10)
+    _compare(case, has_rate, torch.float32, 1e-4)
+
+
+def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float) -> None:
+    together = Population.from_modules([_model(case, i, dtype) for i in range(_MEMBERS)])
+    opt = _stacked(case, together, per_member)
+    for _ in range(_STEPS):
+        opt.step(closure(lambda: together.losses(lambda net: net())))
+    for i in range(_MEMBERS):
+        model, links = _model(case, i, dtype), case.links()
+        if per_member:
+            for top in links:
+                for _, link in top.links():
+                    if isinstance(link.defaults.get("lr"), float):
+                        link.defaults["lr"] = float(link.defaults["lr"] * _rates()[i])
+        one = Optimizer(model, *links)
+        for _ in range(_STEPS):
+            one.step(closure(model))
+        found = [leaf.detach()[i] for leaf in together.parameters()]
+        if (gap := same(found, list(model.parameters()), tolerance)) is not None:
+            how = " with a learning rate of its own" if per_member else ""
+            raise case.fail("population", f"member {i}{how} is not where it would be by itself ({dtype}): {gap}")
+
+
+LAWS = {"population": population}

@@ -1,0 +1,250 @@
+"""The command, in a pipe and in a terminal."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cli.terminal import Terminal
+from moduli import io, lab
+from moduli.cli import app
+
+SMALL = [
+    "race",
+    "rosenbrock",
+    "--with",
+    "torch.SGD(lr=0.001)",
+    "--with",
+    "first: Adam | LR(0.05)",
+    "--seeds",
+    "2",
+    "--budget",
+    "40",
+]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """The command with its output in pipes. In this process: starting Python and torch costs more than what is tested."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments):
+        words = [str(word) for word in arguments]
+        monkeypatch.setattr(sys, "argv", ["moduli", *words])
+        done = CliRunner().invoke(app, words)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    opened = []
+
+    def terminal(*arguments):
+        opened.append(Terminal(*arguments, cwd=tmp_path))
+        return opened[-1]
+
+    yield terminal
+    for each in opened:
+        each.close()
+
+
+def test_a_race_prints_a_table_and_writes_a_report(call, tmp_path):
+    done = call(*SMALL, "--workers", "0", "--picture", "race.svg")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["problem", "optimizer", "final"]
+    assert len(lines) == 3
+    assert "first" in lines[2]
+    assert {file.name for file in tmp_path.iterdir()} == {"race.html", "race.jsonl", "race.svg"}
+    again = call("race", "--repeat", "race.jsonl", "--out", "again.html", "--json", "--workers", "0")
+    assert again.returncode == 0, again.stderr
+    digests = [run["digest"] for run in lab.Results.read(tmp_path / "race.jsonl").runs]
+    found = json.loads(again.stdout)
+    assert [run["digest"] for run in found["runs"]] == digests
+    assert [contender["label"] for contender in found["contenders"]] == ["torch.SGD(lr=0.001)", "first"]
+
+
+def test_json_is_stable(call):
+    done = call(*SMALL, "--json", "--workers", "0")
+    found = json.loads(done.stdout)
+    assert sorted(found) == [
+        "budget", "command", "complete", "contenders", "format", "kind", "machine", "problems", "runs", "seconds", "seeds",
+        "started", "summary", "threads", "versions",
+    ]  # fmt: skip
+    assert sorted(found["runs"][0]) == [
+        "contender", "detail", "digest", "evaluations", "gradients", "history", "kind", "path", "problem", "reason", "seconds",
+        "seed", "source", "steps", "traceback", "value",
+    ]  # fmt: skip
+    assert sorted(found["summary"][0]) == [
+        "best", "contender", "evaluations", "failed", "lower", "median", "problem", "reached", "reasons", "runs", "seconds",
+        "source", "upper",
+    ]  # fmt: skip
+    assert found["command"][:2] == ["moduli", "race"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["race", "rosenbrok"], 2, "did you mean 'rosenbrock'"),
+        (["race", "rosenbrock", "--with", "LR(1) | Adma"], 2, "LR(1) | Adma\n          ^^^^"),
+        (["race", "rosenbrock", "--seeds", "x"], 2, "give a number of seeds"),
+        (["race", "rosenbrock", "--seeds", "0"], 2, "at least one seed"),
+        (["race", "--repeat", "nowhere.jsonl"], 2, "there is no file"),
+        (["race", "rosenbrock", "--budget", "0"], 2, "budget"),
+        (["fit", "nowhere.py:problem"], 2, "there is no file nowhere.py"),
+        (["fit", "rosenbrock", "--with", "Adma"], 2, "'Adam'"),
+        (["fit", "rosenbrock", "--resume"], 2, "--out"),
+        (["fit", "rosenbrock", "--with", "torch.SGD(lr=1e9)"], 1, ""),
+        (["inspect", "nowhere.safetensors"], 2, "there is no file"),
+        (["inspect", "broken.safetensors"], 1, "broken.safetensors"),
+        (["merge", "soup", "a.safetensors", "nowhere", "-o", "c"], 2, "there is no file"),
+        (["links", "xyzzy"], 2, "nothing is called 'xyzzy'"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_exit_codes_and_messages(call, tmp_path, arguments, code, message):
+    (tmp_path / "broken.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
+    io.save(tmp_path / "a.safetensors", {"w": torch.ones(2)})
+    done = call(*arguments)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fit_and_resume(call, tmp_path):
+    (tmp_path / "wave.py").write_text(
+        "import torch\nx = torch.linspace(0, 6, 50)\n"
+        "def problem(amplitude=0.5, phase=0.0):\n"
+        "    return ((amplitude * torch.sin(x + phase) - 2 * torch.sin(x + 0.3)) ** 2).mean()\n"
+    )
+    first = call("fit", "wave.py:problem", "--with", "Adam | LR(0.1)", "--steps", "50", "--out", "wave.safetensors")
+    assert first.returncode == 0, first.stderr
+    assert "all steps done" in first.stdout
+    second = call(
+        "fit",
+        "wave.py:problem",
+        "--with",
+        "Adam | LR(0.1)",
+        "--steps",
+        "400",
+        "--out",
+        "wave.safetensors",
+        "--resume",
+        "--json",
+    )
+    found = json.loads(second.stdout)
+    assert (found["steps"], found["reason"]) == (400, "all steps done")
+    assert found["value"] < 1e-6
+    model = io.read(tmp_path / "wave.safetensors").module
+    assert model["arg_amplitude"].item() == pytest.approx(2, abs=1e-2)
+    about = call("inspect", "wave.safetensors", "--verify")
+    assert "arg_amplitude" in about.stdout
+    assert json.loads(call("inspect", "wave.safetensors", "--json").stdout)["parameters"] == 2
+    broken = tmp_path / "bad.py"
+    broken.write_text("1 / 0\n")
+    assert (call("fit", "bad.py").returncode, "ZeroDivisionError" in call("fit", "bad.py").stderr) == (1, True)
+
+
+def test_merge(call, tmp_path):
+    for name, value in (("a", 0.0), ("b", 4.0)):
+        io.save(tmp_path / f"{name}.safetensors", {"w": torch.full((3,), value)})
+    done = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "c.safetensors", "--set", "t=0.25", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"] == 3
+    assert io.read(tmp_path / "c.safetensors").module["w"].tolist() == [1.0, 1.0, 1.0]
+    for wrong in (["--set", "t"], ["--set", "q=1"], ["--set", "t=__import__('os')"]):
+        failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "d.safetensors", *wrong)
+        assert failed.returncode == 2
+    assert call("merge", "stew", "a.safetensors", "b.safetensors", "-o", "d.safetensors").returncode == 2
+    assert not (tmp_path / "d.safetensors").exists()
+
+
+def test_links_and_lists(call):
+    listed = json.loads(call("links", "--json").stdout)
+    assert {entry["name"] for entry in listed} >= {"Adam", "LR", "torch.SGD", "Population"}
+    one = json.loads(call("links", "LR", "--json").stdout)
+    assert one["kind"] == "link"
+    assert one["documentation"]
+    assert "learning rate" in call("links", "LR").stdout.lower()
+    assert "torch.LBFGS" in call("links", "lbfgs").stdout
+    problems = json.loads(call("race", "--list", "--json").stdout)
+    assert [entry["name"] for entry in problems] == lab.problems.names()
+    assert "rosenbrock" in call("race", "--list").stdout
+    assert call("--version").stdout.startswith("moduli ")
+    assert "130" in call("--help").stdout
+
+
+# -- in a terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_colours_and_a_moving_bar(terminal):
+    shown = terminal(*SMALL)
+    assert shown.wait() == 0
+    assert "\x1b[" in shown.text
+    assert re.search(r"\d/4", shown.text)
+    assert "report: race.html" in shown.text
+
+
+def test_no_color_is_honoured(terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    from cli import terminal as module
+
+    monkeypatch.setattr(module.os, "environ", {**os.environ, "NO_COLOR": "1"})
+    shown = terminal("links", "LR")
+    assert shown.wait() == 0
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown.text)
+
+
+def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):
+    arguments = [
+        "race",
+        "rosenbrock-20",
+        "--with",
+        "torch.SGD(lr=0.0001)",
+        "--with",
+        "torch.SGD(lr=0.0002)",
+        "--seeds",
+        "4",
+        "--budget",
+        "1000000",
+    ]
+    shown = terminal(*arguments, "--seconds", "1", "--workers", "2")
+    shown.read(until="2/8")
+    shown.key(b"\x03")
+    assert shown.wait() == 130
+    assert "--resume" in shown.text
+    assert "Traceback" not in shown.text
+    kept = lab.Results.read(tmp_path / "race.jsonl").runs
+    assert 2 <= len(kept) < 8
+    assert Path(tmp_path / "race.html").exists()
+    again = terminal(*arguments, "--seconds", "1", "--workers", "2", "--resume")
+    assert again.wait(90) == 0
+    done = lab.Results.read(tmp_path / "race.jsonl")
+    assert done.complete
+    assert [run for run in done.runs if run in kept] == kept
+
+
+def test_ctrl_c_in_a_fit_saves_and_resumes(terminal, tmp_path):
+    arguments = ["fit", "rosenbrock", "--with", "torch.SGD(lr=1e-5)", "--out", "fit.safetensors"]
+    shown = terminal(*arguments, "--steps", "1000000000")
+    shown.read(until="steps/s")
+    shown.key(b"\x03")
+    assert shown.wait() == 130
+    assert "interrupted" in shown.text
+    steps = io.read(tmp_path / "fit.safetensors").extra["fit"]["steps"]
+    assert steps > 0
+    again = terminal(*arguments, "--steps", str(steps + 10), "--resume")
+    assert again.wait() == 0
+    assert f"{steps + 10} steps" in again.text

@@ -1,0 +1,132 @@
+"""Every problem: starts where it says, knows its optimum, and has gradients that are those of its loss."""
+
+import pytest
+import torch
+
+from moduli.lab import problems
+from moduli.lab._population import scatter
+
+NAMES = problems.names()
+
+
+@pytest.fixture(params=NAMES)
+def problem(request):
+    found = problems.get(request.param)
+    for name in found.requires:
+        pytest.importorskip(name)
+    return found
+
+
+def values(model):
+    return torch.cat([p.detach().flatten().double() for p in model.parameters()])
+
+
+def test_a_seed_is_a_point(problem):
+    state = torch.get_rng_state()
+    first, again, other = (values(problem.model(seed)) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(first) == problem.dimension
+    assert torch.equal(state, torch.get_rng_state()), "making a model must not touch torch's randomness"
+
+
+def test_the_optimum_is_below_the_start(problem):
+    model = problem.model(0)
+    assert problem.optimum is not None
+    assert problem.measure(model) > problem.optimum + problem.tolerance
+    assert problem.name in NAMES
+    assert problem.summary
+    assert problem.tags
+
+
+def test_gradients_are_those_of_the_loss(problem):
+    """A step against the gradient goes down as much as the gradient says."""
+    problem.resample(torch.Generator().manual_seed(0))
+    model = problem.model(1).double()
+    loss = problem.loss(model) if problem.name not in ("digits-mlp", "spirals") else None
+    if loss is None:
+        pytest.skip("its data are single precision")
+    loss.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    size = sum(float((g**2).sum()) for g in grads)
+    step = 1e-6 / max(size, 1e-12) ** 0.5
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), grads, strict=True):
+            p -= step * g
+        after = float(problem.loss(model))
+    assert (float(loss.detach()) - after) / (step * size) == pytest.approx(1, rel=2e-2)
+
+
+def test_between_samples_the_loss_is_the_same(problem):
+    model = problem.model(0)
+    generator = torch.Generator().manual_seed(0)
+    problem.resample(generator)
+    first, again = problem.loss(model).item(), problem.loss(model).item()
+    problem.resample(generator)
+    assert first == again
+    assert (problem.loss(model).item() != first) == problem.noisy
+
+
+def test_members_of_a_population_have_the_loss_of_the_model(problem):
+    if problem.name == "text":
+        pytest.skip("costs seconds")
+    problem.resample(torch.Generator().manual_seed(0))
+    model = problem.model(0)
+    population = scatter(model, size=3, spread=0.01, seed=0)
+    losses = population.losses(problem.loss)
+    assert losses[0].item() == pytest.approx(problem.loss(model).item(), rel=1e-5)
+    assert len({round(value, 12) for value in losses.tolist()}) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if problems.get(name).window])
+def test_minimisers_take_the_optimum_and_lie_in_the_window(name):
+    problem = problems.get(name)
+    points = torch.tensor(problem.minimisers, dtype=torch.float64, requires_grad=True)
+    assert len(points)
+    found = problem.landscape(points)
+    assert torch.allclose(found, torch.full_like(found, problem.optimum), atol=1e-9, rtol=0)
+    x0, x1, y0, y1 = problem.window
+    assert all(x0 < x < x1 and y0 < y < y1 for x, y in problem.minimisers)
+    x, y = torch.linspace(x0, x1, 101).double(), torch.linspace(y0, y1, 101).double()
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
+    assert problem.landscape(grid).min() >= problem.optimum - 1e-9
+    one = problems.Point(grid[3, 7])
+    assert problem.measure(one) == problem.landscape(grid)[3, 7].item()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name[-1].isdigit() and not name.startswith("noisy")])
+def test_functions_of_many_numbers_take_their_optimum(name):
+    where = {"rosenbrock": 1.0, "levy": 1.0, "absolute": 1.0, "styblinski-tang": -2.903534027771177}
+    problem = problems.get(name)
+    family = name.rpartition("-")[0]
+    point = torch.full((problem.dimension,), where.get(family, 0.0), dtype=torch.float64)
+    assert problem.measure(problems.Point(point)) == pytest.approx(problem.optimum, abs=1e-9)
+    near = point + 0.01 * torch.randn(200, problem.dimension, generator=torch.Generator().manual_seed(0)).double()
+    assert problem.formula(near).min() > problem.optimum
+
+
+def test_sizes_and_unknown_names():
+    assert problems.get("rosenbrock-7").dimension == 7
+    for name, message in [("rosenbrok", "rosenbrock"), ("sphere-1", "from 2"), ("qqqqqq", "there are")]:
+        with pytest.raises(problems.UnknownProblemError, match=message):
+            problems.get(name)
+    with pytest.raises(ValueError, match="multiple of four"):
+        problems.get("powell-6")
+    with pytest.raises(TypeError, match="no landscape"):
+        problems.get("bands").landscape(torch.zeros(2))
+
+
+def test_the_exact_solutions_of_physics_and_least_squares():
+    bands = problems.get("bands")
+    from moduli.lab.problems._physics import TRUE_HOPPINGS, TightBinding
+
+    truth = TightBinding(bands.matrices, torch.tensor(TRUE_HOPPINGS, dtype=torch.float64))
+    assert bands.measure(truth) == 0
+    state = problems.get("ground-state")
+    matrix = state.hamiltonian.data
+    energy, vectors = torch.linalg.eigh(matrix)
+    from moduli.lab.problems._physics import TrialState
+
+    assert state.measure(TrialState(state.hamiltonian, vectors[:, 0])) == pytest.approx(energy[0].item(), abs=1e-12)
+    # The literature's value for H = p^2/2 + x^2/2 + x^4 with an infinite basis is 0.803770651...
+    assert state.optimum == pytest.approx(0.8037707, abs=1e-4)

@@ -1,0 +1,339 @@
+"""Races: equal numbers in one process or several, rogues as rows, and files that survive whatever ends a race."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import rogues
+from moduli import lab
+from moduli.lab import Reason, problems, race
+from moduli.lab._tasks import Task
+
+FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
+COURSES = ["rosenbrock", "noisy-20", "spirals"]
+
+
+def told(results):
+    """What must be equal: everything but time."""
+    timeless = {"seconds", "history"}
+    return [
+        {**{k: v for k, v in run.items() if k not in timeless}, "values": [(e, v) for e, _, v in run["history"]]}
+        for run in results.runs
+    ]
+
+
+@pytest.fixture(scope="module")
+def here():
+    return race(COURSES, FIELD, seeds=2, budget=60, workers=0)
+
+
+def test_one_process_or_several_give_equal_bits(here):
+    state = torch.get_rng_state()
+    elsewhere = race(COURSES, FIELD, seeds=2, budget=60, workers=2)
+    assert told(elsewhere) == told(here)
+    assert all(run["digest"] for run in here.runs)
+    assert len({run["digest"] for run in here.runs}) == len(here.runs)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_the_order_of_a_race_does_not_matter(here):
+    backwards = race(COURSES[::-1], FIELD[::-1], seeds=[1, 0], budget=60, workers=0)
+    key = lambda run: (run["problem"], run["source"], run["seed"])  # noqa: E731
+    assert sorted(told(backwards), key=key) == sorted(told(here), key=key)
+
+
+def test_counts_are_those_of_the_closure(here):
+    for run in here.runs:
+        population = "Population" in run["source"]
+        assert run["evaluations"] == 60
+        assert run["gradients"] == 60
+        assert run["steps"] == (10 if population else 60)
+        evaluations = [e for e, _, _ in run["history"]]
+        assert evaluations[0] == 0
+        assert evaluations[-1] == 60
+        values = [v for _, _, v in run["history"]]
+        assert values == sorted(values, reverse=True)
+        assert run["value"] == values[-1]
+        assert ("cloud" in run) == (population and run["problem"] == "rosenbrock")
+
+
+def test_a_run_is_the_plain_loop():
+    """What the runner does is what anyone would write."""
+    problem = problems.get("rosenbrock")
+    model = problem.model(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = problem.loss(model)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    record = lab.run(problems.get("rosenbrock"), lab.contender("torch.Adam(lr=0.05)"), 1, budget=40)
+    assert record["value"] == min(losses)
+    assert record["path"][-1] == [pytest.approx(x, rel=1e-4) for x in model.x.tolist()]
+
+
+def test_reasons():
+    sphere = problems.get("sphere-10")
+    cases = [
+        (rogues.tame, 500, 30, Reason.REACHED),
+        (rogues.tame, 5, 30, Reason.BUDGET),
+        (rogues.diverging, 500, 30, Reason.DIVERGED),
+        (rogues.raising, 500, 30, Reason.CRASHED),
+        (rogues.idle, 500, 30, Reason.STOPPED),
+        (rogues.swallowing, 50, 30, Reason.BUDGET),
+        (rogues.tame, 500, 0.0, Reason.TIME),
+    ]
+    for factory, budget, seconds, reason in cases:
+        record = lab.run(sphere, lab.contender(factory), 0, budget=budget, seconds=seconds)
+        assert record["reason"] == str(reason), factory
+        json.dumps(record, allow_nan=False)
+        assert Reason(record["reason"]).failed == (factory in (rogues.diverging, rogues.raising))
+    record = lab.run(sphere, lab.contender(rogues.raising), 0, budget=50)
+    assert "ZeroDivisionError: by design" in record["detail"]
+    assert "rogues.py" in record["traceback"]
+    assert record["evaluations"] == 5
+
+
+def test_rogues_are_rows_and_stop_nobody():
+    field = [
+        rogues.tame,
+        rogues.raising,
+        rogues.hanging,
+        rogues.dying,
+        rogues.faulting,
+        rogues.exiting,
+        rogues.stubborn,
+    ]
+    began = time.monotonic()
+    results = race(["sphere-10"], [*field, rogues.talking], seeds=1, budget=100, seconds=1.0, workers=4)
+    assert time.monotonic() - began < 40
+    rows = {run["contender"]: run for run in results.runs}
+    assert rows["tame"]["reason"] == Reason.REACHED
+    assert rows["talking"]["reason"] == Reason.REACHED
+    assert rows["raising"]["reason"] == Reason.CRASHED
+    assert rows["hanging"]["reason"] == rows["stubborn"]["reason"] == Reason.HUNG
+    assert (rows["dying"]["reason"], rows["dying"]["detail"]) == (Reason.KILLED, "by SIGKILL")
+    assert rows["faulting"]["detail"] == "by SIGSEGV"
+    assert "rogues.py" in rows["faulting"]["traceback"]
+    assert rows["exiting"]["reason"] == Reason.CRASHED
+    assert "code 7" in rows["exiting"]["detail"]
+    assert all(row["failed"] == (row["contender"] not in ("tame", "talking")) for row in lab.summary(results))
+    assert lab.report(results)
+
+
+def test_what_cannot_be_sent_is_refused_before_the_race():
+    with pytest.raises(TypeError, match="workers=0"):
+        race(["sphere-10"], [lambda model: torch.optim.SGD(model.parameters())], seeds=1, budget=5, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"contenders": []}, ValueError, "at least one contender"),
+        ({"problems": []}, ValueError, "at least one problem"),
+        ({"seeds": 0}, ValueError, "at least one seed"),
+        ({"contenders": ["LR(1)", "LR( 1 )"]}, ValueError, "twice"),
+        ({"problems": ["sphere"]}, problems.UnknownProblemError, "did you mean"),
+        ({"contenders": ["LRR(1)"]}, lab.ChainError, "did you mean"),
+        ({"contenders": [3]}, TypeError, "a chain or a function"),
+        ({"budget": 0}, ValueError, "at least one evaluation"),
+        ({"threads": 0}, ValueError, "at least one thread"),
+    ],
+)
+def test_wrong_races_are_refused(change, error, message, tmp_path):
+    kept = tmp_path / "race.jsonl"
+    with pytest.raises(error, match=message):
+        race(**{"problems": ["sphere-10"], "contenders": ["LR(1)"], "workers": 0, "file": kept, **change})
+    assert not kept.exists()
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_back_and_resumed(tmp_path, here):
+    kept = tmp_path / "race.jsonl"
+    whole = race(COURSES, FIELD, seeds=2, budget=60, workers=0, file=kept)
+    assert told(whole) == told(here)
+    assert lab.Results.read(kept).runs == whole.runs
+    assert whole.complete
+    lines = kept.read_bytes().splitlines(keepends=True)
+    # Cut in the middle of a line, as a power failure would.
+    kept.write_bytes(b"".join(lines[:6]) + lines[6][: len(lines[6]) // 2])
+    part = lab.Results.read(kept)
+    assert len(part.runs) == 5
+    assert not part.complete
+    done = []
+    again = race(
+        COURSES, FIELD, seeds=2, budget=60, workers=0, file=kept, resume=True, listen=lambda *a: done.append(a)
+    )
+    assert told(again) == told(whole)
+    assert sum(event == "end" for event, _, _ in done) == 13
+    assert [run["seconds"] for run in again.runs][:5] == [run["seconds"] for run in whole.runs][:5]
+
+
+def test_another_race_is_not_continued(tmp_path):
+    kept = tmp_path / "race.jsonl"
+    race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=5, workers=0, file=kept)
+    before = kept.read_bytes()
+    with pytest.raises(lab.ResultsError, match="budget 5, this one has 6"):
+        race(["sphere-10"], ["LR(0.1)"], seeds=1, budget=6, workers=0, file=kept, resume=True)
+    assert kept.read_bytes() == before
+    # More seeds and contenders of the same race are only more runs.
+    more = race(["sphere-10"], ["LR(0.1)", "LR(0.2)"], seeds=2, budget=5, workers=0, file=kept, resume=True)
+    assert len(more.runs) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello\n", '{"kind": "run"}\n', "[1]\n", '{"kind": "race", "format": 99}\n', "{}\n"]
+)
+def test_files_that_hold_no_race(tmp_path, text):
+    path = tmp_path / "race.jsonl"
+    path.write_text(text)
+    with pytest.raises(lab.ResultsError):
+        lab.Results.read(path)
+
+
+PROGRAM = """
+import sys
+from moduli.lab import race
+race(["rosenbrock-20"], [f"torch.SGD(lr=0.000{i})" for i in range(1, 9)], seeds=3, budget=100000, seconds=1.0, workers=2,
+     file=sys.argv[1], listen=lambda *a: print(a[0], flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path, number):
+    kept = tmp_path / "race.jsonl"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(kept)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        text=True,
+    )
+    ended = 0
+    for line in child.stdout:
+        ended += line.strip() == "end"
+        if ended == 2:
+            break
+    servers = [int(pid) for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()]
+    child.send_signal(number)
+    child.stdout.close()
+    child.wait(20)
+    runs = lab.Results.read(kept).runs
+    assert len(runs) >= 2
+    assert all(run["reason"] == Reason.TIME for run in runs)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in servers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in servers)
+
+
+def test_a_server_that_dies_is_replaced(tmp_path):
+    from moduli.lab._pool import Pool
+
+    tasks = [Task("sphere-10", "torch.SGD(lr=1e-6)", seed, 10**6, 2.0, 1) for seed in range(3)]
+    found = {}
+    with Pool(1) as pool:
+        for number, message in pool.run(tasks):
+            if "pid" in message and number == 0:
+                pool.server.kill()
+            if "reason" in message:
+                found[number] = message["reason"]
+    assert found == {0: Reason.KILLED, 1: Reason.TIME, 2: Reason.TIME}
+
+
+# -- problems of the user ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def test_a_function_with_defaults_is_a_problem(written):
+    path = written(
+        "import torch\ndef bowl(a=torch.ones(3), b=2):\n    'A bowl.'\n    return (a**2).sum() + (b - 1) ** 2\n"
+    )
+    problem = lab.load_problem(f"{path}:bowl")
+    assert (problem.dimension, problem.measure(problem.model(0)), problem.summary) == (4, 4.0, "A bowl.")
+    results = race(
+        [f"{path}:bowl"], ["torch.SGD(lr=0.1)", "Population(3) | Adam | LR(0.1)"], seeds=1, budget=60, workers=1
+    )
+    assert [run["reason"] for run in results.runs] == ["budget spent"] * 2
+    assert results.runs[0]["value"] < 1e-4
+
+
+def test_a_module_and_its_loss_are_a_problem(written):
+    path = written(
+        """
+        import torch
+        from moduli.lab import Problem
+
+        def problem():
+            x = torch.linspace(0, 1, 20)[:, None]
+            return torch.nn.Linear(1, 1), lambda net: (net(x) - 3 * x).square().mean()
+
+        class Mine(Problem):
+            name = "mine"
+            def model(self, seed): return torch.nn.Linear(2, 1)
+            def loss(self, model): return model(torch.ones(2)).square().sum()
+
+        instance = Mine()
+        made = lambda: instance
+        """.replace("from moduli.lab import Problem", "from moduli.lab.problems import Problem")
+    )
+    line = lab.load_problem(str(path))
+    assert line.dimension == 2
+    assert line.measure(line.model(0)) == line.measure(line.model(0)) != line.measure(line.model(1))
+    for name in ("Mine", "instance", "made"):
+        assert lab.load_problem(f"{path}:{name}").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def problem(x): return x", "without a default"),
+        ("problem = 3", "a problem is a Problem"),
+        ("def problem(): return 3", "a module and a function of it"),
+        ("def problem(x='a'): return x", "not a number or a tensor"),
+        ("def other(x=1.0): return x", "has no 'problem'; it has other"),
+    ],
+)
+def test_files_without_a_problem_say_what_is_missing(written, text, message):
+    with pytest.raises(lab.ProblemFileError, match=message):
+        lab.load_problem(str(written(text)))
+
+
+def test_a_loss_is_one_number(written):
+    path = written("import torch\ndef problem(x=torch.ones(3)): return x * 2\n")
+    problem = lab.load_problem(str(path))
+    with pytest.raises(lab.ProblemFileError, match=r"one number as a tensor, not a tensor of shape \(3,\)"):
+        problem.measure(problem.model(0))
+    with pytest.raises(lab.ProblemFileError, match="there is no file"):
+        lab.load_problem("nowhere.py:problem")
+
+
+def test_the_default_race_is_made_of_what_exists():
+    field = lab.default_field()
+    assert all(isinstance(entry, lab.Contender) for entry in field)
+    assert len({entry.label for entry in field}) == len(field)
+    assert len(lab.DEFAULT_PROBLEMS) >= 5
+    assert all(math.isfinite(problems.get(name).optimum) for name in lab.DEFAULT_PROBLEMS)

@@ -1,0 +1,213 @@
+"""The report, as a file and in a browser."""
+
+import json
+import re
+
+import pytest
+
+from moduli import lab
+
+
+def data(page):
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
+
+
+def test_the_page_is_whole_and_loads_nothing(finished):
+    page = lab.report(finished)
+    found = data(page)
+    assert found["rows"] == json.loads(json.dumps(found["rows"], allow_nan=False))
+    assert len(found["rows"]) == 12
+    assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!data:)", page)
+    outside = set(re.findall(r"https?://[^\"'\s<]+", page))
+    assert outside <= {"http://www.w3.org/2000/svg"}
+    assert "{{" not in page
+    assert page.count("</script>") == 2
+    assert len(page) < 1_000_000
+
+
+def test_every_curve_has_its_command(finished):
+    for row in data(lab.report(finished))["rows"]:
+        assert row["command"].startswith(f"moduli race {row['problem']} --with ")
+        assert "--seeds 3 --budget 160" in row["command"]
+
+
+def test_the_same_results_make_the_same_page(finished, tmp_path):
+    assert lab.report(finished) == lab.report(finished)
+    path = lab.write_report(finished, tmp_path / "deeper" / "race.html")
+    assert path.read_text() == lab.report(finished)
+    assert [file.name for file in path.parent.iterdir()] == ["race.html"]
+
+
+def test_a_race_that_has_not_finished_is_reported(finished):
+    part = lab.Results(finished.header, finished.runs[:3])
+    found = data(lab.report(part))
+    assert not found["complete"]
+    assert found["finished"] == 3
+    assert lab.report(lab.Results(finished.header, []))
+
+
+def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
+    from xml.etree import ElementTree
+
+    for results in (finished, lab.race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=30, workers=0)):
+        path = lab.write_picture(results, tmp_path / "race.svg")
+        root = ElementTree.parse(path).getroot()
+        assert root.tag.endswith("svg")
+        lines = root.findall(".//{http://www.w3.org/2000/svg}path")
+        assert len(lines) >= len(results.header["contenders"])
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def file(finished, tmp_path_factory):
+    return lab.write_report(finished, tmp_path_factory.mktemp("report") / "race.html").as_uri()
+
+
+@pytest.fixture
+def visit(browser, file):
+    """Open the report; afterwards, nothing may have been said on the console, or asked of the network."""
+    said, asked, pages = [], [], []
+
+    def visit(width=1200, **options):
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file)
+        page.wait_for_selector("html[data-ready]", timeout=20_000)
+        pages.append(page)
+        return page
+
+    yield visit
+    for page in pages:
+        page.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_curves_maps_and_labels_are_there(visit, finished):
+    page = visit()
+    for problem in finished.header["problems"]:
+        for kind in ("evaluations", "seconds"):
+            shown = page.locator(f"#problem-{problem['name']} .{kind} svg g.series path.line")
+            assert shown.count() == 4
+            assert all(len(shown.nth(i).get_attribute("d")) > 20 for i in range(3))
+    assert page.locator("#profile svg g.series path.line").count() == 4
+    assert page.locator("#problem-rosenbrock .map g.path path.line").count() == 3
+    assert page.locator("#problem-rosenbrock .map g.cloud circle").count() == 8
+    labels = page.locator("#legend button").all_inner_texts()
+    assert labels == [contender["label"] for contender in finished.header["contenders"]]
+    pixels = page.evaluate(
+        "[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448).data]"
+    )
+    assert len(set(zip(pixels[::4], pixels[1::4], pixels[2::4], strict=True))) == 14
+    assert "a 'quoted' <name>" in page.inner_text("#command").replace("'\"'\"'", "'")
+    assert "torch 2" in page.inner_text("#about")
+
+
+def test_the_legend_hides_and_shows(visit):
+    page = visit()
+    button = page.locator("#legend button").nth(1)
+    count = lambda: page.locator("main g.series[data-series='1']").count()  # noqa: E731
+    assert (count(), button.get_attribute("aria-pressed")) == (8, "true")
+    button.click()
+    assert (count(), button.get_attribute("aria-pressed")) == (0, "false")
+    button.press("Enter")
+    assert (count(), button.get_attribute("aria-pressed")) == (8, "true")
+    for place in range(4):
+        page.locator("#legend button").nth(place).click()
+    assert page.locator("main g.series").count() == 0
+    assert "nothing to show" in page.inner_text("#problem-noisy-20")
+
+
+def test_the_slider_moves_the_population(visit):
+    page = visit()
+
+    def places():
+        return page.evaluate(
+            "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
+        )
+
+    slider = page.locator("#problem-rosenbrock input[type=range]")
+    slider.fill("0")
+    start, told = places(), page.inner_text("#problem-rosenbrock output")
+    slider.fill(slider.get_attribute("max"))
+    assert places() != start
+    assert (told, page.inner_text("#problem-rosenbrock output")) == ("generation 0", "generation 20")
+    page.locator("#problem-rosenbrock .slide button").click()
+    moved = page.locator("#problem-rosenbrock output", has_not_text="generation 20")
+    moved.wait_for(timeout=10_000)
+
+
+def test_the_table_sorts_and_opens(visit):
+    page = visit()
+
+    def column(place):
+        return [text.strip() for text in page.locator(f"#results tr.row td:nth-child({place})").all_inner_texts()]
+
+    first = column(3)
+    page.locator("#results th[data-key=median]").click()
+    rising = column(3)
+    numbers = [float(text) for text in rising if text != "–"]
+    assert numbers == sorted(numbers)
+    assert sorted(rising) == sorted(first)
+    page.locator("#results th[data-key=median]").click()
+    falling = [float(text) for text in column(3) if text != "–"]
+    assert falling == sorted(numbers, reverse=True)
+    page.locator("#results th[data-key=contender]").press("Enter")
+    assert column(2) == sorted(column(2))
+    page.locator("#results tr.row.failed").first.click()
+    detail = page.inner_text("#results tr.detail")
+    assert "moduli race rosenbrock --with 'torch.SGD(lr=1000000000.0)'" in detail
+    assert "diverged" in detail
+    page.locator("#results tr.row.failed").first.click()
+    assert page.locator("#results tr.detail").count() == 0
+
+
+def test_a_curve_says_what_it_is(visit):
+    page = visit()
+    end = page.locator("#problem-ground-state .evaluations svg g.series circle").first
+    end.scroll_into_view_if_needed()
+    box = end.bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    page.wait_for_selector("#tip:not([hidden])")
+    assert "evaluations: 160" in page.inner_text("#tip")
+
+
+def test_profiles_at_other_tolerances(visit):
+    page = visit()
+    before = page.locator("#profile svg").inner_html()
+    page.locator("#overview .choice button").first.click()
+    assert page.locator("#overview .choice button").first.get_attribute("aria-pressed") == "true"
+    assert page.locator("#profile svg").inner_html() != before
+
+
+@pytest.mark.parametrize("width", [380, 768, 1400])
+def test_it_fits_its_window(visit, width):
+    page = visit(width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for svg in page.locator("svg.plot").all():
+        box = svg.bounding_box()
+        assert box["width"] > 230
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+
+
+def test_light_and_dark(visit):
+    back = "getComputedStyle(document.body).backgroundColor"
+    light, dark = visit(color_scheme="light"), visit(color_scheme="dark")
+    white, black = light.evaluate(back), dark.evaluate(back)
+    assert white != black
+    light.locator("#theme").click()
+    dark.locator("#theme").click()
+    assert (light.evaluate(back), dark.evaluate(back)) == (black, white)
+
+
+def test_it_prints(visit):
+    page = visit()
+    assert len(page.pdf(format="A4", print_background=True)) > 20_000
+    page.emulate_media(media="print")
+    assert page.locator("#theme").is_hidden()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -1,0 +1,17 @@
+"""Line searches."""
+
+from laws.registry import Row
+from moduli import m
+
+__all__ = ["ROWS"]
+
+
+def _row(name, make, **more):
+    return Row(name, make, closure=True, population=False, **more)
+
+
+ROWS = [
+    _row("Backtracking", lambda: [m.Backtracking()]),
+    _row("AdaptiveBacktracking", lambda: [m.AdaptiveBacktracking()]),
+    _row("StrongWolfe", lambda: [m.StrongWolfe()]),
+]

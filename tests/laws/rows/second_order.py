@@ -1,0 +1,30 @@
+"""Second-order links."""
+
+from laws.registry import Row
+from moduli import m
+
+__all__ = ["ROWS"]
+
+
+def _row(name, make, **more):
+    settings = {"closure": True, "population": False, "complex": False, "half": False} | more
+    return Row(name, make, **settings)
+
+
+ROWS = [
+    _row("Newton", lambda: [m.Newton()], steps=5, tolerance=1e-10),
+    _row("NewtonCG", lambda: [m.NewtonCG()], steps=10, tolerance=1e-8),
+    _row("NewtonCGSteihaug", lambda: [m.NewtonCGSteihaug()], steps=60, tolerance=1e-8),
+    _row("NystromSketchAndSolve", lambda: [m.NystromSketchAndSolve(seed=0)], steps=60, random=True, pieces=False),
+    _row("NystromPCG", lambda: [m.NystromPCG(seed=0)], steps=20, random=True, pieces=False),
+    _row("SubspaceNewton", lambda: [m.SubspaceNewton(), m.Backtracking()], steps=200),
+    _row("AdaHessian", lambda: [m.AdaHessian(seed=0), m.LR(0.1)], steps=500, random=True, pieces=False),
+    _row("SophiaH", lambda: [m.SophiaH(seed=0), m.LR(0.02)], steps=1000, tolerance=0.05, random=True, pieces=False),
+    _row("ESGD", lambda: [m.ESGD(seed=0, update_freq=1), m.LR(0.1)], steps=800, random=True, pieces=False),
+    _row(
+        "NaturalGradient",
+        lambda: [m.NaturalGradient(), m.LR(0.1)],
+        target="least squares",
+        skip={"optimum": "it descends the sum of the samples' losses, not the sum of their squares"},
+    ),
+]

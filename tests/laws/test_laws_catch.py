@@ -1,0 +1,222 @@
+"""Every law catches the link that breaks it, and says so in a sentence that names the law and the link."""
+
+import pytest
+import torch
+
+from laws.registry import Row, collect
+from moduli import m, optim
+from moduli.optim import Module, Need, TensorTransform
+from moduli.testing import LAWS, Case, LawError, check_law, check_link
+
+
+class Pointwise(TensorTransform):
+    elementwise = True
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor
+
+
+class Uphill(Pointwise):
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return -tensor
+
+
+class Lying(Pointwise):
+    """Does something else when it is not part of a pass."""
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * (1.0 if type(state) is dict else 1.01)
+
+
+class PerTensor(TensorTransform):
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor / (tensor.norm() + 1)
+
+
+class ReadsGrad(Module):
+    """Looks at .grad instead of asking the objective."""
+
+    def apply(self, objective):
+        objective.get_grads()
+        objective.updates = [p.grad * (2.0 if objective.closure is None else 1.0) for p in objective.params]
+        return objective
+
+
+class Reallocates(Module):
+    def apply(self, objective):
+        for p, u in zip(objective.params, objective.get_updates(), strict=True):
+            p.data = p.data - u
+        objective.skip_update = True
+        return objective
+
+
+class NoEmpty(TensorTransform):
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor / tensor.numel() if tensor.numel() else tensor.reshape(-1)[0]
+
+
+class MovesAll(Module):
+    def apply(self, objective):
+        with torch.no_grad():
+            for p in objective.params:
+                p.sub_(0.1)
+        return objective
+
+
+class Overflows(TensorTransform):
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * 1e30
+
+
+class Hidden(TensorTransform):
+    """Keeps what it learns outside the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        self.seen += 1
+        return tensor / self.seen
+
+
+class OwnDefaults(TensorTransform):
+    def __init__(self, *, factor=0.5):
+        super().__init__({"factor": factor})
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * self.defaults["factor"]
+
+
+class EveryNumber(Pointwise):
+    static = ()
+
+    def __init__(self, *, factor=0.5):
+        super().__init__({"factor": factor})
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * setting["factor"]
+
+    def measure(self, tensors, params, grads, settings, members):
+        return {"tag": f"{settings[0]['factor']:.6f}"}
+
+
+class LeavesThemThere(Module):
+    needs = frozenset({Need.GRADIENT, Need.CLOSURE})
+
+    def apply(self, objective):
+        updates = objective.get_updates()
+        with torch.no_grad():
+            for p, u in zip(objective.params, updates, strict=True):
+                p.sub_(u)
+        objective.get_loss(backward=False, at_x0=False)
+        objective.skip_update = True
+        return objective
+
+
+class Hoards(TensorTransform):
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        state.setdefault("all", []).append(tensor.clone())
+        return tensor
+
+
+class TakesNan(TensorTransform):
+    def __init__(self, *, factor=0.5):
+        super().__init__({"factor": 0.5})
+        self.defaults["factor"] = factor
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * setting["factor"]
+
+
+class TakesAnything(TensorTransform):
+    def __init__(self, **kwargs):
+        super().__init__({})
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor
+
+    def set_param_groups(self, param_groups):
+        return self
+
+
+class CountsMembers(TensorTransform):
+    """Not pointwise, though it says so: the number of elements differs on a population."""
+
+    elementwise = True
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * setting["size"]
+
+    def measure(self, tensors, params, grads, settings, members):
+        return {"size": 1.0 / sum(t.numel() for t in tensors)}
+
+
+def slow(link):
+    return lambda: [link(), m.LR(0.1)]
+
+
+BROKEN = [
+    ("optimum", slow(Uphill), {}),
+    ("reference", slow(Pointwise), {"reference": lambda p: torch.optim.SGD(p, lr=0.11)}),
+    ("fused_eager", lambda: [optim.Chain(Pointwise(), Lying()), m.LR(0.1)], {}),
+    ("fused_c", lambda: [Lying(), m.LR(0.1)], {}),
+    ("pieces", slow(PerTensor), {}),
+    ("closures", slow(ReadsGrad), {}),
+    ("formats", slow(Reallocates), {}),
+    ("frozen", slow(MovesAll), {}),
+    ("half", slow(Overflows), {}),
+    ("saved", slow(Hidden), {}),
+    ("loaded_in_place", slow(Hidden), {}),
+    ("groups", slow(OwnDefaults), {}),
+    ("no_rebuild", slow(EveryNumber), {}),
+    ("errors", slow(LeavesThemThere), {"closure": True}),
+    ("leaks", slow(Hoards), {}),
+    ("nan", slow(TakesNan), {}),
+    ("unknown", slow(TakesAnything), {}),
+    ("population", slow(CountsMembers), {}),
+]
+
+
+@pytest.mark.parametrize(("law", "make", "options"), BROKEN, ids=[law for law, _, _ in BROKEN])
+def test_a_law_catches_the_link_that_breaks_it(law, make, options):
+    with pytest.raises(LawError, match=f"culprit breaks the law {law!r}: "):
+        check_link(make, name="culprit", laws=[law], **options)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_good_link_breaks_none(law):
+    case = Case("good", lambda: [Pointwise(), m.LR(0.2)], reference=lambda p: torch.optim.SGD(p, lr=0.2))
+    assert check_law(case, law) is None
+
+
+def test_a_link_that_crashes_breaks_the_law_it_crashes_under():
+    class Crashes(Pointwise):
+        def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+            raise KeyError("buffer")
+
+    with pytest.raises(LawError, match="Crashes breaks the law 'pieces': KeyError: 'buffer'"):
+        check_link(Crashes, laws=["pieces"])
+
+
+def test_reports_and_reasons():
+    report = check_link(slow(Pointwise), laws=["reference", "duplicates", "half"], skip={"half": "why not"})
+    assert report.held == ("duplicates",)
+    assert report.skipped == {"reference": "it has no reference", "half": "why not"}
+    assert str(report).splitlines()[0] == "Pointwise | LR: 1 law holds, 2 do not apply"
+    with pytest.raises(ValueError, match="there is no law 'gravity'"):
+        check_link(slow(Pointwise), laws=["gravity"])
+    with pytest.raises(ValueError, match="target is 'moon'"):
+        check_link(slow(Pointwise), target="moon")
+    assert check_link(Pointwise, laws=["shared"]).name == "Pointwise"
+
+
+def test_rows_are_collected(tmp_path):
+    assert collect(tmp_path) == []
+    text = "from laws.registry import Row\nfrom moduli import m\nROWS = [Row('a', lambda: [m.LR(0.1)])]\n"
+    (tmp_path / "one.py").write_text(text)
+    (row,) = collect(tmp_path)
+    assert isinstance(row, Row)
+    (tmp_path / "two.py").write_text(text)
+    with pytest.raises(ValueError, match="two rows are called 'a'"):
+        collect(tmp_path)

@@ -1,0 +1,98 @@
+"""Links in the eigenbasis of Shampoo's covariances, and in the space of the last updates."""
+
+import pytest
+import torch
+
+import moduli as mo
+from m.first_order import close, run
+from moduli import m, optim
+
+SHAPES = ((3, 4), (5,), (), (2, 3, 2))
+
+
+def test_adam_in_the_basis_is_soap():
+    soap = run(lambda p: [m.SOAP(precond_freq=3), m.LR(0.05)], shapes=SHAPES)
+    basis = run(lambda p: [m.SOAPBasis(m.Adam(beta1=0.95, beta2=0.95), precond_freq=3), m.LR(0.05)], shapes=SHAPES)
+    close(basis, soap)
+
+
+def test_plain_descent_does_not_see_the_basis():
+    """A rotation there and back; momentum is rotated with the basis."""
+    close(
+        run(lambda p: [m.SOAPBasis(m.HeavyBall(0.9), precond_freq=2), m.LR(0.01)], shapes=SHAPES),
+        run(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), shapes=SHAPES),
+    )
+
+
+def test_decay_inside_the_basis_is_decay():
+    close(
+        run(lambda p: [m.SOAPBasis([m.WeightDecay(0.1)], precond_freq=2), m.LR(0.05)], shapes=SHAPES),
+        run(lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1), shapes=SHAPES),
+    )
+
+
+def test_first_step_is_not_clipped():
+    w = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
+    target = torch.tensor([[3.0, 1.0], [0.5, 7.0]], dtype=torch.float64)
+    mo.Optimizer([w], m.SOAPBasis(m.Identity())).step(mo.closure(lambda: -(w * target).sum()))
+    torch.testing.assert_close(w.data, target)
+
+
+def test_ggt_basis_of_the_identity_is_the_identity():
+    close(
+        run(lambda p: [m.GGTBasis(m.Identity(), history_size=4), m.LR(0.05)]), run(lambda p: torch.optim.SGD(p, 0.05))
+    )
+    # What is outside of a truncated space is not lost.
+    close(
+        run(lambda p: [m.GGTBasis(m.Identity(), history_size=4, truncate=1), m.LR(0.05)]),
+        run(lambda p: torch.optim.SGD(p, 0.05)),
+    )
+
+
+def test_memory_follows_the_space():
+    """While the space contains all updates so far, momentum in it is momentum."""
+    close(
+        run(lambda p: [m.GGTBasis(m.HeavyBall(0.9), history_size=50, eig_tol=0.0), m.LR(0.01)], steps=8),
+        run(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), steps=8),
+        1e-6,
+    )
+
+
+def test_ggt_basis_refuses_links_that_evaluate():
+    w = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(optim.ChainError, match="nothing can be evaluated"):
+        mo.Optimizer([w], m.GGTBasis(m.StrongWolfe()))
+
+
+def test_products_with_the_hessian():
+    scale = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64)
+    for method in ("autograd", "fd_forward", "fd_central"):
+        w = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        link = m.RandomHvp(zHz=True, distribution="rademacher", hvp_method=method, seed=0)
+        mo.Optimizer([w], link).step(mo.closure(lambda w=w: (scale * w**2).sum() / 2))
+        torch.testing.assert_close(w.data, -scale, rtol=1e-6, atol=1e-6)
+
+
+def test_products_are_kept_between_draws():
+    w = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt = mo.Optimizer([w], m.RandomHvp(update_freq=3, seed=0), m.LR(0.0))
+    seen = []
+    for _ in range(4):
+        opt.step(mo.closure(lambda: (w**4).sum()))
+        seen.append(opt.link("RandomHvp").state[w]["product"].clone())
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[3])
+
+
+def test_estimate_is_the_product_on_a_quadratic():
+    scale = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    link = m.HpuEstimate()
+    for point in ([1.0, 1.0], [0.5, -1.0]):
+        before = w.detach().clone()
+        w.data.copy_(torch.tensor(point))
+        objective = optim.Objective([w], mo.closure(lambda: (scale * w**2).sum() / 2))
+        out = link.step(objective).updates[0]
+    s = w.detach() - before
+    torch.testing.assert_close(out, scale * s / s.norm())

@@ -1,0 +1,109 @@
+"""Smoothing of updates and of losses."""
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import m, optim
+
+
+def test_laplacian_solves_its_equation_and_keeps_the_mean():
+    u = torch.randn(3, 5, dtype=torch.float64)
+    v = optim.step_tensors(m.LaplacianSmoothing(2.5), [u.clone()])[0]
+    flat = v.reshape(-1)
+    back = flat - 2.5 * (torch.roll(flat, 1) - 2 * flat + torch.roll(flat, -1))
+    torch.testing.assert_close(back, u.reshape(-1))
+    assert float(v.sum()) == pytest.approx(float(u.sum()))
+
+
+def test_laplacian_over_everything_is_that_of_the_vector():
+    parts = [torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)]
+    params = [torch.zeros_like(part) for part in parts]
+    whole = torch.cat([part.reshape(-1) for part in parts])
+    found = optim.step_tensors(m.LaplacianSmoothing(layerwise=False), [p.clone() for p in parts], params)
+    expected = optim.step_tensors(m.LaplacianSmoothing(), [whole])[0]
+    torch.testing.assert_close(torch.cat([f.reshape(-1) for f in found]), expected)
+
+
+def test_small_tensors_stay():
+    u = torch.tensor([1.0, -1.0, 1.0])
+    assert torch.equal(optim.step_tensors(m.LaplacianSmoothing(), [u.clone()])[0], u)
+    assert not torch.equal(optim.step_tensors(m.LaplacianSmoothing(min_numel=3), [u.clone()])[0], u)
+
+
+def test_sampling_without_links_inside_ends_and_does_not_drift():
+    """The same evaluation twice gives the same numbers, and x itself is among the points."""
+    w = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    seen = []
+
+    class Look(optim.Module):
+        needs = frozenset({optim.Need.CLOSURE, optim.Need.GRADIENT})
+
+        def apply(self, objective):
+            for _ in range(3):
+                seen.append(float(objective.get_loss(backward=True, at_x0=False)))
+                seen.append(float(objective.get_loss(backward=False, at_x0=False)))
+            return objective
+
+    opt = mo.Optimizer([w], m.GradientSampling(n=5, sigma=0.3, seed=0), Look(), m.LR(0.1))
+    opt.step(mo.closure(lambda: (w**2).sum()))
+    assert len(set(seen)) == 1
+
+
+def test_mean_is_the_smoothed_loss():
+    """The mean of a quadratic over normal points is the quadratic plus sigma^2 times half its trace."""
+    w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    opt = mo.Optimizer([w], m.GradientSampling(n=4000, sigma=0.5, seed=0, include_x0=False), m.LR(1.0))
+    seen = []
+    opt = mo.Optimizer(
+        [w], m.GradientSampling(n=4000, sigma=0.5, seed=0), m.PrintLoss("", print_fn=seen.append), m.LR(0.0)
+    )
+    opt.step(mo.closure(lambda: (w**2).sum()))
+    assert float(seen[0]) == pytest.approx(5 + 0.25 * 2, abs=0.1)
+
+
+def test_hull_descends_along_a_kink():
+    """On |x| + 10 |y| plain descent zigzags across the valley; the shortest vector of the hull goes along it."""
+
+    def trial(*links):
+        w = torch.nn.Parameter(torch.tensor([1.0, 1e-3], dtype=torch.float64))
+        opt = mo.Optimizer([w], *links, m.LR(0.01))
+        across = []
+        for _ in range(40):
+            opt.step(mo.closure(lambda: w[0].abs() + 10 * w[1].abs()))
+            across.append(float(w[1].detach().abs()))
+        return float(w[0].detach()), max(across)
+
+    along, across = trial(m.GradientSampling(sigma=0.01, n=20, aggregate="hull", seed=0))
+    assert along < 0.65
+    assert across < 0.02
+    assert trial()[1] > 0.05
+
+
+@pytest.mark.parametrize("aggregate", ["max", "min", "min-norm", "min-value"])
+def test_other_aggregates_descend(aggregate):
+    w = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    opt = mo.Optimizer([w], m.GradientSampling(sigma=0.01, n=5, aggregate=aggregate, seed=0), m.LR(0.1))
+    for _ in range(60):
+        opt.step(mo.closure(lambda: (w**2).sum()))
+    assert float((w.detach() ** 2).sum()) < 1e-2
+
+
+def test_the_radius_shrinks_when_the_criterion_is_met():
+    w = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    link = m.GradientSampling(sigma=1.0, n=3, termination=m.TerminateAfterNSteps(2), decay=0.5, seed=0)
+    opt = mo.Optimizer([w], link, m.Adam(), m.LR(0.01))
+    scales, counts = [], []
+    for _ in range(5):
+        opt.step(mo.closure(lambda: (w**2).sum()))
+        scales.append(link.global_state.get("scale", 1.0))
+        counts.append(opt.link("Adam").state[w].get("step", 0) if w in opt.link("Adam").state else 0)
+    assert scales == [1.0, 0.5, 0.5, 0.25, 0.25]
+    assert counts == [1, 0, 1, 0, 1]
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="aggregate is 'median'"):
+        m.GradientSampling(aggregate="median")
+    with pytest.raises(ValueError, match="sigma"):
+        m.LaplacianSmoothing(-1.0)
