@@ -27,8 +27,10 @@ def check(params: Iterable[Tensor], links: Sequence[Module]) -> bool:
     for link in links:
         if isinstance(link, Chain):
             continue
-        pointwise = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
-        if not pointwise or (_fusion._measures(link) and not getattr(link, "sharded", False)):  # type: ignore[arg-type]
+        fits = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
+        if isinstance(link, TensorTransform) and _fusion._measures(link):
+            fits = fits and link.sharded
+        if not fits:
             raise ChainError(
                 f"{type(link).__name__} looks at all elements of a parameter, but parameters here are shards of tensors "
                 "(DTensor, as FSDP makes them), of which each process holds a part. Pointwise links, ClipNorm, Normalize "
