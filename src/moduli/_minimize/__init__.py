@@ -66,7 +66,7 @@ def minimize(
         >>> import torch, moduli as mo
         >>> start = {"a": torch.zeros(2, dtype=torch.float64), "b": [torch.ones((), dtype=torch.float64)]}
         >>> found = mo.minimize(lambda p: ((p["a"] - 3) ** 2).sum() + p["b"][0] ** 2, start)
-        >>> found.x["a"], found.success
+        >>> found.x["a"].round(decimals=3), found.success
         (tensor([3., 3.], dtype=torch.float64), True)
 
     References:
