@@ -29,6 +29,7 @@ class Core:
         "_buffers",
         "_count",
         "_entries",
+        "_fixed",
         "_flags",
         "_graph",
         "_leaves",
@@ -53,6 +54,8 @@ class Core:
     _plans: dict[Any, Any]
     # A population that this one is a part of: its storage, leaves and members see what happens here.
     _parent: Core | None
+    # Parameters that operations on this population leave alone, whatever their configurations.
+    _fixed: frozenset[int]
 
     @classmethod
     def _like(cls, template: nn.Module, count: int, filled: bool = True) -> Self:
@@ -81,6 +84,7 @@ class Core:
         self._graph = False
         self._plans = {}
         self._parent = None
+        self._fixed = frozenset()
 
     def _made(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
         """A population of the same structure with other values."""
@@ -227,16 +231,16 @@ class Core:
         )
 
     def _inert(self) -> frozenset[int]:
-        """Which parameters take no part in operations, according to their configurations."""
+        """Which parameters take no part in operations, according to their configurations and to `only`."""
         record = self.template.__dict__.get(RECORD)
         version = None if record is None else record.version
         if version is None:
-            return frozenset()
+            return self._fixed
         species = version.species if isinstance(version, Unborn) else version.data.species
         if not species.configured:
-            return frozenset()
+            return self._fixed
         found = Operand(self.template, False).config()
-        return frozenset(place for place, config in found.items() if not config.operational)
+        return self._fixed | frozenset(place for place, config in found.items() if not config.operational)
 
     def _left_out(self, group: Group) -> bool:
         """Whether no parameter of a group takes part in operations."""

@@ -27,7 +27,10 @@ AXIS = "member"
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call, flattened: which leaves differ from member to member, and along which dimension."""
+    """The arguments of a call, flattened: which leaves differ from member to member, and along which dimension.
+
+    There is no `spec` where the leaves are the arguments.
+    """
 
     leaves: list[Any]
     spec: Any
@@ -45,7 +48,7 @@ class Arguments(NamedTuple):
     def filled(self, mapped: Sequence[Any], by_member: bool = True) -> tuple[Any, ...]:
         """The arguments of one call, with the leaves that differ put in."""
         if all(dim is None for dim in self.dims):
-            return tuple(pytree.tree_unflatten(self.leaves, self.spec))
+            return tuple(self.leaves if self.spec is None else pytree.tree_unflatten(self.leaves, self.spec))
         items = iter(mapped)
         made = []
         for leaf, dim in zip(self.leaves, self.dims, strict=True):
@@ -63,6 +66,8 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count
     Raises:
         StructureError: If one does not have `count` slices.
     """
+    if in_dims is None and all(isinstance(each, Tensor) for each in args):
+        return Arguments(list(args), None, [None] * len(args), kwargs)
     leaves, spec = pytree.tree_flatten(args, is_leaf=_is_labelled)
     if in_dims is None:
         return Arguments(leaves, spec, [None] * len(leaves), kwargs)
@@ -97,14 +102,18 @@ class Results:
         self.spec: Any = None
         self.others: list[Any] = []
         self.axes: list[Axes | None] = []
-        self.parts: list[list[Tensor]] = []
+        # Whether the output is one tensor and nothing else.
+        self.lone = False
 
     def flat(self, output: Any) -> list[Tensor]:
         """The tensors of one output; the rest of it must be the same for all members."""
+        if isinstance(output, Tensor) and self.spec is None:
+            self.lone = True
+            return [output]
         leaves, spec = pytree.tree_flatten(output, is_leaf=_is_labelled)
         others = [None if isinstance(leaf, Tensor | LabelledTensor) else leaf for leaf in leaves]
         axes = [leaf._axes if type(leaf) is LabelledTensor else None for leaf in leaves]
-        if self.spec is not None and (spec != self.spec or not _equal(others, self.others)):
+        if self.lone or (self.spec is not None and (spec != self.spec or not _equal(others, self.others))):
             raise TypeError(
                 "members returned different things besides tensors; return tensors, which are stacked, or the same value "
                 "for every member"
@@ -115,6 +124,8 @@ class Results:
 
     def joined(self, columns: list[Tensor]) -> Any:
         """The output with stacked tensors in it."""
+        if self.lone:
+            return columns[0]
         items = iter(columns)
         made = []
         for tensor, other, axes in zip(self.places, self.others, self.axes, strict=True):
@@ -187,7 +198,7 @@ def _vmapped(
 ) -> list[Tensor]:
     changed: list[int] = []
 
-    def one(own: tuple[Any, ...], kept: tuple[Any, ...], leaves: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    def one(own: tuple[Any, ...], kept: tuple[Any, ...], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         before = swap.put(own, kept)
         try:
             output = results.flat(fn(swap.module, *args.filled(leaves), **args.kwargs))
@@ -195,18 +206,19 @@ def _vmapped(
         finally:
             swap.restore(before)
         changed[:] = list(rebound)
-        return output, list(rebound.values())
+        return (*output, *rebound.values())
 
     # One flat list of tensors: torch takes structures apart and puts them together again several times.
     dims = tuple(dim for dim in args.dims if dim is not None)
     first, second = len(parameters), len(parameters) + len(buffers)
 
-    def flat(*tensors: Any) -> tuple[list[Any], list[Any]]:
+    def flat(*tensors: Any) -> tuple[Any, ...]:
         return one(tensors[:first], tensors[first:second], tensors[second:])
 
-    output, rebound = torch.vmap(flat, (0,) * second + dims, 0, randomness)(*parameters, *buffers, *mapped)
-    _write(buffers, changed, rebound)
-    return list(output)
+    made: tuple[Tensor, ...] = torch.vmap(flat, (0,) * second + dims, 0, randomness)(*parameters, *buffers, *mapped)
+    outputs = len(made) - len(changed)
+    _write(buffers, changed, made[outputs:])
+    return list(made[:outputs])
 
 
 def _write(buffers: Sequence[Tensor], places: list[int], values: Sequence[Tensor]) -> None:

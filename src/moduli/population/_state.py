@@ -69,13 +69,7 @@ class State(Indexing):
             >>> [leaf.requires_grad for leaf in pop.parameters()]
             [True, False]
         """
-        chosen = patterns or ("*",)
-        hit = [any(fnmatchcase(n, p) for n in e.names for p in chosen) for e in self.layout]
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
-                raise ValueError(
-                    f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}"
-                )
+        hit = self._matching(patterns or ("*",))
         self._flags = tuple(requires_grad if h else f for h, f in zip(hit, self._flags, strict=True))
         for place, flag in enumerate(self._flags):
             if self._leaves is not None and not self._graph:
@@ -83,6 +77,41 @@ class State(Indexing):
             for _, _, parameters, _ in self._members.items():
                 parameters[place][0].requires_grad_(flag)
         return self
+
+    def only(self, *patterns: str) -> Self:
+        """Scope operations to the parameters whose names match: the others keep their values.
+
+        Args:
+            *patterns: Names, or patterns such as `"encoder.*"`.
+
+        Returns:
+            A part with all members, which shares the storage. Arithmetic with it, also in place, and variation leave the
+            other parameters as they are; results are whole populations.
+
+        Raises:
+            ValueError: If no parameter matches a pattern.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> pop = Population.of(nn.Linear(3, 2), 5)
+            >>> half = pop.only("bias") * 0.5
+            >>> torch.equal(half[0].weight, pop[0].weight), torch.equal(half[0].bias, 0.5 * pop[0].bias)
+            (True, True)
+        """
+        self._ready()
+        hit = self._matching(patterns)
+        made = self._part(slice(None))
+        made._fixed = self._fixed | frozenset(place for place, chosen in enumerate(hit) if not chosen)
+        return made
+
+    def _matching(self, patterns: tuple[str, ...]) -> list[bool]:
+        """Which parameters have a name that matches one of the patterns."""
+        for pattern in patterns:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
+                raise ValueError(
+                    f"no parameter is called {pattern!r}; there are {', '.join(self.layout.names) or 'none'}"
+                )
+        return [any(fnmatchcase(n, p) for n in e.names for p in patterns) for e in self.layout]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the leaves.
