@@ -1,7 +1,8 @@
 """Population-based training: learning rates that nobody had to choose.
 
 Sixteen networks start with learning rates spread over five orders of magnitude. Every twenty steps the worst four take over
-weights and optimizer state of the best four, with their learning rates a little changed.
+weights and optimizer state of the best four, with their learning rates a little changed. How often matters: with an exchange
+every ten steps members copy each other before they differ, and the best of them ends up worse than without any exchange.
 """
 
 import torch
