@@ -285,6 +285,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def _page_of(module: ModuleType, all_rooms: Any) -> str:
+    """The API page of a room. The links have a page of their own, generated from the same docstrings."""
+    if module.__name__ == "moduli.m":
+        return f"# moduli.m\n\n{inspect.getdoc(module)}\n\nEvery link is described in [the catalogue](../links.md).\n"
+    return page(module, all_rooms)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Refuse undocumented names, then make the API pages."""
     all_rooms = rooms()
@@ -293,7 +300,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if missing:
         raise PluginError("these public names have no docstring:\n  " + "\n  ".join(missing))
     for module in all_rooms:
-        files.append(File.generated(config, f"api/{module.__name__}.md", content=page(module, all_rooms)))
+        files.append(File.generated(config, f"api/{module.__name__}.md", content=_page_of(module, all_rooms)))
     files.append(File.generated(config, "labels-functions.md", content=supported_functions()))
     files.append(File.generated(config, "links.md", content=catalogue()))
     return files
