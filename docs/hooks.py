@@ -285,7 +285,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def _page_of(module: ModuleType, all_rooms: Any) -> str:
+def _page_of(module: ModuleType, all_rooms: list[ModuleType]) -> str:
     """The API page of a room. The links have a page of their own, generated from the same docstrings."""
     if module.__name__ == "moduli.m":
         return f"# moduli.m\n\n{inspect.getdoc(module)}\n\nEvery link is described in [the catalogue](../links.md).\n"
