@@ -178,7 +178,7 @@ def test_links_and_lists(call):
     assert one["kind"] == "link"
     assert one["documentation"]
     assert "learning rate" in call("links", "LR").stdout.lower()
-    assert "torch.LBFGS" in call("links", "lbfgs").stdout
+    assert "torch.LBFGS" in call("links", "torch").stdout
     problems = json.loads(call("race", "--list", "--json").stdout)
     assert [entry["name"] for entry in problems] == lab.problems.names()
     assert "rosenbrock" in call("race", "--list").stdout

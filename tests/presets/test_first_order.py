@@ -43,10 +43,12 @@ def test_every_preset_goes_down_with_its_defaults(name):
     net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
     x, y = torch.randn(32, 4), torch.randn(32, 2)
     loss = mo.closure(lambda: (net(x) - y).square().mean())
+    residuals = mo.closure(lambda: (net(x) - y).reshape(-1))
     opt = mo.Optimizer(net, getattr(presets, name)())
+    needs = frozenset().union(*(link.all_needs() for link in opt.modules))
     start = loss(backward=False).item()
     for _ in range(40):
-        opt.step(loss)
+        opt.step(residuals if mo.optim.Need.RESIDUALS in needs else loss)
     assert loss(backward=False).item() < start
 
 
