@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
-.PHONY: help run picture test lint docs bench clean format
+.PHONY: help run picture test test-all lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,9 +28,12 @@ picture: $(VENV)/.ready  ## race, and draw docs/img/race.svg
 	@$(BIN)/moduli race --out site/race.html --picture docs/img/race.svg
 
 # The law book runs without coverage, which would double its time; what it covers is covered without it too.
-test: $(VENV)/.ready  ## the whole test suite, warnings as errors, with coverage
+test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; without what takes minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term --ignore=tests/laws/test_laws.py $(ARGS)
 	@$(BIN)/python -m pytest -n $(WORKERS) tests/laws/test_laws.py $(ARGS)
+
+test-all: $(VENV)/.ready  ## every test there is: killed writers, browsers, all of the law book (about half an hour)
+	@$(MAKE) test ARGS="--all $(ARGS)"
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, and the order of the rooms
 	@$(BIN)/ruff check .
