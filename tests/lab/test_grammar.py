@@ -148,7 +148,7 @@ def test_values_mean_what_they_mean_in_python():
         ("Population(4)", "needs links"),
         ("Population(0) | LR(1)", "at least one member"),
         ("Population(4, spread=-1) | LR(1)", "spread"),
-        ("LR(1, 2)", "keywords"),
+        ("LR(1, 2)", "by position"),
         ("LR(torch.SGD(lr=1))", "cannot be an argument"),
     ],
 )
