@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 from .._checks import at_least_one, fraction, non_negative
-from ._axes import accumulate, covariance, eigh, merged_shape, multiply, work
+from ._axes import multiply, work
+from ._eigenbasis import begin, follow, learn, matrices
 
 __all__ = ["SOAP"]
 
@@ -86,38 +87,24 @@ class SOAP(TensorTransform):
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        x = work(tensor)
-        shape = merged_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
-        axes = [axis for axis, size in enumerate(shape) if size <= setting["max_dim"] and tensor.numel()]
-        if len(shape) == 1 and not setting["precondition_1d"]:
-            axes = []
-        x = x.reshape(shape)
-        state["shape"], state["axes"] = shape, axes
-        state["covariances"] = [covariance(x, axis) * (1 - setting["shampoo_beta"]) for axis in axes]
-        # The largest eigenvalue first, the order that orthogonal iteration keeps.
-        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
+        x = begin(
+            state,
+            tensor,
+            setting["shampoo_beta"],
+            setting["max_dim"],
+            setting["merge_small"],
+            setting["precondition_1d"],
+        )
         state["exp_avg"] = torch.zeros_like(x)
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
 
     @staticmethod
-    def _matrices(state: Any) -> list[Tensor | None]:
-        matrices: list[Tensor | None] = [None] * len(state["shape"])
-        for axis, basis in zip(state["axes"], state["bases"], strict=True):
-            matrices[axis] = basis
-        return matrices
-
-    def _follow(self, state: Any) -> None:
-        """One step of orthogonal iteration; moments move to the new basis."""
-        mean = multiply(state["exp_avg"], self._matrices(state))
-        bases = []
-        for axis, total, basis in zip(state["axes"], state["covariances"], state["bases"], strict=True):
-            image = total @ basis
-            order = (basis.conj() * image).sum(0).real.argsort(descending=True)
+    def _follow(state: Any) -> None:
+        """The basis makes its step; moments move to the new one."""
+        mean = multiply(state["exp_avg"], matrices(state))
+        for axis, order in zip(state["axes"], follow(state), strict=True):
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
-            # Row by row, as a checkpoint brings it back: products round differently for other strides.
-            bases.append(torch.linalg.qr(image[:, order])[0].contiguous())
-        state["bases"] = bases
-        state["exp_avg"] = multiply(mean, self._matrices(state), adjoint=True)
+        state["exp_avg"] = multiply(mean, matrices(state), adjoint=True)
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -127,7 +114,7 @@ class SOAP(TensorTransform):
         # The basis that the last step's covariances ask for: a step is made in the basis from before it.
         if state["axes"] and t > 1 and (t - 1) % setting["precond_freq"] == 0:
             self._follow(state)
-        rotated = multiply(x, self._matrices(state), adjoint=True)
+        rotated = multiply(x, matrices(state), adjoint=True)
         state["exp_avg"].lerp_(rotated, 1 - setting["beta1"])
         beta2 = setting["beta2"]
         if rotated.is_complex():
@@ -135,8 +122,7 @@ class SOAP(TensorTransform):
         else:
             state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         if t > 1:
-            for axis, total in zip(state["axes"], state["covariances"], strict=True):
-                accumulate(total, x, axis, setting["shampoo_beta"], 1 - setting["shampoo_beta"])
+            learn(state, x, setting["shampoo_beta"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -148,4 +134,4 @@ class SOAP(TensorTransform):
             grow = (1 - setting["beta2"] ** t) ** -0.5
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
         out = (state["exp_avg"] / denominator).mul_(size)
-        return multiply(out, self._matrices(state)).reshape(tensor.shape).to(tensor.dtype)
+        return multiply(out, matrices(state)).reshape(tensor.shape).to(tensor.dtype)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...optim import Chainable, Need, Objective
 from .._checks import at_least_one, fraction
-from ..adaptive._axes import covariance, eigh, merged_shape, multiply, work
+from ..adaptive._axes import multiply, work
+from ..adaptive._eigenbasis import begin, follow, learn, matrices
 from ._projection import Projection
 
 __all__ = ["SOAPBasis"]
@@ -77,35 +78,19 @@ class SOAPBasis(Projection):
                 continue
             state, beta = self.state[param], self.settings[param]["shampoo_beta"]
             if "bases" not in state:
-                self._begin(state, update, beta)
+                begin(state, update, beta, self.max_dim, self.merge_small, self.precondition_1d)
+                state["step"] = 1
                 continue
             if state["axes"] and state["step"] % self.precond_freq == 0:
                 self._follow(state, f"modules {names[i]}")
             state["step"] += 1
-            x = work(update).reshape(state["shape"])
-            for axis, total in zip(state["axes"], state["covariances"], strict=True):
-                total.lerp_(covariance(x, axis), 1 - beta)
-
-    def _begin(self, state: Any, update: Tensor, beta: float) -> None:
-        shape = merged_shape(update.shape, self.max_dim, self.merge_small)
-        axes = [axis for axis, size in enumerate(shape) if size <= self.max_dim and update.numel()]
-        if len(shape) == 1 and not self.precondition_1d:
-            axes = []
-        x = work(update).reshape(shape)
-        state.update(shape=shape, axes=axes, step=1)
-        state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
-        # The largest eigenvalue comes first, the order that orthogonal iteration keeps.
-        state["bases"] = [eigh(found)[1].flip(-1).contiguous() for found in state["covariances"]]
+            learn(state, work(update).reshape(state["shape"]), beta)
 
     def _follow(self, state: Any, key: str) -> None:
         """One step of orthogonal iteration; what the links inside remember moves to the new basis."""
-        old, orders, bases = _matrices(state), [], []
-        for total, basis in zip(state["covariances"], state["bases"], strict=True):
-            image = total @ basis
-            orders.append((basis.conj() * image).sum(0).real.argsort(descending=True))
-            bases.append(torch.linalg.qr(image[:, orders[-1]])[0].contiguous())
-        state["bases"] = bases
-        new = _matrices(state)
+        old = matrices(state)
+        orders = follow(state)
+        new = matrices(state)
         for link, row in self._buffers(key):
             for kind, names in link._projected.items():
                 for name in names:
@@ -115,7 +100,7 @@ class SOAPBasis(Projection):
                             self._move(buffer, kind, state, old, new, orders)
 
     def _buffers(self, key: str) -> list[tuple[Any, Any]]:
-        stand_ins = self._stand_ins.get(key)
+        stand_ins = self._stand_ins.get(self._stand_in_key(key))
         out: list[tuple[Any, Any]] = []
         for _, link in self.children["modules"].links():
             link.on_get_projected_buffers()
@@ -147,7 +132,7 @@ class SOAPBasis(Projection):
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return [
-            multiply(work(tensor).reshape(row["shape"]), _matrices(row), adjoint=True)
+            multiply(work(tensor).reshape(row["shape"]), matrices(row), adjoint=True)
             if "bases" in row
             else work(tensor)
             for tensor, row in zip(tensors, self._rows, strict=True)
@@ -155,7 +140,7 @@ class SOAPBasis(Projection):
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         return [
-            (multiply(tensor, _matrices(row)) if "bases" in row else tensor).reshape(param.shape).to(param.dtype)
+            (multiply(tensor, matrices(row)) if "bases" in row else tensor).reshape(param.shape).to(param.dtype)
             for tensor, row, param in zip(tensors, self._rows, params, strict=True)
         ]
 
@@ -178,10 +163,3 @@ class SOAPBasis(Projection):
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
         return super().step(objective)
-
-
-def _matrices(state: Any) -> list[Tensor | None]:
-    matrices: list[Tensor | None] = [None] * len(state["shape"])
-    for axis, basis in zip(state["axes"], state["bases"], strict=True):
-        matrices[axis] = basis
-    return matrices

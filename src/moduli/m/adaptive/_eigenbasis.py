@@ -1,0 +1,69 @@
+"""The slowly moving eigenbasis of Shampoo's covariances. Shared by SOAP and SOAPBasis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._axes import accumulate, covariance, eigh, merged_shape, work
+
+__all__ = ["begin", "follow", "learn", "matrices"]
+
+
+def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
+    """Covariances and bases of a first update, which is returned in the shape that is rotated."""
+    shape = merged_shape(update.shape, max_dim, merge_small)
+    axes = [axis for axis, size in enumerate(shape) if size <= max_dim and update.numel()]
+    if len(shape) == 1 and not precondition_1d:
+        axes = []
+    x = work(update).reshape(shape)
+    state["shape"], state["axes"] = shape, axes
+    state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
+    # The largest eigenvalue comes first, the order that orthogonal iteration keeps.
+    state["bases"] = [_eigenvectors(found).flip(-1).contiguous() for found in state["covariances"]]
+    return x
+
+
+def _eigenvectors(matrix: Tensor) -> Tensor:
+    """Eigenvectors that depend on the matrix alone, also where it is zero: there any basis would do, and rounding chose it."""
+    values, vectors = eigh(matrix)
+    unseen = int((values <= values[-1] * (len(values) * torch.finfo(values.dtype).eps)).sum())
+    if unseen > 1:
+        # Of the space that was never seen, the basis in which a fixed ramp is diagonal.
+        ramp = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
+        space = vectors[:, :unseen]
+        vectors[:, :unseen] = space @ eigh(space.mH @ (ramp[:, None] * space))[1]
+    return vectors
+
+
+def learn(state: Any, update: Tensor, beta: float) -> None:
+    """One more update, in the shape that is rotated, for the covariances."""
+    for axis, total in zip(state["axes"], state["covariances"], strict=True):
+        accumulate(total, update, axis, beta, 1 - beta)
+
+
+def follow(state: Any) -> list[Tensor]:
+    """One step of orthogonal iteration; returns, for each axis, the order its eigenvectors have moved to."""
+    orders, bases = [], []
+    for total, basis in zip(state["covariances"], state["bases"], strict=True):
+        image = total @ basis
+        found = (basis.conj() * image).sum(0).real
+        order = found.argsort(descending=True)
+        # A multiple of the identity leaves the eigenvectors alone. It is above rounding, so that directions in which nothing
+        # was ever seen stay where they are: without it the factor would make them out of the rounding of zeros.
+        above = found.sum() * torch.finfo(found.dtype).eps * 64
+        # Row by row, as a checkpoint brings it back: products round differently for other strides.
+        bases.append(torch.linalg.qr((image + above * basis)[:, order])[0].contiguous())
+        orders.append(order)
+    state["bases"] = bases
+    return orders
+
+
+def matrices(state: Any) -> list[Tensor | None]:
+    """The basis of each axis of the shape that is rotated; None where an axis is left alone."""
+    out: list[Tensor | None] = [None] * len(state["shape"])
+    for axis, basis in zip(state["axes"], state["bases"], strict=True):
+        out[axis] = basis
+    return out
