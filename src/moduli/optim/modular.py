@@ -323,6 +323,7 @@ class Optimizer(torch.optim.Optimizer):
             reduce=self._reduce,
         )
         objective.matrices = self._matrices
+        objective.tail = self.modules[-1]
         evaluator = objective.evaluator
         if evaluator is None:
             self._without_closure(objective, loss)

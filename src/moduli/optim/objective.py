@@ -13,7 +13,7 @@ from torch import Tensor
 from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
-from ._needs import ClosureError, Need
+from ._needs import ClosureError, Need, keeps_graph
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -56,6 +56,7 @@ class Objective(Curvature, Moving):
         skip_update: Do not move the parameters: a link has done it.
         should_terminate: Whether a termination link asked to stop training.
         present: For each parameter whether it has a gradient; None where all have.
+        tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
 
     Example:
         >>> import torch, moduli as mo
@@ -105,6 +106,7 @@ class Objective(Curvature, Moving):
         self.present: list[bool] | None = None
         self.matrices: list[int] | None = None
         self.accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+        self.tail: Any = None
         self._starts: dict[Tensor, Tensor] = {}
         self._graph: tuple[Tensor, list[Tensor]] | None = None
         self._residuals: Tensor | None = None
@@ -182,7 +184,10 @@ class Objective(Curvature, Moving):
 
     def _value(self, loss: Any) -> Tensor:
         """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
-        kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
+        if self.members is None and type(loss) is Tensor and loss.dim() == 0:
+            kept = loss.detach()
+        else:
+            kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
         return kept if self.reduce is None else self.reduce(kept)
 
     def _gradients(self) -> list[Tensor | None]:
@@ -225,7 +230,7 @@ class Objective(Curvature, Moving):
         if self.evaluator is None and self.loss is not None and self.grads is not None and not graph:
             return self.loss
         ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
-        if graph or any(need.graph for need in self.needs):
+        if graph or keeps_graph(self.needs):
             self._with_graph(ask)
         elif backward or Need.GRADIENT in self.needs:
             known = self.grads is not None
@@ -295,7 +300,7 @@ class Objective(Curvature, Moving):
         """Both at once: one evaluation."""
         graph = bool(retain_graph) or create_graph
         if not at_x0:
-            loss = self.get_loss(True, retain_graph, create_graph, at_x0=False)
+            loss = self._elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
             return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]

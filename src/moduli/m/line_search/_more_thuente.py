@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
-__all__ = ["Trial", "more_thuente", "trial_step"]
+__all__ = ["Trial", "Trials", "driven", "more_thuente", "more_thuente_trials", "trial_step"]
+
+Found = TypeVar("Found")
+Trials = Generator[float, tuple[float, float], float | None]
+"""A search that yields lengths and is sent the value and slope there."""
 
 Trial = tuple[float, float, float]
 """A length, the value there, and the slope there."""
@@ -68,8 +73,27 @@ def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
     return new, other, False
 
 
+def driven(
+    trials: Generator[float, tuple[float, float], Found], evaluate: Callable[[float], tuple[float, float]]
+) -> Found:
+    """What a search finds, its trials evaluated one by one."""
+    try:
+        a = next(trials)
+        while True:
+            a = trials.send(evaluate(a))
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+
+
 def more_thuente(
-    evaluate: Callable[[float], tuple[float, float]],
+    evaluate: Callable[[float], tuple[float, float]], loss: float, slope: float, first: float, **settings: float
+) -> tuple[float | None, bool]:
+    """The search of `more_thuente_trials`, with a function that gives the value and the slope at a length."""
+    return driven(more_thuente_trials(loss, slope, first, **settings), evaluate)  # type: ignore[arg-type]
+
+
+def more_thuente_trials(
     loss: float,
     slope: float,
     first: float,
@@ -79,11 +103,12 @@ def more_thuente(
     most: float,
     maxiter: int,
     width: float = 0.1,
-) -> tuple[float | None, bool]:
+) -> Generator[float, tuple[float, float], tuple[float | None, bool]]:
     r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
 
+    It yields the lengths to try and is sent the value and the slope there, so that many searches can be evaluated at once.
+
     Args:
-        evaluate: The value and the slope at a length.
         loss: The value at 0.
         slope: The slope at 0, negative.
         first: The first length to try.
@@ -105,7 +130,7 @@ def more_thuente(
     least, upper = 0.0, a + 4 * a
     ceiling = most
     for _ in range(maxiter):
-        f, d = evaluate(a)
+        f, d = yield a
         if f == -math.inf:
             return a, False
         if not math.isfinite(f) or not math.isfinite(d):
