@@ -197,9 +197,9 @@ class Evaluator:
         """The loss; gradients are left in `.grad`."""
         for param in params:
             param.grad = None
+        self.count += 1
         with torch.enable_grad():
             if self.fn is not None:
-                self.count += 1
                 loss = self.fn()
                 reduced = scalar(loss)
                 if not reduced.requires_grad:
@@ -209,5 +209,4 @@ class Evaluator:
                     )
                 _backward(reduced)
                 return loss
-            self.count += 1
             return self.source()

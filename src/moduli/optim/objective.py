@@ -153,6 +153,8 @@ class Objective(Curvature, Moving):
     def _scalar(self, given: Any) -> Tensor:
         """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
         loss: Any = given
+        if type(given) is Tensor and self.members is None and given.dim() == 0:
+            return given
         if not isinstance(given, Tensor):
             loss = getattr(given, "data", None)  # a labelled 0-d tensor
             if not isinstance(loss, Tensor) or not hasattr(given, "dims"):

@@ -116,7 +116,9 @@ class LBFGS(Transform):
 
     def _memory(self, state: Any, n: int, like: Tensor, history: int) -> PairMemory:
         held: PairMemory | None = self.__dict__.get("_held")
-        dtype = torch.float32 if like.dtype in _LOW else like.dtype.to_real()
+        dtype = like.dtype
+        if dtype is not torch.float64 and dtype is not torch.float32:
+            dtype = torch.float32 if dtype in _LOW else dtype.to_real()
         if held is None or not held.still(state, n, dtype, history):
             held = self._held = PairMemory(state, n, dtype, like.device, history)
         return held
@@ -135,8 +137,7 @@ class LBFGS(Transform):
             return
         state, setting = states[0], settings[0]
         if plain(objective.params):
-            x, s, y, sy, verdict = self._small_pair(objective, state, setting)
-            memory = self._memory(state, len(x), objective.params[0], setting["history_size"])
+            memory, s, y, sy, verdict = self._small_pair(objective, state, setting)
         else:
             x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
             memory = self._memory(state, len(x), x, setting["history_size"])
@@ -156,18 +157,18 @@ class LBFGS(Transform):
             s, y = (torch.as_tensor(s).numpy(), torch.as_tensor(y).numpy()) if memory.numpy else (s, y)
             sy = (float(s.dot(y)), float(s.dot(s)), float(y.dot(y)))
         along, ss, yy = sy
-        if along > setting["sy_tol"] and math.inf > along > torch.finfo(memory.dtype).eps * math.sqrt(ss * yy):
+        if along > setting["sy_tol"] and math.inf > along > memory.eps * math.sqrt(ss * yy):
             memory.add(s, y, along)
 
-    def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[Any, Any, Any, Any, str]:
+    def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[PairMemory, Any, Any, Any, str]:
         """What `changed` finds, as arrays, with the inner products of s and y."""
-        updates = objective.peek_updates()
-        x, u = array(objective.params), array(masked(updates, objective.present))
+        params = objective.params
+        x, u = array(params), array(masked(objective.peek_updates(), objective.present))
+        memory = self._memory(state, x.size, params[0], setting["history_size"])
         held = state.get("x")
-        if held is None or len(held) != len(x) or held.dtype is not objective.params[0].dtype:
+        if held is None or held.shape != x.shape or held.dtype is not params[0].dtype:
             state["x"], state["u"] = torch.from_numpy(x.copy()), torch.from_numpy(u.copy())
-            return x, None, None, None, "first" if held is None else "new"
-        memory = self._memory(state, len(x), objective.params[0], setting["history_size"])
+            return memory, None, None, None, "first" if held is None else "new"
         x_before, u_before = memory.point(state)
         s, y = x - x_before, u - u_before
         x_before[:], u_before[:] = x, u
@@ -177,7 +178,7 @@ class LBFGS(Transform):
             verdict = "step"
         elif not exceeds_array(y, yy, setting["gtol"]):
             verdict = "gradient"
-        return x, s, y, (float(s.dot(y)), ss, yy), verdict
+        return memory, s, y, (float(s.dot(y)), ss, yy), verdict
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""

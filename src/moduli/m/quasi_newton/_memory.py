@@ -49,6 +49,7 @@ class PairMemory:
             state["capacity"] = capacity
         self.rows: Tensor = state["rows"]
         self.n, self.dtype, self.history = n, dtype, history
+        self.eps = torch.finfo(dtype).eps
         self.capacity: int = state["capacity"]
         self.slots: list[int] = state["slots"]
         # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
