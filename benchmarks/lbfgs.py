@@ -204,7 +204,15 @@ def table(starts: int = 10) -> list[dict[str, Any]]:
         for who in names[1:]:
             ratio = statistics.median(row["moduli"][0] / row[who][0] for row in rows)
             asked = bar if who == "torch" else None
-            out.append({"name": f"{name}, time", "value": ratio, "bar": asked, "unit": f"of {who}", "ok": asked is None or ratio <= bar})
+            out.append(
+                {
+                    "name": f"{name}, time",
+                    "value": ratio,
+                    "bar": asked,
+                    "unit": f"of {who}",
+                    "ok": asked is None or ratio <= bar,
+                }
+            )
         best = min(names[1:], key=evals.__getitem__)
         counts = " / ".join(f"{evals[who]:g}" for who in names)
         ratio = evals["moduli"] / evals[best]

@@ -38,7 +38,7 @@ except ModuleNotFoundError:
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "minimize"))
-from problems import PROBLEMS, digits_logistic
+from problems import PROBLEMS, digits_logistic  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "minimize.md"
 MARKS = ("<!-- evaluations, written by benchmarks/minimize.py -->", "<!-- end of evaluations -->")

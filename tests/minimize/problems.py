@@ -81,8 +81,9 @@ PROBLEMS = {
 
 def digits_logistic():
     """Logistic regression of handwritten digits with a small penalty, like `moduli.lab.problems`; needs scikit-learn."""
-    from moduli.lab.problems import DigitsLogistic
     from sklearn.datasets import load_digits
+
+    from moduli.lab.problems import DigitsLogistic
 
     data = load_digits()
     pixels, target = torch.tensor(data.data / 16, dtype=D), torch.tensor(data.target)

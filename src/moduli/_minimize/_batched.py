@@ -127,9 +127,7 @@ class Runs:
         )
 
 
-def minimize_batched(
-    runs: Runs, *, tol: float | None, max_steps: int | None, after: Callable[[Runs], bool]
-) -> Result:
+def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, after: Callable[[Runs], bool]) -> Result:
     """Step all runs until each has ended, by the rules of a single run.
 
     Args:
@@ -154,7 +152,9 @@ def minimize_batched(
             runs.reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
             if not bool(runs.good.all()):
                 bad = int((~runs.good).sum())
-                runs.reason = f"{bad} of {runs.N} starts ended where the gradient does not vanish; the others converged."
+                runs.reason = (
+                    f"{bad} of {runs.N} starts ended where the gradient does not vanish; the others converged."
+                )
             break
         if max_steps is not None and runs.steps >= max_steps:
             runs.reason = f"The limit of {max_steps} steps was reached."

@@ -45,7 +45,10 @@ class Box:
         """The point that the function sees; of batched starts, those in these rows."""
         lows, highs = self.low, self.high
         if rows is not None:
-            lows, highs = [None if b is None else b[rows] for b in lows], [None if b is None else b[rows] for b in highs]
+            lows, highs = (
+                [None if b is None else b[rows] for b in lows],
+                [None if b is None else b[rows] for b in highs],
+            )
         at = _open if self.transform else _clamp
         return [at(z, low, high) for z, low, high in zip(leaves, lows, highs, strict=True)]
 

@@ -11,7 +11,19 @@ from torch import Tensor
 
 from ..optim._vectors import as_real
 
-__all__ = ["array", "dot", "flat", "flat_members", "is_small", "masked", "plain", "size", "tensors_of", "unflat", "unflat_members"]
+__all__ = [
+    "array",
+    "dot",
+    "flat",
+    "flat_members",
+    "is_small",
+    "masked",
+    "plain",
+    "size",
+    "tensors_of",
+    "unflat",
+    "unflat_members",
+]
 
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""

@@ -21,7 +21,7 @@ from ._needs import ChainError, ClosureError, Need, join
 from ._processes import OverProcesses
 from ._tracing import keep_from_tracing
 from .chain import flatten
-from .functional import step as run_links
+from .functional import run as run_links
 from .module import Chainable, Module
 from .objective import Objective
 
@@ -358,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):
         elif evaluator.fixed:
             self._take_over(objective)
         try:
-            last = run_links(objective, self.modules, owner=self)
+            last = run_links(objective, self.modules, self)
             last.update_parameters()
         except BaseException:
             objective.restore_start()
@@ -397,7 +397,7 @@ class Optimizer(torch.optim.Optimizer):
             for value, param in zip(point, objective.params, strict=True)
         ):
             objective.loss = objective.loss_approx = loss
-            objective.set_gradients(grads)
+            objective.grads = grads
 
     # ------------------------------------------------------------------ looking and saving
 

@@ -66,6 +66,21 @@ class Objective(Curvature, Moving):
         (tensor(9.), [tensor([6.])])
     """
 
+    # Of a new objective; as attributes of the class, since one is made at every step.
+    updates: list[Tensor] | None = None
+    grads: list[Tensor] | None = None
+    stop: bool = False
+    skip_update: bool = False
+    should_terminate: bool | None = None
+    temp: Any = None
+    present: list[bool] | None = None
+    matrices: list[int] | None = None
+    accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+    tail: Any = None
+    _graph: tuple[Tensor, list[Tensor]] | None = None
+    _residuals: Tensor | None = None
+    _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
+
     def __init__(
         self,
         params: Sequence[Tensor],
@@ -92,25 +107,12 @@ class Objective(Curvature, Moving):
         self.needs = needs
         self.members = members
         self.reduce = reduce
-        self.updates: list[Tensor] | None = None
-        self.grads: list[Tensor] | None = None
         self.loss: Tensor | None = None if loss is None else torch.as_tensor(loss).detach()
         self.loss_approx: Tensor | None = self.loss
         self.post_step_hooks: list[Callable[[Objective, Sequence[Any]], None]] = []
         self.attrs: dict[str, Any] = {}
         self.storage: dict[str, Any] = {} if storage is None else storage
-        self.stop = False
-        self.skip_update = False
-        self.should_terminate: bool | None = None
-        self.temp: Any = None
-        self.present: list[bool] | None = None
-        self.matrices: list[int] | None = None
-        self.accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
-        self.tail: Any = None
         self._starts: dict[Tensor, Tensor] = {}
-        self._graph: tuple[Tensor, list[Tensor]] | None = None
-        self._residuals: Tensor | None = None
-        self._elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     # ------------------------------------------------------------------ names
 

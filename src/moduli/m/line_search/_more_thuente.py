@@ -90,7 +90,7 @@ def more_thuente(
     evaluate: Callable[[float], tuple[float, float]], loss: float, slope: float, first: float, **settings: float
 ) -> tuple[float | None, bool]:
     """The search of `more_thuente_trials`, with a function that gives the value and the slope at a length."""
-    return driven(more_thuente_trials(loss, slope, first, **settings), evaluate)  # type: ignore[arg-type]
+    return driven(more_thuente_trials(loss, slope, first, **settings), evaluate)[:2]  # type: ignore[arg-type]
 
 
 def more_thuente_trials(
@@ -103,7 +103,7 @@ def more_thuente_trials(
     most: float,
     maxiter: int,
     width: float = 0.1,
-) -> Generator[float, tuple[float, float], tuple[float | None, bool]]:
+) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
     r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
 
     It yields the lengths to try and is sent the value and the slope there, so that many searches can be evaluated at once.
@@ -119,8 +119,8 @@ def more_thuente_trials(
         width: Stop when the interval is this small relative to its upper end.
 
     Returns:
-        The length (the best end of the interval where the search ended otherwise; None where there is none), and whether
-        both conditions hold there.
+        The length (the best end of the interval where the search ended otherwise; None where there is none), whether
+        both conditions hold there, and the lowest value that was seen with its length.
     """
     demanded = c1 * slope
     low = other = (0.0, loss, slope)
@@ -129,10 +129,13 @@ def more_thuente_trials(
     a = min(first, most)
     least, upper = 0.0, a + 4 * a
     ceiling = most
+    lowest, best = math.inf, None
     for _ in range(maxiter):
         f, d = yield a
+        if f < lowest:
+            lowest, best = f, a
         if f == -math.inf:
-            return a, False
+            return a, False, lowest, best
         if not math.isfinite(f) or not math.isfinite(d):
             # Outside of where the function is defined: nothing beyond is of use.
             ceiling = a
@@ -144,7 +147,7 @@ def more_thuente_trials(
         new = (a, f, d)
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
-            return a, True
+            return a, True, lowest, best
         if first_stage and f <= enough and d >= 0:
             first_stage = False
         if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
@@ -181,4 +184,4 @@ def more_thuente_trials(
             a = low[0]
         if a == 0.0:
             break
-    return (low[0] if low[0] > 0 else None), False
+    return (low[0] if low[0] > 0 else None), False, lowest, best

@@ -123,8 +123,7 @@ class StrongWolfe(LineSearchBase):
             settings: The settings in force.
             memory: What is remembered from one search to the next.
         """
-        lowest, best = math.inf, None
-        inner = more_thuente_trials(
+        found, good, lowest, best = yield from more_thuente_trials(
             loss,
             slope,
             self.first_length(loss, slope, settings, memory),
@@ -134,16 +133,6 @@ class StrongWolfe(LineSearchBase):
             maxiter=settings["maxiter"],
             width=settings["tol_change"],
         )
-        a = next(inner)
-        while True:
-            f, d = yield a
-            if f < lowest:
-                lowest, best = f, a
-            try:
-                a = inner.send((f, d))
-            except StopIteration as end:
-                found, good = end.value
-                break
         if not good:
             found = best if lowest == -math.inf or (settings["fallback"] and lowest < loss) else None
         if found is None:

@@ -162,9 +162,11 @@ class LBFGS(Transform):
 
     def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[PairMemory, Any, Any, Any, str]:
         """What `changed` finds, as arrays, with the inner products of s and y."""
-        params = objective.params
-        x, u = array(params), array(masked(objective.peek_updates(), objective.present))
+        params, updates = objective.params, objective.peek_updates()
+        x, u = array(params), array(masked(updates, objective.present))
         memory = self._memory(state, x.size, params[0], setting["history_size"])
+        same = len(params) == 1 and objective.present is None and updates[0].dtype is params[0].dtype
+        memory.seen = (updates[0], u) if same and updates[0].is_contiguous() else None
         held = state.get("x")
         if held is None or held.shape != x.shape or held.dtype is not params[0].dtype:
             state["x"], state["u"] = torch.from_numpy(x.copy()), torch.from_numpy(u.copy())
@@ -185,7 +187,15 @@ class LBFGS(Transform):
         if objective.members is not None:
             return multiply_members(objective, states, self.global_state, settings[0])
         state, setting = states[0], settings[0]
-        params, updates = objective.params, masked(objective.peek_updates(), objective.present)
+        params, updates = objective.params, objective.peek_updates()
+        held: PairMemory | None = self.__dict__.get("_held")
+        if held is not None and held.slots and held.rows is state.get("rows"):
+            seen = held.seen
+            if seen is not None and seen[0] is updates[0]:
+                # The vector that was just learnt from; the array is a view, so it is that tensor as it is now.
+                objective.updates = tensors_of(held.direction(seen[1]), params)
+                return objective
+        updates = masked(updates, objective.present)
         if plain(params) and all(update.dtype is params[0].dtype for update in updates):
             v = array(updates)
             memory = self._memory(state, len(v), params[0], setting["history_size"])

@@ -13,7 +13,9 @@ from .._flat import is_small
 __all__ = ["PairMemory"]
 
 _WIDE = 8_192
-"""Larger matrices are left to torch: NumPy's library would use all threads, torch's keeps to those it was given."""
+"""For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
+_BLOCKS = 4
+"""So they are cut into blocks of rows; those that would need more than this are left to torch."""
 Small = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -54,13 +56,22 @@ class PairMemory:
         self.slots: list[int] = state["slots"]
         # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
         self.numpy = is_small(n, device)
-        self._by_numpy = self.numpy and self.rows.numel() <= _WIDE
         self._rows: Any = self.rows.numpy() if self.numpy else self.rows
+        self._blocks = self._cut() if self.numpy else []
+        self._found: Any = np.empty(2 * self.capacity, dtype=self._rows.dtype) if self.numpy else None
         self._yy: Small = state["yy"].numpy()
         self._inverse: Small = state["inverse"].numpy()
         self._sy: Small = state["sy"].numpy()[0]
         self._weights: Small = np.empty(2 * self.capacity)
         self._point: tuple[Tensor, Tensor, Any, Any] | None = None
+        self.seen: tuple[Tensor, Any] | None = None
+
+    def _cut(self) -> list[tuple[slice, Any]]:
+        height = max(_WIDE // max(self.n, 1), 1)
+        if height * self.n > _WIDE or 2 * self.capacity > _BLOCKS * height:
+            return []
+        cuts = [slice(i, min(i + height, 2 * self.capacity)) for i in range(0, 2 * self.capacity, height)]
+        return [(cut, self._rows[cut]) for cut in cuts]
 
     def still(self, state: Any, n: int, dtype: torch.dtype, history: int) -> bool:
         """Whether this is still the view of that state."""
@@ -85,12 +96,14 @@ class PairMemory:
 
     def products(self, vector: Any) -> Small:
         """S v and Y v, one after the other; v is an array where NumPy is used."""
-        if self._by_numpy:
-            found = self._rows.dot(vector)
+        if self._blocks:
+            found: Any = self._found
+            for cut, rows in self._blocks:
+                np.dot(rows, vector, out=found[cut])
         else:
             given = torch.from_numpy(vector) if self.numpy else vector
             found = torch.mv(self.rows, given).cpu().numpy()
-        return found if found.dtype == np.float64 else found.astype(np.float64)  # type: ignore[no-any-return]
+        return found if found.dtype == np.float64 else found.astype(np.float64)
 
     def direction(self, vector: Any) -> Any:
         """The inverse BFGS matrix times v: an array where NumPy is used, otherwise a tensor."""
@@ -109,8 +122,12 @@ class PairMemory:
             return torch.addmv(vector, self.rows.T, torch.from_numpy(weights).to(vector), beta=gamma, alpha=1.0)
         rows = self._rows
         given = weights if rows.dtype == np.float64 else weights.astype(rows.dtype)
-        out = given.dot(rows) if self._by_numpy else torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
-        out += rows.dtype.type(gamma) * vector
+        out = rows.dtype.type(gamma) * vector
+        if self._blocks:
+            for cut, block in self._blocks:
+                out += given[cut].dot(block)
+        else:
+            out += torch.mv(self.rows.T, torch.from_numpy(given)).numpy()
         return out
 
     def add(self, s: Any, y: Any, sy: float) -> None:

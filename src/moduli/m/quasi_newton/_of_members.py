@@ -40,9 +40,7 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
     learn_rows(_rows(objective.params), u, states, shared, setting)
 
 
-def learn_rows(
-    x: list[Tensor], u: list[Tensor], states: Sequence[Any], shared: dict[str, Any], setting: Any
-) -> None:
+def learn_rows(x: list[Tensor], u: list[Tensor], states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
     """Take in a pair for each row of points x and updates u; the newest pair is last in (N, history, size)."""
     history = setting["history_size"]
     fits = all(
