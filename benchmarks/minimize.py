@@ -47,7 +47,7 @@ PAGE = HERE.parent / "docs" / "minimize.md"
 MARKS = ("<!-- evaluations, written by benchmarks/minimize.py -->", "<!-- end of evaluations -->")
 LIMIT, SECONDS = 1500, 3.0
 OURS = ("bfgs", "lbfgs", "cg", "newton-cg", "trust-ncg")
-OURS_DENSE = ("newton", "trust-exact", "dogleg")
+OURS_DENSE = ("newton", "damped-newton", "trust-exact", "dogleg")
 
 
 class _Reached(Exception):

@@ -49,7 +49,7 @@ def test_logistic_regression_of_digits(method):
     assert result.success
 
 
-@pytest.mark.parametrize("method", ["cg", "trust-exact", "dogleg", "nelder-mead", "powell"])
+@pytest.mark.parametrize("method", ["cg", "damped-newton", "trust-exact", "dogleg", "nelder-mead", "powell"])
 @pytest.mark.parametrize("name", ["Rosenbrock 2", "Beale", "Helical valley"])
 def test_the_other_methods_on_small_problems(name, method):
     fun, x0, minima = PROBLEMS[name]
