@@ -36,7 +36,10 @@ def test_steps_are_those_of_single_runs(method, steps):
 
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs", "cg", "gd"])
 def test_ends_are_those_of_single_runs(method):
-    fun, starts = lambda x: ((x - 1) ** 2 * torch.arange(1, 4, dtype=D)).sum() + (x**4).sum(), torch.randn(6, 3, dtype=D)
+    fun, starts = (
+        lambda x: ((x - 1) ** 2 * torch.arange(1, 4, dtype=D)).sum() + (x**4).sum(),
+        torch.randn(6, 3, dtype=D),
+    )
     together = minimize(fun, starts, method, batched=True)
     apart = _alone(fun, starts, method)
     assert together.success == all(alone.success for alone in apart)
@@ -111,7 +114,11 @@ def test_limits_callbacks_and_progress():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: minimize(BEALE, STARTS, "newton", batched=True), ValueError, "for newton call minimize for each start"),
+        (
+            lambda: minimize(BEALE, STARTS, "newton", batched=True),
+            ValueError,
+            "for newton call minimize for each start",
+        ),
         (lambda: minimize(BEALE, STARTS, [m.LBFGS(), m.StrongWolfe()], batched=True), ValueError, "for links call"),
         (
             lambda: minimize(BEALE, STARTS, batched=True, bounds=(-9.0, 9.0), bounds_by="projection"),
