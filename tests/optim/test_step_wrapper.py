@@ -1,0 +1,74 @@
+"""The ways through a step: torch's wrapper where someone watches, and a line search that ends the chain or does not."""
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import m, optim
+
+
+def _setting(*links):
+    w = torch.nn.Parameter(torch.tensor([3.0, -1.0], dtype=torch.float64))
+    return w, mo.Optimizer([w], *links), mo.closure(lambda: (w**4).sum() + (w**2).sum(), fixed=True)
+
+
+def test_hooks_are_called_once_and_see_the_arguments():
+    _, opt, closure = _setting(m.LR(0.01))
+    opt.step(closure)
+    seen = []
+    opt.register_step_pre_hook(lambda opt, args, kwargs: seen.append(("before", len(args))))
+    opt.register_step_post_hook(lambda opt, args, kwargs: seen.append(("after", len(args))))
+    opt.step(closure)
+    assert seen == [("before", 2), ("after", 2)]
+
+
+def test_a_hook_may_replace_the_arguments():
+    w, opt, closure = _setting(m.LR(0.1))
+    opt.register_step_pre_hook(lambda opt, args, kwargs: ((args[0], mo.closure(lambda: w.sum())), kwargs))
+    opt.step(closure)
+    torch.testing.assert_close(w.data, torch.tensor([2.9, -1.1], dtype=torch.float64))
+
+
+def test_the_profiler_sees_the_step():
+    _, opt, closure = _setting(m.LR(0.01))
+    with torch.autograd.profiler.profile() as seen:
+        opt.step(closure)
+    assert any(event.key == "Optimizer.step#Optimizer.step" for event in seen.key_averages())
+
+
+class _Look(optim.Module):
+    """Remembers where the parameters are."""
+
+    def apply(self, objective):
+        self.seen = objective.params[0].detach().clone()
+        return objective
+
+
+def test_a_search_that_ends_the_chain_leaves_the_parameters_where_the_others_take_them():
+    look = _Look()
+    w, opt, closure = _setting(m.LBFGS(), m.StrongWolfe())
+    other, watched, same = _setting(m.LBFGS(), m.StrongWolfe(), look)
+    for _ in range(6):
+        before = other.detach().clone()
+        assert torch.equal(w, other)
+        assert torch.equal(opt.step(closure), watched.step(same))
+        assert torch.equal(look.seen, before)
+        assert opt.num_evaluations == watched.num_evaluations
+    assert torch.equal(w, other)
+
+
+def test_a_failure_in_the_search_puts_the_parameters_back():
+    w, opt, closure = _setting(m.LBFGS(), m.StrongWolfe())
+    opt.step(closure)
+    before, calls = w.detach().clone(), []
+
+    def fails():
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("out of luck")
+        return (w**4).sum()
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        opt.step(mo.closure(fails))
+    assert torch.equal(w, before)
+    assert len(calls) == 2
