@@ -25,7 +25,7 @@ LONG = (
     "tests/m/test_members.py",
 )
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
-SHARES = {"tests/laws/test_laws.py": 8, "tests/evolve/test_laws.py": 5}
+SHARES = {"tests/laws/test_laws.py": 4, "tests/evolve/test_laws.py": 5}
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.
 UNCOVERED = (
