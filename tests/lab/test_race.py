@@ -179,6 +179,7 @@ def test_a_file_is_read_back_and_resumed(tmp_path, here):
     )
     assert told(again) == told(whole)
     assert sum(event == "end" for event, _, _ in done) == 13
+    assert [known["finished"] for event, _, known in done if event == "begin"] == list(range(5, 18))
     assert [run["seconds"] for run in again.runs][:5] == [run["seconds"] for run in whole.runs][:5]
 
 
@@ -329,6 +330,21 @@ def test_a_loss_is_one_number(written):
         problem.measure(problem.model(0))
     with pytest.raises(lab.ProblemFileError, match="there is no file"):
         lab.load_problem("nowhere.py:problem")
+
+
+def test_a_problem_whose_package_is_missing_is_refused_before_the_race(tmp_path):
+    class Far(problems.Problem):
+        name, requires = "far", ("there_is_no_such_package.data",)
+
+        def model(self, seed):
+            return torch.nn.Linear(1, 1)
+
+        def loss(self, model):
+            return model(torch.ones(1)).sum()
+
+    with pytest.raises(ModuleNotFoundError, match="far needs there_is_no_such_package, .* pip install"):
+        race([Far()], ["LR(1)"], seeds=1, workers=0, file=tmp_path / "race.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_default_race_is_made_of_what_exists():

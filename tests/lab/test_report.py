@@ -70,8 +70,10 @@ def visit(browser, file):
     """Open the report; afterwards, nothing may have been said on the console, or asked of the network."""
     said, asked, pages = [], [], []
 
-    def visit(width=1200, **options):
+    def visit(width=1200, clock=False, **options):
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        if clock:
+            page.clock.install()  # time stands still until the test lets it run
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -123,22 +125,34 @@ def test_the_legend_hides_and_shows(visit):
 
 
 def test_the_slider_moves_the_population(visit):
-    page = visit()
+    page = visit(clock=True)
 
     def places():
         return page.evaluate(
             "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
         )
 
-    slider = page.locator("#problem-rosenbrock input[type=range]")
+    def told():
+        return page.inner_text("#problem-rosenbrock output")
+
+    slider, play = (page.locator(f"#problem-rosenbrock {place}") for place in ("input[type=range]", ".slide button"))
     slider.fill("0")
-    start, told = places(), page.inner_text("#problem-rosenbrock output")
+    start = places()
+    assert told() == "generation 0"
     slider.fill(slider.get_attribute("max"))
+    assert told() == "generation 20"
     assert places() != start
-    assert (told, page.inner_text("#problem-rosenbrock output")) == ("generation 0", "generation 20")
-    page.locator("#problem-rosenbrock .slide button").click()
-    moved = page.locator("#problem-rosenbrock output", has_not_text="generation 20")
-    moved.wait_for(timeout=10_000)
+    play.click()  # at the end, it begins again
+    assert (told(), play.inner_text(), places()) == ("generation 0", "❚❚", start)
+    page.clock.run_for(400)
+    assert 1 <= int(told().split()[1]) <= 5
+    play.click()
+    paused = told()
+    page.clock.run_for(400)
+    assert told() == paused
+    play.click()
+    page.clock.run_for(3000)
+    assert (told(), play.inner_text()) == ("generation 20", "▶")
 
 
 def test_the_table_sorts_and_opens(visit):

@@ -21,8 +21,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors, labels, versions. Nothing in the file is run."""
-    if not file.is_file():
-        wrong(f"there is no file {file}")
+    _existing(file)
     try:
         found = io.inspect(file, verify=verify)
     except io.CheckpointError as error:
@@ -45,8 +44,7 @@ def merge(
 ) -> None:
     """Make one model of several, tensor by tensor, without holding a whole model in memory."""
     for file in files:
-        if not file.is_file():
-            wrong(f"there is no file {file}")
+        _existing(file)
     options = dict(_option(text) for text in option or [])
     if recipe not in io.RECIPES:
         wrong(f"{recipe!r} is not a recipe for files; choose from {', '.join(io.RECIPES)}")
@@ -63,6 +61,13 @@ def merge(
         )
     else:
         note().print(f"{output}: {found.parameters:,} numbers in {len(found.tensors)} tensors", markup=False)
+
+
+def _existing(file: Path) -> None:
+    if file.is_dir():
+        wrong(f"{file} is a directory, not a file")
+    if not file.is_file():
+        wrong(f"there is no file {file}")
 
 
 def _option(text: str) -> tuple[str, Any]:

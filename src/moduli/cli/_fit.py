@@ -11,9 +11,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import io
-from ..lab import ChainError, Ended, ProblemFileError, load_problem, problems
+from ..lab import ChainError, Ended, ProblemFileError
 from ..lab import fit as fit_problem
 from ._console import FAILED, INTERRUPTED, fail, note, number, out, print_json, wrong
+from ._problems import blame, file_of, problem_of
 
 __all__ = ["fit"]
 
@@ -37,12 +38,7 @@ def fit(
     The arguments of the function are what is searched for, and their defaults where the search starts. A function without
     arguments returns a module and a function of it that returns the loss. Ctrl-C ends after the step under way, with a checkpoint.
     """
-    try:
-        course = load_problem(problem) if ":" in problem or problem.endswith(".py") else problems.get(problem)
-    except (ProblemFileError, problems.UnknownProblemError) as error:
-        wrong(str(error))
-    except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
-        fail(f"{problem} cannot be loaded: {type(error).__name__}: {error}")
+    course = problem_of(problem)
     if resume and output is None:
         wrong("--resume goes on from a file: give it with --out")
     bar = Progress(
@@ -70,16 +66,23 @@ def fit(
             fail(str(error))
         except ProblemFileError as error:
             fail(str(error))
+        except OSError as error:
+            fail(f"{output} cannot be written: {error}")
         except KeyboardInterrupt:
             kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
             fail(f"interrupted{kept}", INTERRUPTED)
-    told = {
+        except Exception as error:
+            told = blame(error, file_of(problem))
+            if not told:
+                raise  # no line of the user's: it is ours, and its traceback tells
+            fail(f"{course.name} raised {told}")
+    summary = {
         "problem": course.name, "chain": chain, "reason": str(result.reason), "value": _finite(result.value),
         "start": _finite(result.start), "steps": result.steps, "evaluations": result.evaluations,
         "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
     }  # fmt: skip
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
         console = out()
         console.print(f"{course.name}: {result.reason}", style="bold", markup=False)

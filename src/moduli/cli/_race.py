@@ -13,6 +13,7 @@ from rich.table import Table
 
 from .. import lab
 from ._console import INTERRUPTED, fail, note, number, out, print_json, wrong
+from ._problems import problem_of
 
 __all__ = ["race"]
 
@@ -66,6 +67,8 @@ def race(
             "contenders": field,
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads,
         }  # fmt: skip
+    for reference in spec["problems"]:
+        problem_of(reference)
     watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False
     try:
@@ -163,8 +166,6 @@ class _Watch:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.done = 0
-        self.failures = 0
         self.console = note()
         self.bar = Progress(
             TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
@@ -172,30 +173,24 @@ class _Watch:
         )  # fmt: skip
         self.task = self.bar.add_task("race", total=total, now="")
         self.running: dict[tuple[str, str, int], str] = {}
-        self.begun = False
 
     def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
         if not message:
             return
         key = (message["problem"], message["contender"], message["seed"])
         if event == "begin":
-            if not self.begun:
-                # Runs that were kept from an earlier race are done before the first one begins.
-                self.begun = True
             self.running[key] = ""
         elif event == "progress":
             self.running[key] = number(message["value"], 3)
         elif event == "end":
             self.running.pop(key, None)
-            self.done += 1
             if lab.Reason(message["reason"]).failed:
-                self.failures += 1
                 what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
                 self.console.print(f"{what}: {message['reason']}, {message['detail']}", markup=False, style="yellow")
         now = "  ".join(
             f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items()
         )
-        self.bar.update(self.task, completed=self.done, now=now[:90])
+        self.bar.update(self.task, completed=message["finished"], now=now[:90])
 
 
 def _table(results: lab.Results) -> Table:

@@ -11,7 +11,9 @@ once, so those of several children never mix. When the input ends, because its o
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import select
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,7 @@ GRACE = 3.0
 
 def serve() -> None:
     """Fork a child for each line, tell when children end, and end with the input."""
-    from . import _tasks  # noqa: F401 - what children need is imported before they exist
-
-    # torch imports its compiler at the first step of the first optimizer; that second would be counted in every run.
-    for name in ("torch._dynamo", "moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
-        _import(name)
+    _prepare()
     children: dict[int, int] = {}
     # A child that ends writes to this pipe through the handler, which wakes the loop below.
     wake_read, wake_write = os.pipe()
@@ -64,6 +63,23 @@ def serve() -> None:
                 _tell({"id": order["id"], "pid": pid})
     for pid in children:
         os.kill(pid, signal.SIGKILL)
+
+
+def _prepare() -> None:
+    """Do once what every child would do at its beginning. Nothing is computed with torch."""
+    from .. import kernels
+    from . import _tasks, catalogue  # noqa: F401 - what children need is imported before they exist
+
+    # torch imports its compiler at the first step of the first optimizer; that second would be counted in every run.
+    for name in ("torch._dynamo", "moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
+        _import(name)
+    catalogue.entries()
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):
+        warnings.simplefilter("ignore")  # what is wrong with compiler or settings is said by whoever needs them
+        kernels.explain()
+    # A collection in a child would write into every object there is, and so copy all of this process's memory.
+    gc.collect()
+    gc.freeze()
 
 
 def _import(name: str) -> None:
