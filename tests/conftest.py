@@ -11,11 +11,8 @@ settings.register_profile(
 )
 settings.load_profile("moduli")
 
-# Minutes each, for what seldom breaks: real browsers, killed writers, processes in pools. `make test-all` runs them.
+# Minutes each, for what seldom breaks: killed writers, processes in pools. `make test-all` runs them.
 LONG = (
-    "tests/lab/test_report.py",
-    "tests/lab/test_race.py",
-    "tests/lab/test_fit.py",
     "tests/io/test_crash.py",
     "tests/io/test_hostile.py",
     "tests/io/test_resume.py",
@@ -44,9 +41,7 @@ def pytest_collection_modifyitems(config, items):
             seen[path] += 1
             (kept if seen[path] % SHARES[path] == 0 else left).append(item)
         else:
-            # A real terminal is waited for, second by second.
-            long = path in LONG or "terminal" in getattr(item, "fixturenames", ())
-            (left if long else kept).append(item)
+            (left if path in LONG else kept).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept

@@ -28,7 +28,9 @@ def fingerprint() -> str:
 
 def is_fresh() -> bool:
     """Whether the picture was drawn from what there is now."""
-    found = re.search(r"<!-- drawn from ([0-9a-f]+) -->", PICTURE.read_text(encoding="utf-8")) if PICTURE.exists() else None
+    found = (
+        re.search(r"<!-- drawn from ([0-9a-f]+) -->", PICTURE.read_text(encoding="utf-8")) if PICTURE.exists() else None
+    )
     return found is not None and found[1] == fingerprint()
 
 

@@ -33,7 +33,7 @@ def linked(values):
 chains = linked(st.recursive(plain, lambda inner: grouped(inner) | linked(inner), max_leaves=6))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(chains)
 def test_what_is_printed_is_read_back(chain):
     text = str(chain)

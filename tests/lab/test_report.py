@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 
 import pytest
 
@@ -73,12 +74,14 @@ def visit(browser, file):
     def visit(width=1200, clock=False, **options):
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
         if clock:
-            page.clock.install()  # time stands still until the test lets it run
+            page.clock.install(time=datetime(2020, 1, 1))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(file)
-        page.wait_for_selector("html[data-ready]", timeout=20_000)
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        if clock:
+            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, time stands still until the test lets it run
         pages.append(page)
         return page
 
@@ -101,10 +104,10 @@ def test_curves_maps_and_labels_are_there(visit, finished):
     assert page.locator("#problem-rosenbrock .map g.cloud circle").count() == 8
     labels = page.locator("#legend button").all_inner_texts()
     assert labels == [contender["label"] for contender in finished.header["contenders"]]
-    pixels = page.evaluate(
-        "[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448).data]"
-    )
-    assert len(set(zip(pixels[::4], pixels[1::4], pixels[2::4], strict=True))) == 14
+    # Counted in the page: a hundred thousand numbers take seconds on their way to Python.
+    image = "document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448)"
+    bands = page.evaluate(f"new Set(new Uint32Array({image}.data.buffer)).size")
+    assert bands == 14
     assert "a 'quoted' <name>" in page.inner_text("#command").replace("'\"'\"'", "'")
     assert "torch 2" in page.inner_text("#about")
 
@@ -145,7 +148,7 @@ def test_the_slider_moves_the_population(visit):
     play.click()  # at the end, it begins again
     assert (told(), play.inner_text(), places()) == ("generation 0", "❚❚", start)
     page.clock.run_for(400)
-    assert 1 <= int(told().split()[1]) <= 5
+    assert told() == "generation 4"
     play.click()
     paused = told()
     page.clock.run_for(400)

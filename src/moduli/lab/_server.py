@@ -42,17 +42,25 @@ def serve() -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tell({"ready": os.getpid()})
+    # A race that was interrupted closes both pipes at once: whichever is noticed first, all is over.
+    with contextlib.suppress(BrokenPipeError):
+        _tell({"ready": os.getpid()})
+        _loop(children, wake_read)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _loop(children: dict[int, int], wake: int) -> None:
     pending = b""
     while True:
-        ready, _, _ = select.select([0, wake_read], [], [])
-        if wake_read in ready:
-            os.read(wake_read, 4096)
+        ready, _, _ = select.select([0, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
             _reap(children)
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
-                break
+                return
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 order = json.loads(line)
@@ -61,8 +69,6 @@ def serve() -> None:
                     _child(order)
                 children[pid] = order["id"]
                 _tell({"id": order["id"], "pid": pid})
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _prepare() -> None:
