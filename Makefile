@@ -24,15 +24,16 @@ $(VENV)/.bench: $(VENV)/.ready
 run: $(VENV)/.ready  ## the default race: prints a table and writes race.html
 	@$(BIN)/moduli race $(ARGS)
 
-picture: $(VENV)/.ready  ## race, and draw docs/img/race.svg
-	@$(BIN)/moduli race --out site/race.html --picture docs/img/race.svg
+picture: $(VENV)/.ready  ## the default race, kept in docs/img as what the picture of the README is drawn from
+	@$(BIN)/moduli race --out site/race.html
+	@$(BIN)/python docs/img/draw.py site/race.jsonl
 
 # The law book runs without coverage, which would double its time; what it covers is covered without it too.
 test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; without what takes minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term --ignore=tests/laws/test_laws.py $(ARGS)
 	@$(BIN)/python -m pytest -n $(WORKERS) tests/laws/test_laws.py $(ARGS)
 
-test-all: $(VENV)/.ready  ## every test there is: killed writers, browsers, all of the law book (about half an hour)
+test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, and the order of the rooms
@@ -41,7 +42,8 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, and the order of the rooms
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-docs: $(VENV)/.ready  ## build the site into site/; fails on an undocumented public name
+docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
+	@$(BIN)/python docs/img/draw.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench  ## side-by-side ratios against the peers, written to docs/benchmarks.md

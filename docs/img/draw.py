@@ -3,8 +3,8 @@
     python docs/img/draw.py              draw race.svg, if race.jsonl or what draws it has changed since
     python docs/img/draw.py FILE.jsonl   keep the race of this file first (`make picture` races, and does this)
 
-Timings and libraries differ from machine to machine, and with them the bytes of a picture; so it carries the fingerprint of what it
-was drawn from, and is left alone as long as that is the same.
+Libraries differ from machine to machine, and with them the bytes of a picture; so it carries the fingerprint of what it was drawn
+from, and is left alone as long as that is the same.
 """
 
 import hashlib
@@ -12,64 +12,68 @@ import json
 import re
 import sys
 from pathlib import Path
-
-from moduli import lab
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 KEPT, PICTURE = HERE / "race.jsonl", HERE / "race.svg"
+LAB = HERE.parent.parent / "src" / "moduli" / "lab"
 
 
 def fingerprint() -> str:
     """Of the race that is kept and of the code that draws it."""
-    package = Path(str(lab.__file__)).parent
-    sources = [KEPT, *(package / f"_{name}.py" for name in ("picture", "statistics"))]
+    sources = [KEPT, LAB / "_picture.py", LAB / "_statistics.py"]
     return hashlib.blake2b(b"\0".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
 def is_fresh() -> bool:
-    """Whether the picture was drawn from what there is now."""
-    found = (
-        re.search(r"<!-- drawn from ([0-9a-f]+) -->", PICTURE.read_text(encoding="utf-8")) if PICTURE.exists() else None
-    )
+    """Whether the picture was drawn from what there is now. Answered without torch, in no time."""
+    text = PICTURE.read_text(encoding="utf-8") if PICTURE.exists() else ""
+    found = re.search(r"<!-- drawn from ([0-9a-f]+) -->", text)
     return found is not None and found[1] == fingerprint()
-
-
-def keep(path: Path) -> None:
-    """Keep of a race what the picture shows: one line per run, with the steps of its curve and where it went in the plane."""
-    results = lab.Results.read(path)
-    header = {key: value for key, value in results.header.items() if key not in ("started", "machine", "command")}
-    flat = next((p["name"] for p in header["problems"] if p["window"]), None)
-    first = header["seeds"][0]
-    lines = [header, *(_kept(run, run["problem"] == flat and run["seed"] == first) for run in results.runs)]
-    KEPT.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")
-
-
-def _kept(run: dict, drawn: bool) -> dict:
-    names = ("kind", "problem", "contender", "source", "seed", "reason", "evaluations")
-    out = {name: run[name] for name in names}
-    out["value"], out["seconds"] = _short(run["value"]), None
-    # Where the best value did not change the staircase has no corner.
-    history = [[e, 0, _short(v)] for e, _, v in run["history"]]
-    corners = [p for i, p in enumerate(history) if i in (0, len(history) - 1) or p[2] != history[i - 1][2]]
-    out["history"] = corners
-    if drawn and "path" in run:
-        out["path"] = [[_short(x) for x in point] for point in run["path"]]
-    if drawn and "cloud" in run:
-        out["cloud"] = [run["cloud"][len(run["cloud"]) // 4]]
-    return out
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
 
 
 def draw() -> bool:
     """Draw the picture, unless it is fresh; tells whether it was drawn."""
     if is_fresh():
         return False
-    text = lab.picture(lab.Results.read(KEPT))
-    PICTURE.write_text(text.replace("</svg>", f"<!-- drawn from {fingerprint()} --></svg>"), encoding="utf-8")
+    PICTURE.write_text(drawn(), encoding="utf-8")
     return True
+
+
+def drawn() -> str:
+    """The picture of the race that is kept."""
+    from moduli import lab
+
+    return lab.picture(lab.Results.read(KEPT)).replace("</svg>", f"<!-- drawn from {fingerprint()} --></svg>")
+
+
+def keep(path: Path) -> None:
+    """Keep of a race what the picture shows: the curves and paths of one problem, and when each run had solved the others."""
+    from moduli import lab
+    from moduli.lab._statistics import costs
+
+    results = lab.Results.read(path)
+    header = {key: value for key, value in results.header.items() if key not in ("started", "machine", "command")}
+    flat = next((problem["name"] for problem in header["problems"] if problem["window"]), header["problems"][0]["name"])
+    solved = {}
+    for source, found in costs(results, 1e-3).items():
+        keys = ((problem["name"], source, seed) for problem in header["problems"] for seed in header["seeds"])
+        solved |= dict(zip(keys, found, strict=True))
+    lines = [header]
+    for run in results.runs:
+        drawn = run["problem"] == flat
+        names = ("kind", "problem", "contender", "source", "seed", "reason", "value", "evaluations")
+        line: dict[str, Any] = {name: run[name] for name in names}
+        history = [[e, 0, v] for e, _, v in run["history"]]
+        # Of a staircase only the corners are kept; where no curve is drawn, only the one at which the problem was solved.
+        at = solved[lab.Results.key(run)]
+        corner = [h[2] != history[i - 1][2] if drawn else max(1, h[0]) == at for i, h in enumerate(history)]
+        line["history"] = [h for i, h in enumerate(history) if i in (0, len(history) - 1) or corner[i]]
+        if drawn and run["seed"] == header["seeds"][0]:
+            line |= {"path": run["path"]} if "path" in run else {}
+            line |= {"cloud": [run["cloud"][len(run["cloud"]) // 4]]} if "cloud" in run else {}
+        lines.append({**line, "seconds": None})
+    KEPT.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The report, as a file and in a browser."""
 
+import importlib.util
 import json
 import re
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,36 @@ def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
         assert root.tag.endswith("svg")
         lines = root.findall(".//{http://www.w3.org/2000/svg}path")
         assert len(lines) >= len(results.header["contenders"])
+
+
+@pytest.fixture
+def draw():
+    """The script that draws the picture of the README."""
+    path = Path(__file__).parents[2] / "docs" / "img" / "draw.py"
+    spec = importlib.util.spec_from_file_location("draw", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_readme_is_fresh_and_stays_as_it_is(draw, monkeypatch, tmp_path):
+    assert draw.is_fresh(), "what draws docs/img/race.svg has changed: run make docs, and commit the picture"
+    before = draw.PICTURE.read_bytes()
+    assert not draw.draw()
+    assert draw.PICTURE.read_bytes() == before
+    monkeypatch.setattr(draw, "PICTURE", tmp_path / "race.svg")
+    assert draw.draw()
+    assert not draw.draw()
+    assert draw.drawn() == draw.PICTURE.read_text()
+
+
+def test_what_is_kept_of_a_race_makes_the_same_picture(draw, finished, monkeypatch, tmp_path):
+    lines = [finished.header, *finished.runs]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(draw, "KEPT", tmp_path / "kept.jsonl")
+    draw.keep(tmp_path / "all.jsonl")
+    assert lab.picture(lab.Results.read(draw.KEPT)) == lab.picture(finished)
+    assert draw.KEPT.stat().st_size < (tmp_path / "all.jsonl").stat().st_size / 2
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
