@@ -11,9 +11,14 @@ help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # torch comes first and through the constraints, so that nothing else can pull another build of it.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lab]'
+	@touch $@
+
+# Who only runs moduli does not wait for the tools that its tests and its site need.
+$(VENV)/.ready: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
@@ -21,10 +26,10 @@ $(VENV)/.bench: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-run: $(VENV)/.ready  ## the default race: prints a table and writes race.html
+run: $(VENV)/.run  ## the default race: prints a table and writes race.html
 	@$(BIN)/moduli race $(ARGS)
 
-picture: $(VENV)/.ready  ## the default race, kept in docs/img as what the picture of the README is drawn from
+picture: $(VENV)/.run  ## the default race, kept in docs/img as what the picture of the README is drawn from
 	@$(BIN)/moduli race --out site/race.html
 	@$(BIN)/python docs/img/draw.py site/race.jsonl
 
