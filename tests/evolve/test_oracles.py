@@ -9,7 +9,7 @@ import torch
 from moduli._evolution import _cmaes, _de, _pso, _ranks, _restarts
 from moduli._evolution._bounds import reflected
 from moduli._evolution._noise import KEPT, SEGMENT, Noise, key
-from moduli.evolve import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
+from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES
 
 CPU = torch.device("cpu")
 
@@ -348,3 +348,45 @@ def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
         # Its social numbers are drawn first.
         mine = _pso.velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
         torch.testing.assert_close((x + mine).clamp(-10, 10), other.pop)
+
+
+@pytest.fixture
+def in_double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize(("base", "strategy"), [("rand", "rand/1"), ("best", "best/1")])
+def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, monkeypatch):
+    evox = pytest.importorskip("evox.algorithms", reason="a peer, used as an oracle where it is installed")
+
+    def fitness(x):
+        return (x.square() * torch.tensor([1.0, 10.0, 3.0, 0.3])).sum(1)
+
+    torch.manual_seed(0)
+    # Bounds so far away that nobody meets them: it clamps where we go halfway.
+    far, options = 1e6 * torch.ones(4), {"mean": torch.zeros(4), "stdev": torch.ones(4)}
+    other = evox.DE(12, -far, far, base, differential_weight=0.7, cross_probability=0.6, **options)
+    other.evaluate = fitness
+    other.init_step()
+    mine = DE(torch.zeros(4), population=12, initial=other.pop, strategy=strategy, scale=0.7, rate=0.6)
+    mine.tell(fitness(mine.ask()))
+    for _ in range(40):
+        picks, draws = [], []
+        with monkeypatch.context() as patch:
+            randint, rand = torch.randint, torch.rand
+            patch.setattr(torch, "randint", lambda *a, _r=randint, _p=picks, **k: _p.append(_r(*a, **k)) or _p[-1])
+            patch.setattr(torch, "rand", lambda *a, _r=rand, _d=draws, **k: _d.append(_r(*a, **k)) or _d[-1])
+            other.step()
+        *parents, forced = picks
+        parents = parents if base == "rand" else [parents[0], *parents]
+        with monkeypatch.context() as patch:
+            patch.setattr(_de, "distinct", lambda *a, _p=parents: torch.stack(_p))
+            patch.setattr("moduli._searches._de.coins", lambda *a, _d=draws: _d[0] < 0.6)
+            patch.setattr(torch, "randint", lambda *a, _f=forced, **k: _f[:, 0])
+            mine.tell(fitness(mine.ask()))
+        torch.testing.assert_close(mine.state["x"], other.pop)
+        assert mine.best_fitness == pytest.approx(float(other.fit.min()), rel=1e-9)
+    assert mine.best_fitness < 1e-2

@@ -88,7 +88,7 @@ class Noise:
                 self._held = None
                 self._fill(seed, counter, 0, self.directions, self._whole)
                 self._held = (seed, counter)
-            return self._whole[start:stop]
+            return self._whole if stop - start == self.directions else self._whole[start:stop]
         out = torch.empty(stop - start, self.dim, dtype=self.dtype, device=self.device)
         self._fill(seed, counter, start, stop, out)
         return out
@@ -110,6 +110,9 @@ class Noise:
         return linear, square
 
     def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
+        if self.blocks == 1 and stop - start == self.directions and self.rank is None:
+            self._draw(seed, counter, out)
+            return
         for block in range(start // self.block, -(-stop // self.block)):
             low, high = block * self.block, min((block + 1) * self.block, self.directions)
             inside = start <= low and high <= stop and self.rank is None
@@ -120,9 +123,12 @@ class Noise:
                 out[a - start : b - start] = self._expanded(target[a - low : b - low])
 
     def _draw(self, seed: int, counter: int, out: Tensor) -> None:
-        self._generator.manual_seed(key(seed, counter))
+        generator = self._generator.manual_seed(key(seed, counter))
+        if out.numel() <= SEGMENT:
+            out.normal_(generator=generator)
+            return
         for part in torch.split(out.view(-1), SEGMENT):
-            part.normal_(generator=self._generator)
+            part.normal_(generator=generator)
 
     def _pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, slice, Tensor]]:
         """Every number of every direction once, in pieces that stay in the cache of the processor."""

@@ -5,9 +5,10 @@ References:
     equation (1) and algorithm 1; mirrored sampling as in Brockhoff et al., PPSN XI (2010).
 """
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from ._host import host, tensor
 from ._noise import Noise
 
 __all__ = ["direction_weights", "gradient"]
@@ -15,11 +16,14 @@ __all__ = ["direction_weights", "gradient"]
 
 def direction_weights(fitness: Tensor, antithetic: bool) -> Tensor:
     """One weight per direction: f(mean + σε) - f(mean - σε) of a mirrored pair, or f less the mean fitness."""
+    f = host(fitness)
     if not antithetic:
-        return fitness - fitness.mean()
-    paired = len(fitness) // 2 * 2
-    difference = fitness[0:paired:2] - fitness[1:paired:2]
-    return difference if paired == len(fitness) else torch.cat([difference, fitness[paired:] - fitness.mean()])
+        return tensor(f - f.mean(), fitness)
+    paired = len(f) // 2 * 2
+    weights = np.empty(-(-len(f) // 2))
+    weights[: paired // 2] = f[0:paired:2] - f[1:paired:2]
+    weights[paired // 2 :] = f[paired:] - f.mean()
+    return tensor(weights, fitness)
 
 
 def gradient(noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: float, antithetic: bool) -> Tensor:

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._evolution._buffers import Buffers
 from .._evolution._noise import key
-from .._evolution._ranks import clean
+from .._evolution._ranks import numbers
 from ._coordinates import Bounds, Coordinates
 from ._reason import Reason
 
@@ -165,17 +166,17 @@ class Search(ABC):
             )
         if given.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
-        f = clean(given.to(self.device))
+        seen = numbers(given)
         with torch.no_grad():
             self._check_untouched()
-            lowest, place = f.min(0)
-            value, state = float(lowest), self.state
-            flat = value == float(f.max())
+            place, state = int(seen.argmin()), self.state
+            value = float(seen[place])
+            flat = value == float(np.maximum.reduce(seen))
             improved = value < self.best_fitness
             if improved:
-                state["best"] = self._member(int(place))
+                state["best"] = self._member(place)
             used, population = self._draws(), self.population
-            self._learn(f)
+            self._learn(torch.from_numpy(seen).to(self.device))
         state["best_fitness"] = min(value, self.best_fitness)
         state["stalled"] = 0 if improved else self._int("stalled") + 1
         state["lost"] = 0 if value < math.inf else self._int("lost") + 1
@@ -184,6 +185,37 @@ class Search(ABC):
         state["counter"] = self._int("counter") + used
         state["generation"] = self.generation + 1
         state["evaluations"] = self.evaluations + population
+        self._pending = None
+
+    def revise(self, **entries: Tensor) -> None:
+        """Replace tensors of the state, when somebody else moved what the search is about (a gradient step, a user).
+
+        Members that were asked for and not told yet belong to the old state and are forgotten. The search keeps the
+        tensors that are given.
+
+        Raises:
+            KeyError: If the state has no such tensor.
+            ValueError: If the shape or dtype is another. Nothing has changed then.
+
+        Example:
+            >>> import torch
+            >>> from moduli.evolve import OpenES
+            >>> search = OpenES(torch.zeros(3))
+            >>> search.revise(mean=torch.ones(3))
+            >>> search.mean
+            tensor([1., 1., 1.])
+        """
+        for name, given in entries.items():
+            mine = self.state.get(name)
+            if not isinstance(mine, Tensor):
+                known = ", ".join(k for k, v in self.state.items() if isinstance(v, Tensor))
+                raise KeyError(f"{type(self).__name__} has no {name!r} to revise; there are {known}")
+            if given.shape != mine.shape or given.dtype != mine.dtype:
+                raise ValueError(
+                    f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {given.dtype} of "
+                    f"shape {tuple(given.shape)}"
+                )
+        self.state.update((name, given.detach().to(self.device)) for name, given in entries.items())
         self._pending = None
 
     def should_stop(self) -> Reason | None:

@@ -98,8 +98,12 @@ class Distribution(Search):
         return self._noise.kept
 
     def _member(self, index: int) -> Tensor:
-        # A single member is made anew, so there is nothing to copy.
-        return self._propose(index, index + 1)[0]
+        scale, c = self._scale(), self.coordinates
+        if isinstance(scale, Tensor) or c.bounded or not self._shared():
+            # A single member is made anew, so there is nothing to copy.
+            return self._propose(index, index + 1)[0]
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        return torch.add(self._tensor("mean"), self._directions(first, first + 1)[0], alpha=sign * scale)
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
@@ -172,8 +176,11 @@ class GradientSearch(Distribution):
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
 
     def _learn(self, fitness: Tensor) -> None:
-        gradient = self.gradient(fitness)
-        self._descend(gradient)
+        self._descend(self._estimate(fitness))
+
+    def _estimate(self, fitness: Tensor) -> Tensor:
+        """`gradient` of fitness that is clean already."""
+        return self.gradient(fitness)
 
     def _descend(self, gradient: Tensor) -> None:
         mean = self._tensor("mean")

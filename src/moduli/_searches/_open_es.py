@@ -40,5 +40,8 @@ class OpenES(GradientSearch):
 
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        f = shaped(clean(fitness), self.shape)
+        return self._estimate(clean(fitness))
+
+    def _estimate(self, fitness: Tensor) -> Tensor:
+        f = shaped(fitness, self.shape)
         return core.gradient(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)

@@ -13,9 +13,9 @@ from ..._searches._base import Search
 from ..._searches._distribution import GradientSearch
 from ...optim import Module, Need, Objective
 from ...optim._vectors import as_real
-from ...population import Population
 from .._flat import flat, unflat
 from .._landing import land
+from ._models import Models
 
 __all__ = ["SearchLink"]
 
@@ -43,6 +43,7 @@ class SearchLink(Module):
         self.options = options
         self._made: Search | None = None
         self._found: list[Tensor] = []
+        self._models = Models()
         self.make(torch.zeros(2), seed, self._given())  # options that can't work are refused here
 
     def _given(self) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class SearchLink(Module):
         params = objective.params
         x = flat(params).clone()
         search = self.search(x)
-        search.state["mean"] = x.clone()
+        search.revise(mean=x.clone())
         fitness = self._evaluated(objective, search, x.numel())
         search.tell(fitness)
         self.global_state["search"] = search.state
@@ -123,7 +124,7 @@ class SearchLink(Module):
 
     def _together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
         net: Any = objective.model
-        pop = Population.of(net, len(rows))
+        pop = self._models.of(net, len(rows))
         leaves = dict(pop.named_parameters())
         names = {id(param): name for name, param in net.named_parameters()}
         at = 0
@@ -142,10 +143,10 @@ class SearchLink(Module):
     def reset(self) -> None:
         """Begin again from the parameters as they are."""
         super().reset()
-        self._made = None
+        self._made, self._models = None, Models()
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": None, "_found": []}
+        return {**super().__getstate__(), "_made": None, "_found": [], "_models": Models()}

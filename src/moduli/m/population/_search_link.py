@@ -101,15 +101,12 @@ class PopulationSearch(Module):
 
     def _follow(self, objective: Objective, search: Search, base: Tensor) -> None:
         """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
-        fitness = None
+        entries = {"x": base.clone()}
         if "fitness" in search.state:
             self._put(objective, base)
             losses = self._clean(objective.get_loss(backward=False, at_x0=False))
-            fitness = losses.to(search._tensor("fitness"))
-        search.state["x"] = base.clone()
-        if fitness is not None:
-            search.state["fitness"] = fitness
-        search._pending = None
+            entries["fitness"] = losses.to(search.device)
+        search.revise(**entries)
 
     @staticmethod
     def _clean(losses: Tensor) -> Tensor:
