@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from moduli._evolution import _cmaes, _de, _pso, _ranks, _restarts
-from moduli._evolution._bounds import reflected
+from moduli._evolution import _buffers, _cmaes, _de, _pso, _ranks, _restarts
+from moduli._evolution._bounds import midpoint, reflected
 from moduli._evolution._noise import KEPT, SEGMENT, Noise, key
 from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES
 
@@ -294,9 +294,15 @@ def test_the_swarm_by_a_loop():
             pull = 1.2 * r1[i, j] * (own[i, j] - x[i, j]) + 0.8 * r2[i, j] * (best[j] - x[i, j])
             expected[i, j] = 0.6 * v[i, j] + pull
     torch.testing.assert_close(_pso.velocity(x, v, own, best, r1, r2, 0.6, 1.2, 0.8), expected)
-    moved, faster = _pso.move([x], [v], [own], [best.expand(6, 3).contiguous()], [r1], [r2], 0.6, 1.2, 0.8)
+    moved, again, faster = _pso.move([x], [v], [own], [best.expand(6, 3).contiguous()], [r1], [r2], 0.6, 1.2, 0.8)
     torch.testing.assert_close(faster[0], expected)
     torch.testing.assert_close(moved[0], x + expected)
+    assert torch.equal(moved[0], again[0])
+    walls = [torch.full((6, 3), wall, dtype=torch.float64) for wall in (0.2, 0.9)]
+    roles = [[role] for role in (x, v, own, best.expand(6, 3).contiguous(), r1, r2, *walls)]
+    inside, _, really = _pso.move_inside(*roles, 0.6, 1.2, 0.8)
+    assert torch.equal(inside[0], moved[0].clamp(0.2, 0.9))
+    torch.testing.assert_close(really[0], inside[0] - x)
     fitness = torch.tensor([5.0, 1.0, 4.0, 0.5, 4.0, 9.0], dtype=torch.float64)
     assert _pso.neighbourhood_best(fitness, 1).tolist() == [1, 1, 3, 3, 3, 4]
     assert _pso.neighbourhood_best(fitness, 2).tolist() == [1, 3, 3, 3, 3, 3]
@@ -317,6 +323,34 @@ def test_distinct_parents_are_distinct_and_fair():
         seen[torch.arange(6).repeat(3), picks.flatten()] += 1
     off = seen[~torch.eye(6, dtype=torch.bool)]
     assert float((off - off.mean()).abs().max()) < 5 * math.sqrt(float(off.mean()))
+
+
+def test_one_pass_is_mutation_crossover_and_midpoint():
+    g = torch.Generator().manual_seed(0)
+    base, a, b, x = torch.randn(4, 7, 5, generator=g, dtype=torch.float64)
+    draw = _buffers.draws(torch.empty(7, 5, dtype=torch.float64), g)
+    lower, upper = (torch.full((7, 5), wall, dtype=torch.float64) for wall in (-0.5, 0.7))
+    limit = _buffers.limit(0.6)
+    expected = _de.crossover(_de.mutant(base.clone(), 0.7, (a.clone(), b)), x, draw < limit)
+    one = _de.crossed([base], [a], [b], [x], [draw], 0.7, limit)[0]
+    torch.testing.assert_close(one, expected)
+    inside = _de.crossed_inside([base], [a], [b], [x], [draw], [lower], [upper], 0.7, limit)[0]
+    torch.testing.assert_close(inside, midpoint(expected, x, lower[0], upper[0]))
+
+
+def test_draws_are_below_a_limit_as_often_as_they_should_be():
+    draw = _buffers.draws(torch.empty(300, 1001), torch.Generator().manual_seed(0))
+    for chance in (0.1, 0.5, 0.9):
+        share = float((draw < _buffers.limit(chance)).double().mean())
+        assert abs(share - chance) < 5 * math.sqrt(chance * (1 - chance) / draw.numel())
+    assert not bool((draw < _buffers.limit(0.0)).any())
+    assert bool((draw < _buffers.limit(1.0)).all())
+    u = _buffers.uniforms(torch.empty(300, 1000), torch.Generator().manual_seed(0)).double()
+    assert float(u.min()) >= 0
+    assert float(u.max()) <= 1
+    assert abs(float(u.mean()) - 0.5) < 5 / math.sqrt(12 * u.numel())
+    assert abs(float(u.var()) - 1 / 12) < 1e-3
+    assert abs(float(torch.corrcoef(u[:2])[0, 1])) < 0.2
 
 
 def test_adaptation_by_hand():
@@ -384,7 +418,8 @@ def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, mo
         parents = parents if base == "rand" else [parents[0], *parents]
         with monkeypatch.context() as patch:
             patch.setattr(_de, "distinct", lambda *a, _p=parents: torch.stack(_p))
-            patch.setattr("moduli._searches._de.coins", lambda *a, _d=draws: _d[0] < 0.6)
+            drawn = torch.where(draws[0] < 0.6, -32768.0, 32767.0)
+            patch.setattr("moduli._searches._de.draws", lambda *a, _d=drawn: _d)
             patch.setattr(torch, "randint", lambda *a, _f=forced, **k: _f[:, 0])
             mine.tell(fitness(mine.ask()))
         torch.testing.assert_close(mine.state["x"], other.pop)

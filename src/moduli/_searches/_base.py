@@ -352,6 +352,7 @@ class Members(Search):
         self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
     ) -> None:
         self._spread, self._initial = spread, initial
+        self._bounds: tuple[Tensor, Tensor] | None = None
         super().__init__(x0, population=population, **options)
 
     @abstractmethod
@@ -409,6 +410,13 @@ class Members(Search):
         """Scratch of the size of the members, or of a stack of them."""
         shape = (*lead, self.population, self.dim)
         return self._buffers.scratch(name, shape, self.dtype, self.device)
+
+    def _walls(self) -> tuple[Tensor, Tensor]:
+        """The bounds as matrices like the members, for one pass over all of them."""
+        if self._bounds is None:
+            shape, c = (self.population, self.dim), self.coordinates
+            self._bounds = c.lower.expand(shape).contiguous(), c.upper.expand(shape).contiguous()
+        return self._bounds
 
     def _spread_of(self, x: Tensor) -> float:
         """How far the members are apart, relative to their size."""
