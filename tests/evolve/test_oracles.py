@@ -37,6 +37,50 @@ def test_replayed_noise_is_kept_noise(dim, directions, monkeypatch):
     assert Noise(KEPT, 2, torch.float32, CPU).kept is False
 
 
+@pytest.mark.parametrize("kind", [OpenES, ARS, PGPE, SNES, GuidedES])
+def test_long_members_in_parts_are_members(kind):
+    # So long that a direction is several blocks, and so many that they are not kept.
+    dim, options = 2 * SEGMENT + 11, {"population": 40, "sigma": 0.3, "seed": 2}
+    search = kind(torch.linspace(-1, 1, dim), **options)
+    assert not search._noise.kept
+    for index in (0, 1, 7, 38):
+        row = torch.empty(dim)
+        for at, part in search.parts(index):
+            row[at : at + len(part)] = part
+        assert torch.equal(row, search.rows(index, index + 1)[0])
+    if kind is OpenES:
+        assert len(list(search.parts(0))) == 3
+    before = search.lend_best()
+    kept = before.clone()
+    fitness = torch.arange(40.0).roll(5)
+    rows, weights = search.rows(0, 40), torch.randn(search._noise.directions)
+    linear, square = search._noise.weighted(2, 0, weights, weights)
+    eps = search._noise.rows(2, 0, 0, search._noise.directions)
+    torch.testing.assert_close(linear, weights @ eps, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(square, weights @ eps.square(), rtol=1e-4, atol=1e-4)
+    search.tell(fitness)
+    assert torch.equal(search.best, rows[5])
+    assert torch.equal(before, kept)  # what was lent is not written to
+    mine, again = search.state["best"], search.rows(3, 4)[0]
+    search.tell((torch.arange(40) != 3).float() - 1)
+    assert torch.equal(search.best, again)
+    if kind is OpenES:
+        assert search.state["best"] is mine
+
+
+def test_learning_in_parts_is_learning():
+    dim = SEGMENT + 100
+    for options in ({"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd"}):
+        parts, whole = (OpenES(torch.ones(dim), population=80, **options) for _ in range(2))
+        whole._estimates = lambda f, s=whole: iter([(slice(0, dim), s.gradient(f))])
+        for seed in range(2):
+            fitness = torch.randn(80, generator=torch.Generator().manual_seed(seed))
+            parts.tell(fitness)
+            whole.tell(fitness)
+        assert torch.equal(parts.mean, whole.mean)
+        assert parts.state.get("step") == whole.state.get("step")
+
+
 def test_low_rank_noise_has_rank_and_variance():
     noise = Noise(30 * 20 + 7, 400, torch.float64, CPU, [(30, 20), (7,)], 2)
     rows = noise.rows(0, 0, 0, 400)

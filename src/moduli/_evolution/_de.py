@@ -13,7 +13,17 @@ from torch import Tensor
 
 from ..kernels import fuse
 
-__all__ = ["cauchy", "crossed", "crossed_inside", "crossover", "distinct", "jade_means", "lehmer", "mutant", "shade_means"]
+__all__ = [
+    "cauchy",
+    "crossed",
+    "crossed_inside",
+    "crossover",
+    "distinct",
+    "jade_means",
+    "lehmer",
+    "mutant",
+    "shade_means",
+]
 
 
 def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:

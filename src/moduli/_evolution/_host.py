@@ -20,7 +20,7 @@ def host(values: Tensor) -> Numbers:
     if values.device.type != "cpu" or values.requires_grad or values.dtype is torch.bfloat16:
         values = values.detach().cpu()
         values = values.float() if values.dtype is torch.bfloat16 else values
-    return values.numpy()  # type: ignore[no-any-return]
+    return values.numpy()
 
 
 def tensor(numbers: Numbers, like: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ def centred_ranks(fitness: Tensor) -> Tensor:
     f = host(fitness)
     n = len(f)
     order = f.argsort()
-    ordered, rank = f[order], np.empty(n)
+    ordered = f[order]
+    rank: Numbers = np.empty(n)
     rank[order] = np.arange(n)
     if (ordered[1:] == ordered[:-1]).any():
         rank = 0.5 * (np.searchsorted(ordered, f) + np.searchsorted(ordered, f, side="right") - 1.0)

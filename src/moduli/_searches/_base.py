@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +41,7 @@ class Search(ABC):
         patience: Stop when the best fitness has not improved for so many generations.
         max_evaluations: Stop when so many members were evaluated.
         tol: Stop when the members differ by less than this, relative to their size.
+        own: Whether the search may keep x0 itself instead of a copy; whoever gives it does not write to it again.
     """
 
     allows_integer: ClassVar[bool] = False
@@ -60,6 +61,7 @@ class Search(ABC):
         patience: int | None = None,
         max_evaluations: int | None = None,
         tol: float = 1e-12,
+        own: bool = False,
     ) -> None:
         name = type(self).__name__
         if not isinstance(x0, Tensor) or x0.dim() != 1 or not x0.dtype.is_floating_point:
@@ -81,20 +83,23 @@ class Search(ABC):
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
         self._buffers = Buffers()
-        # Never more than three vectors at once: a model may fill most of the memory.
+        # A model may fill most of the memory, so copies are counted here.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
+        best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
         self.state: dict[str, Value] = {
             "seed": int(seed),
             "counter": 0,
             "generation": 0,
             "evaluations": 0,
             "population": self._sized(population),
-            "best": self.coordinates.rounded(inside.clone()),
+            "best": self.coordinates.rounded(best),
             "best_fitness": math.inf,
             "stalled": 0,
             "lost": 0,
             "flat": 0,
         }
+        self._lent = False
+        del best
         self._start(inside)
 
     def _sized(self, population: int) -> int:
@@ -127,6 +132,14 @@ class Search(ABC):
         """One member, to keep."""
         return self._propose(index, index + 1)[0].clone()
 
+    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts."""
+        yield 0, self._propose(index, index + 1)[0]
+
+    def _improve(self, index: int) -> None:
+        """Make a member the best."""
+        self.state["best"], self._lent = self._member(index), False
+
     def _converged(self) -> Reason | None:
         """A reason that only this method knows of."""
         return None
@@ -147,6 +160,14 @@ class Search(ABC):
             raise IndexError(f"members {start} to {stop} of a population of {self.population}")
         with torch.no_grad():
             return self._propose(start, stop)
+
+    def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts, (where it begins, numbers), each to be used before the next is asked for.
+
+        Seed-replayed methods over many coordinates never hold more than one part.
+        """
+        with torch.no_grad():
+            yield from self._parts(index)
 
     def tell(self, fitness: Tensor | Iterable[float]) -> None:
         """Give the fitness of every member that `ask` gave, in order; lower is better.
@@ -174,7 +195,7 @@ class Search(ABC):
             flat = value == float(np.maximum.reduce(seen))
             improved = value < self.best_fitness
             if improved:
-                state["best"] = self._member(place)
+                self._improve(place)
             used, population = self._draws(), self.population
             self._learn(torch.from_numpy(seen).to(self.device))
         state["best_fitness"] = min(value, self.best_fitness)
@@ -246,6 +267,11 @@ class Search(ABC):
     def best(self) -> Tensor:
         """The best member found so far (x0 until one is found)."""
         return self._tensor("best").clone()
+
+    def lend_best(self) -> Tensor:
+        """`best` without a copy, which the search never writes to again; nor may whoever asks for it."""
+        self._lent = True
+        return self._tensor("best")
 
     @property
     def best_fitness(self) -> float:

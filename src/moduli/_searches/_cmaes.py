@@ -142,6 +142,9 @@ class CMAES(Distribution):
         steps = self._steps()
         return steps if stop - start == len(steps) else steps[start:stop]
 
+    def _separable(self) -> bool:
+        return self.covariance == "separable"
+
     def _shared(self) -> bool:
         return self.covariance == "full" or super()._shared()
 

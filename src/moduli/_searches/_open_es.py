@@ -1,5 +1,6 @@
 """`OpenES`: evolution strategies as gradient estimation, asked and told."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -40,8 +41,9 @@ class OpenES(GradientSearch):
 
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        return self._estimate(clean(fitness))
-
-    def _estimate(self, fitness: Tensor) -> Tensor:
-        f = shaped(fitness, self.shape)
+        f = shaped(clean(fitness), self.shape)
         return core.gradient(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
+
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        f = shaped(fitness, self.shape)
+        return core.gradients(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)

@@ -63,12 +63,16 @@ class SearchLink(Module):
             made = self.make(x0, self.seed, self._given())
             if isinstance(made, GradientSearch):
                 # The next link descends, so the search only says along what.
-                made._descend = self._found.append  # type: ignore[assignment,method-assign]
+                made._descend = self._collect  # type: ignore[method-assign]
             saved = self.global_state.get("search")
             if saved is not None:
                 made.load_state_dict({"method": type(made).__name__, **saved})
             self._made = made
         return self._made
+
+    def _collect(self, gradient: Tensor, columns: slice) -> None:
+        # A part is overwritten by the next one.
+        self._found.append(gradient.clone())
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
@@ -81,7 +85,8 @@ class SearchLink(Module):
         self.global_state["search"] = search.state
         if isinstance(search, GradientSearch):
             # The way to the new centre would be the estimate rounded to the precision of the parameters.
-            found = self._found.pop()
+            found = self._found[0] if len(self._found) == 1 else torch.cat(self._found)
+            self._found.clear()
             search.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
             objective.updates = unflat(found, params)
             objective.grads = [tensor.clone() for tensor in objective.updates]

@@ -53,7 +53,10 @@ class Models:
                 self._kept = {**dict(list(self._kept.items())[-1:]), count: pop}
             return pop
         with torch.no_grad():
-            for mine, theirs in ((pop.named_parameters(), net.named_parameters()), (pop.named_buffers(), net.named_buffers())):
+            for mine, theirs in (
+                (pop.named_parameters(), net.named_parameters()),
+                (pop.named_buffers(), net.named_buffers()),
+            ):
                 values = dict(theirs)
                 for name, stacked in mine:
                     stacked.copy_(values[name])
