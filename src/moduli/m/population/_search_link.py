@@ -76,6 +76,11 @@ class PopulationSearch(Module):
             if objective.updates is None
             else _rows([param.detach() - update for param, update in zip(params, objective.updates, strict=True)])
         )
+        shapes = [list(param.shape) for param in params]
+        if self.global_state.setdefault("shapes", shapes) != shapes:
+            # Other parameters are searched over than before (some were frozen or thawed), so it begins afresh.
+            self.global_state["shapes"], self._made = shapes, None
+            self.global_state.pop("search", None)
         search = self._search(base)
         with objective.moved(), torch.no_grad():
             known = search.state.get("x")
