@@ -12,6 +12,7 @@ from ._orthogonalize import Orthogonalize
 from ._orthograd import OrthoGrad
 from ._prodigy import Prodigy
 from ._psgd import PSGDKronWhiten
+from ._psgd_lra import PSGDLRAWhiten
 from ._rmsprop import RMSprop
 from ._rprop import Rprop, ScaleLRBySignChange, SignConsistencyLRs
 from ._sam import ASAM, SAM
@@ -31,6 +32,7 @@ __all__ = [
     "OrthoGrad",
     "Orthogonalize",
     "PSGDKronWhiten",
+    "PSGDLRAWhiten",
     "Prodigy",
     "RMSprop",
     "Rprop",

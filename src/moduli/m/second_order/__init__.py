@@ -2,6 +2,7 @@
 
 * `Newton` solves with the Hessian, `NewtonCG` with products, `SubspaceNewton` and the Nystrom links with a part of it.
 * `AdaHessian`, `SophiaH`, `ESGD` estimate its diagonal from random products; `NaturalGradient` uses the Fisher matrix.
+* `PSGDDenseNewton`, `PSGDKronNewton`, `PSGDLRANewton` fit a preconditioner to products.
 """
 
 from ._adahessian import AdaHessian
@@ -10,18 +11,22 @@ from ._natural_gradient import NaturalGradient
 from ._newton import Newton
 from ._newton_cg import NewtonCG, NewtonCGSteihaug
 from ._nystrom import NystromPCG, NystromSketchAndSolve
+from ._psgd import PSGDDenseNewton, PSGDKronNewton, PSGDLRANewton
 from ._sophia import SophiaH
 from ._subspace import SubspaceNewton
 
 __all__ = [
-    "ESGD",
     "AdaHessian",
+    "ESGD",
     "NaturalGradient",
     "Newton",
     "NewtonCG",
     "NewtonCGSteihaug",
     "NystromPCG",
     "NystromSketchAndSolve",
+    "PSGDDenseNewton",
+    "PSGDKronNewton",
+    "PSGDLRANewton",
     "SophiaH",
     "SubspaceNewton",
 ]
