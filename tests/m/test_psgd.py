@@ -1,5 +1,7 @@
 """PSGD: preconditioners that whiten, or become the inverse of the Hessian's absolute value."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -111,7 +113,7 @@ def test_a_step_of_a_dense_factor_lowers_the_criterion(geometry):
         P = state["products"][0]
         values.append(float(h @ P @ h + v @ torch.linalg.solve(P, v)))
         _kron.fit(state, h, v, setting)
-    assert all(after < before for before, after in zip(values, values[1:], strict=False))
+    assert all(after < before for before, after in itertools.pairwise(values))
 
 
 MATRIX = torch.tensor([[4.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, -1.0]], dtype=torch.float64)

@@ -31,6 +31,19 @@ def _clipped_adam(x, g, memory, t):
     return 0.05 * mean / ((2 * memory["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
 
 
+def _msam(params, grads, memory, t):
+    before = memory.get("v", [torch.zeros_like(g) for g in grads])
+    after = memory["v"] = [0.9 * v + g for v, g in zip(before, grads, strict=True)]
+
+    def shift(velocity):
+        size = sum(float(v.abs().square().sum()) for v in velocity) ** 0.5
+        return [1e-3 * v / size if size > 0 else v for v in velocity]
+
+    # What is trained moves by momentum; the parameters are beside it.
+    for param, v, old, new in zip(params, after, shift(before), shift(after), strict=True):
+        param.data = param.data + old - 0.02 * v - new
+
+
 ROWS = [
     Row("Adam", lambda: [m.Adam(), m.LR(0.05)], reference=lambda params: torch.optim.Adam(params, 0.05)),
     Row(
@@ -115,6 +128,24 @@ ROWS = [
     ),
     Row("SAM", lambda: [m.SAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
     Row("ASAM", lambda: [m.ASAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
+    Row("BacktrackOnSignChange", lambda: [m.BacktrackOnSignChange(), m.LR(0.05)], tolerance=1e-2),
+    Row(
+        "BacktrackOnSignChange, by gradients",
+        lambda: [m.BacktrackOnSignChange(use_grad=True, backtrack=False), m.LR(0.05)],
+        tolerance=1e-2,
+    ),
+    Row("SignConsistencyMask", lambda: [m.SignConsistencyMask(), m.LR(0.01)], target=""),
+    Row(
+        "DualNormCorrection",
+        lambda: [m.Orthogonalize(), m.DualNormCorrection(), m.LR(1e-3)],
+        target="",
+        pieces=False,
+    ),
+    Row("MuonAdjustLR", lambda: [m.MuonAdjustLR(), m.LR(0.05)], pieces=False),
+    Row("MSAMMomentum", lambda: [m.MSAMMomentum(0.02, rho=1e-3)], tolerance=1e-2, reference=_msam),
+    Row("MSAM", lambda: [m.MSAM([m.Adam(), m.LR(0.05)], rho=1e-3)], tolerance=1e-2),
+    Row("AEGD", lambda: [m.AEGD(lr=0.5)], steps=1000, tolerance=1e-2),
+    Row("AdaptiveHeavyBall", lambda: [m.AdaptiveHeavyBall()], tolerance=1e-6),
     Row("Prodigy", lambda: [m.Prodigy(d0=0.01), m.LR(1.0)], tolerance=0.05),
     Row("DAdaptAdam", lambda: [m.DAdaptAdam(d0=0.01, growth_rate=1.02), m.LR(1.0)], tolerance=0.05),
     Row("AdagradNorm", lambda: [m.AdagradNorm(), m.LR(1.0)], tolerance=1e-2, pieces=False),

@@ -7,6 +7,9 @@
 
 from ._adahessian import AdaHessian
 from ._esgd import ESGD
+from ._inverse_free import InverseFreeNewton
+from ._matrix_momentum import MatrixMomentum
+from ._multipoint import MultipointNewton, SixthOrder3P, SixthOrder3PM2, SixthOrder5P, TwoPointNewton
 from ._natural_gradient import NaturalGradient
 from ._newton import Newton
 from ._newton_cg import NewtonCG, NewtonCGSteihaug
@@ -18,6 +21,9 @@ from ._subspace import SubspaceNewton
 __all__ = [
     "AdaHessian",
     "ESGD",
+    "InverseFreeNewton",
+    "MatrixMomentum",
+    "MultipointNewton",
     "NaturalGradient",
     "Newton",
     "NewtonCG",
@@ -27,6 +33,10 @@ __all__ = [
     "PSGDDenseNewton",
     "PSGDKronNewton",
     "PSGDLRANewton",
+    "SixthOrder3P",
+    "SixthOrder3PM2",
+    "SixthOrder5P",
     "SophiaH",
     "SubspaceNewton",
+    "TwoPointNewton",
 ]
