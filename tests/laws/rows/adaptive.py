@@ -44,6 +44,8 @@ def _msam(params, grads, memory, t):
         param.data = param.data + old - 0.02 * v - new
 
 
+_SHIFTED = {"split_groups": "parameters are at perturbed points, whatever the step size"}
+
 ROWS = [
     Row("Adam", lambda: [m.Adam(), m.LR(0.05)], reference=lambda params: torch.optim.Adam(params, 0.05)),
     Row(
@@ -142,10 +144,10 @@ ROWS = [
         pieces=False,
     ),
     Row("MuonAdjustLR", lambda: [m.MuonAdjustLR(), m.LR(0.05)], pieces=False),
-    Row("MSAMMomentum", lambda: [m.MSAMMomentum(0.02, rho=1e-3)], tolerance=1e-2, reference=_msam),
-    Row("MSAM", lambda: [m.MSAM([m.Adam(), m.LR(0.05)], rho=1e-3)], tolerance=1e-2),
-    Row("AEGD", lambda: [m.AEGD(lr=0.5)], steps=1000, tolerance=1e-2),
-    Row("AdaptiveHeavyBall", lambda: [m.AdaptiveHeavyBall()], tolerance=1e-6),
+    Row("MSAMMomentum", lambda: [m.MSAMMomentum(0.02, rho=1e-3)], tolerance=1e-2, reference=_msam, skip=_SHIFTED),
+    Row("MSAM", lambda: [m.MSAM([m.Adam(), m.LR(0.05)], rho=1e-3)], tolerance=1e-2, skip=_SHIFTED),
+    Row("AEGD", lambda: [m.AEGD(lr=0.5)], steps=1000, tolerance=1e-2, closure=True),
+    Row("AdaptiveHeavyBall", lambda: [m.AdaptiveHeavyBall()], tolerance=1e-6, closure=True),
     Row("Prodigy", lambda: [m.Prodigy(d0=0.01), m.LR(1.0)], tolerance=0.05),
     Row("DAdaptAdam", lambda: [m.DAdaptAdam(d0=0.01, growth_rate=1.02), m.LR(1.0)], tolerance=0.05),
     Row("AdagradNorm", lambda: [m.AdagradNorm(), m.LR(1.0)], tolerance=1e-2, pieces=False),

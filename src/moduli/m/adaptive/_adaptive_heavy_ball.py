@@ -13,11 +13,12 @@ __all__ = ["AdaptiveHeavyBall"]
 
 
 class AdaptiveHeavyBall(Transform):
-    r"""Heavy ball whose step size and momentum follow from the value of the optimum; on quadratics, conjugate gradients.
+    r"""Heavy ball whose step size and momentum follow from the value of the optimum.
 
     $h_t = \frac{2(f_t - f^*)}{\|u_t\|^2},\quad m_t = \frac{-(f_t - f^*)\langle u_t, u_{t-1}\rangle}{(f_{t-1} - f^*)\|u_t\|^2 +
     (f_t - f^*)\langle u_t, u_{t-1}\rangle},\quad u \leftarrow (1 + m_t) h_t u_t - m_t (x_t - x_{t-1})$,
-    with no momentum at first. It has a step size of its own: do not add `LR`.
+    with no momentum at first. On quadratics each point is the nearest to the optimum that gradients so far can reach, as with
+    conjugate gradients, so that n steps are enough. It has a step size of its own: do not add `LR`.
 
     Args:
         f_star: The value of the optimum.

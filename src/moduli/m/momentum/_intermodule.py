@@ -66,7 +66,12 @@ class IntermoduleCautious(MultiOperation):
         }[setting["mode"]]
         out = [torch.where(a * b > 0, a, c) for a, b, c in zip(first, second, other, strict=True)]
         if setting["normalize"]:
-            kept = agreement(first, second, objective.members)
+            here = objective.present or [True] * len(first)
+            kept = agreement(
+                [a for a, ok in zip(first, here, strict=True) if ok],
+                [b for b, ok in zip(second, here, strict=True) if ok],
+                objective.members,
+            )
             kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
             factors = numbers(objective, [kept] * len(out))
             out = [

@@ -42,15 +42,26 @@ class ProjectedNewtonRaphson(QuasiNewton):
     rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
     def __init__(
-        self, *, init_scale: float | str = 1, restart_interval: int | str | None = "auto", **settings: Any
+        self,
+        *,
+        init_scale: float | str = 1,
+        restart_interval: int | str | None = "auto",
+        ptol_restart: bool = True,
+        **settings: Any,
     ) -> None:
-        super().__init__(alpha=0.0, init_scale=init_scale, restart_interval=restart_interval, **settings)
+        super().__init__(
+            alpha=0.0,
+            init_scale=init_scale,
+            restart_interval=restart_interval,
+            ptol_restart=ptol_restart,
+            **settings,
+        )
 
     def _start(self, state: Any, like: Tensor, setting: Any) -> Tensor:
-        learnt = state.pop("learnt", None)
+        # What was learnt takes over; where nothing was since the last time, it does not help, and all begins again.
+        learnt: Tensor | None = state.pop("learnt", None) if state.get("pairs") else None
         matrix = super()._start(state, like, setting)
-        usable = learnt is not None and learnt.shape == matrix.shape and learnt.dtype is matrix.dtype
-        if usable and bool(torch.isfinite(learnt).all()):
+        if learnt is not None and learnt.shape == matrix.shape and bool(torch.isfinite(learnt).all()):
             matrix.copy_(learnt)
         state["learnt"] = matrix.clone()
         return matrix
@@ -59,7 +70,10 @@ class ProjectedNewtonRaphson(QuasiNewton):
         """R first, from the projection as it was before the pair."""
         projected = matrix @ pair.y
         rank_one(lambda H, p: projected)(state["learnt"], pair)
+        pairs = state["pairs"]
         super().learn(matrix, pair, state, setting)
+        if state["pairs"] == pairs and setting["restart_interval"] is not None:
+            self._start(state, pair.s, setting)  # everything is projected out already
 
 
 class ThomasOptimalMethod(QuasiNewton):

@@ -94,9 +94,11 @@ class MatrixMomentum(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Along the update, and on along the last step."""
-        u = flat(masked(objective.peek_updates(), objective.present))
-        out = settings[0]["lr"] * u - states[0]["momentum"].to(u.dtype)
-        objective.updates = unflat(out, objective.params)
+        on = unflat(states[0]["momentum"], objective.params)
+        objective.updates = [
+            setting["lr"] * u - part.to(u.dtype)
+            for u, part, setting in zip(masked(objective.peek_updates(), objective.present), on, settings, strict=True)
+        ]
         return objective
 
     def reset_for_online(self) -> None:
