@@ -221,6 +221,17 @@ def test_a_terminal_has_colours(terminal):
     assert "report: race.html" in shown.text
 
 
+def test_the_table_fits_a_small_terminal(terminal):
+    shown = terminal(*SMALL, "--workers", "0", columns=80)
+    assert shown.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.text).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["problem", "optimizer"])
+    table = [line.rstrip() for line in lines[at : at + 3]]
+    assert table[1].endswith("budget spent")
+    assert "first" in table[2]
+    assert max(map(len, table)) <= 80
+
+
 def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     field = ["--with", "torch.SGD(lr=0.001)", "--with", "torch.SGD(lr=0.002)"]
