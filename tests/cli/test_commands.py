@@ -186,6 +186,7 @@ def test_links_and_lists(call):
     assert one["kind"] == "link"
     assert one["documentation"]
     assert "learning rate" in call("links", "LR").stdout.lower()
+    assert call("links", "Adam").stdout.startswith("Adam(*, beta1=0.9, beta2=0.999, eps=1e-08,")
     assert "torch.LBFGS" in call("links", "torch").stdout
     problems = json.loads(call("race", "--list", "--json").stdout)
     assert [entry["name"] for entry in problems] == lab.problems.names()
