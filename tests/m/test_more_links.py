@@ -147,6 +147,20 @@ def test_dual_norm_and_size_as_orthogonalize_does_them():
         close(optim.step_tensors(link, [vector.clone()], grads=[vector]), [vector])
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("shape", [(8, 40), (40, 8), (8, 16), (8, 12), (8, 8)])
+def test_wide_matrices_are_orthogonalised_as_others(shape, steps):
+    # Through the small side or not: the same iteration, written out.
+    u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x = u / u.norm()
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    close(optim.step_tensors(m.Orthogonalize(steps=steps), [u.clone()]), [x], 1e-9)
+    single = optim.step_tensors(m.Orthogonalize(steps=steps), [u.float()])[0]
+    torch.testing.assert_close(single.double(), x, rtol=1e-3, atol=1e-3)
+
+
 def test_what_momentum_sam_trains_is_heavy_ball_with_gradients_beside_it():
     scale = _vector(1.0, 10.0)
     w = torch.nn.Parameter(_vector(3.0, 1.0))
