@@ -11,19 +11,8 @@ settings.register_profile(
 )
 settings.load_profile("moduli")
 
-# Minutes each, for what seldom breaks: real browsers, killed writers, processes in pools. `make test-all` runs them.
-LONG = (
-    "tests/lab/test_report.py",
-    "tests/lab/test_race.py",
-    "tests/lab/test_fit.py",
-    "tests/io/test_crash.py",
-    "tests/io/test_hostile.py",
-    "tests/io/test_resume.py",
-    "tests/evolve/test_executors.py",
-    "tests/evolve/test_search.py",
-    "tests/m/test_second_products.py",
-    "tests/m/test_members.py",
-)
+# Minutes, for what seldom breaks: every link saved and resumed in a new process. `make test-all` runs it.
+LONG = ("tests/io/test_resume.py",)
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
 SHARES = {"tests/laws/test_laws.py": 4, "tests/evolve/test_laws.py": 5}
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
@@ -33,8 +22,11 @@ UNCOVERED = (
     "tests/evolve/test_laws.py",
     "tests/labels/test_compile.py",
     "tests/labels/test_elementwise_laws.py",
+    "tests/io/test_crash.py",
     "tests/linalg/test_laws.py",
+    "tests/m/test_members.py",
     "tests/m/test_population.py",
+    "tests/m/test_second_products.py",
     "tests/particles/merge/test_formulas.py",
     "tests/particles/merge/test_laws.py",
     "tests/particles/test_laws.py",
@@ -82,8 +74,7 @@ def pytest_collection_modifyitems(config, items):
             seen[path] += 1
             (kept if seen[path] % SHARES[path] == 0 else left).append(item)
         else:
-            # A real terminal is waited for, second by second.
-            (left if "terminal" in getattr(item, "fixturenames", ()) else kept).append(item)
+            kept.append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept

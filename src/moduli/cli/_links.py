@@ -16,11 +16,17 @@ __all__ = ["links"]
 
 def links(
     query: Annotated[
-        str | None, typer.Argument(help="A name, or words to search for in names, families and texts.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A name, or words to search for in names, families and texts."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The catalogue: links, presets and torch's optimizers, with arguments and references."""
+    """The catalogue: links, presets and torch's optimizers, with arguments and references.
+
+    \b
+    moduli links Adam
+    moduli links "trust region"
+    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     known = catalogue.entries()
     if query is not None and query in known:
         entry = known[query]
