@@ -186,6 +186,7 @@ def test_links_and_lists(call):
     assert one["kind"] == "link"
     assert one["documentation"]
     assert "learning rate" in call("links", "LR").stdout.lower()
+    assert call("links", "Adam").stdout.startswith("Adam(*, beta1=0.9, beta2=0.999, eps=1e-08,")
     assert "torch.LBFGS" in call("links", "torch").stdout
     problems = json.loads(call("race", "--list", "--json").stdout)
     assert [entry["name"] for entry in problems] == lab.problems.names()
@@ -219,6 +220,17 @@ def test_a_terminal_has_colours(terminal):
     assert shown.wait() == 0
     assert COLOUR.search(shown.text)
     assert "report: race.html" in shown.text
+
+
+def test_the_table_fits_a_small_terminal(terminal):
+    shown = terminal(*SMALL, "--workers", "0", columns=80)
+    assert shown.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.text).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["problem", "optimizer"])
+    table = [line.rstrip() for line in lines[at : at + 3]]
+    assert table[1].endswith("budget spent")
+    assert "first" in table[2]
+    assert max(map(len, table)) <= 80
 
 
 def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):

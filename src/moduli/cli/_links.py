@@ -34,7 +34,7 @@ def links(
             print_json(_about(entry, whole=True))
             return
         console = out()
-        console.print(f"{entry.name}{entry.signature}", style="bold", markup=False)
+        console.print(f"{entry.name}{_bare(entry.signature)}", style="bold", markup=False)
         console.print(f"{catalogue.KINDS[entry.kind]}, family {entry.family}\n", style="dim", markup=False)
         console.print(entry.doc, markup=False)
         return
@@ -58,6 +58,12 @@ def links(
     for entry in found:
         table.add_row(entry.name, entry.family, entry.summary)
     out().print(table, markup=False)
+
+
+def _bare(signature: inspection.Signature) -> inspection.Signature:
+    """Names and defaults: in a chain there is nothing to write a type for."""
+    parameters = [p.replace(annotation=inspection.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters)
 
 
 def _about(entry: catalogue.Entry, whole: bool = False) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def race(
     if as_json:
         print_json(results.to_json())
     elif results.runs:
-        out().print(_table(results))
+        console = out()
+        console.print(_table(results, console.width))
     if results.runs:
         note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
@@ -204,12 +205,23 @@ class _Watch:
         self.bar.update(self.task, completed=message["finished"], now=now[:90])
 
 
-def _table(results: lab.Results) -> Table:
+# What a table shows first, and from which width on it shows the rest on one line.
+FIRST = ("problem", "optimizer", "final loss", "evals", "solved")
+ENDED, ALL = 76, 112
+
+
+def _table(results: lab.Results, width: int) -> Table:
+    wide = width >= ALL
+    columns = list(FIRST) if width < ENDED else [*FIRST, "ended"]
+    if wide:
+        columns = ["problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"]
     table = Table(title=None, pad_edge=False, box=None, header_style="bold")
-    for column in ("problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"):
-        left = column in ("problem", "optimizer", "ended")
+    for column in columns:
         table.add_column(
-            column, justify="left" if left else "right", no_wrap=column != "ended" and column != "optimizer"
+            column,
+            justify="left" if column in ("problem", "optimizer", "ended") else "right",
+            no_wrap=column != "optimizer" and (not wide or column != "ended"),
+            max_width=19 if column == "ended" and not wide else None,
         )
     rows = lab.summary(results)
     for place, row in enumerate(rows):
@@ -220,9 +232,11 @@ def _table(results: lab.Results) -> Table:
             (r["median"] for r in rows if r["problem"] == row["problem"] and r["median"] is not None), default=None
         )
         style = "green" if row["median"] is not None and row["median"] == best else "red" if row["failed"] else ""
-        table.add_row(
-            row["problem"] if first else "", row["contender"], number(row["median"]), number(row["best"]),
-            number(row["evaluations"], 6), number(row["seconds"], 3), f"{row['reached']}/{row['runs']}", why,
-            style=style, end_section=last,
-        )  # fmt: skip
+        evaluations = number(row["evaluations"], 6)
+        cells = {
+            "problem": row["problem"] if first else "", "optimizer": row["contender"], "final loss": number(row["median"]),
+            "best": number(row["best"]), "evaluations": evaluations, "evals": evaluations,
+            "seconds": number(row["seconds"], 3), "solved": f"{row['reached']}/{row['runs']}", "ended": why,
+        }  # fmt: skip
+        table.add_row(*(cells[column] for column in columns), style=style, end_section=last)
     return table
