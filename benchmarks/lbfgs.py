@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one thread for everyone, also for NumPy and SciPy
 
 import numpy as np
 import scipy.optimize

@@ -107,25 +107,41 @@ def shampoo(libraries, every):
         yield "pytorch_optimizer, by SVD", lambda p: po.Shampoo(p, 1e-3, preconditioning_compute_steps=every)
 
 
+class InFloat32:
+    """An optimizer whose step finds that there is no bfloat16: for peers that have it built in, which this processor lacks."""
+
+    def __init__(self, opt):
+        self.opt = opt
+
+    def step(self):
+        held = torch.Tensor.bfloat16
+        torch.Tensor.bfloat16 = lambda tensor, *args, **settings: tensor
+        try:
+            self.opt.step()
+        finally:
+            torch.Tensor.bfloat16 = held
+
+
 def muon(libraries, every):
     yield "moduli", lambda p: mo.Optimizer(p, m.NAG(0.95, lerp=True), m.Orthogonalize(), m.LR(1e-3))
+    peers = {}
     if hasattr(torch.optim, "Muon"):
-        yield "torch, in bfloat16", lambda p: torch.optim.Muon(p, 1e-3, weight_decay=0.0)
+        peers["torch"] = lambda p: torch.optim.Muon(p, 1e-3, weight_decay=0.0)
     if "torchzero" in libraries:
         tz = libraries["torchzero"]
-        yield (
-            "torchzero, in bfloat16",
-            lambda p: tz.Optimizer(p, tz.m.NAG(0.95, lerp=True), tz.m.Orthogonalize(), tz.m.LR(1e-3)),
-        )
+        peers["torchzero"] = lambda p: tz.Optimizer(p, tz.m.NAG(0.95, lerp=True), tz.m.Orthogonalize(), tz.m.LR(1e-3))
     if "pytorch_optimizer" in libraries:
         po = libraries["pytorch_optimizer"]
-        yield (
-            "pytorch_optimizer, in bfloat16",
-            lambda p: po.Muon([{"params": list(p), "use_muon": True}], lr=1e-3, weight_decay=0.0),
+        peers["pytorch_optimizer"] = lambda p: po.Muon(
+            [{"params": list(p), "use_muon": True}], lr=1e-3, weight_decay=0.0
         )
     if "heavyball" in libraries:
         hb = libraries["heavyball"]
-        yield "heavyball", lambda p: hb.Muon(p, 1e-3, betas=(0.95, 0.99))
+        peers["heavyball"] = lambda p: hb.Muon(p, 1e-3, betas=(0.95, 0.99))
+    for name, make in peers.items():
+        yield f"{name}, in bfloat16 as it comes", make
+        if name != "pytorch_optimizer":  # which asks for bfloat16 in another way
+            yield f"{name}, in float32", lambda p, make=make: InFloat32(make(p))
 
 
 def psgd(libraries, every):

@@ -65,6 +65,32 @@ def test_ties_mixed_dtypes_and_frozen_parameters():
     assert result.x["a.weight"].dtype == torch.float32
 
 
+def test_strided_parameters_are_searched_over_like_others():
+    class Strided(nn.Module):
+        def __init__(self, strided):
+            super().__init__()
+            start = torch.linspace(-1, 1, 6).view(2, 3)
+            self.w = nn.Parameter(start.t().contiguous().t() if strided else start)
+
+    a, b = Strided(True), Strided(False)
+    assert not a.w.is_contiguous()
+    fitness = lambda m: (m.w - torch.arange(6.0).view(2, 3)).square().sum()  # noqa: E731
+    for method in ("openes", "cmaes", "de"):
+        results = [search(each, fitness, budget=130, method=method) for each in (a, b)]
+        assert results[0].history == pytest.approx(results[1].history, rel=1e-6)
+        assert torch.equal(a.w, b.w)
+    assert not a.w.is_contiguous()
+
+
+def test_what_was_found_is_not_written_to_when_the_search_goes_on():
+    model = nn.Linear(400, 400)
+    result = search(model, lambda m: m(torch.ones(400)).square().mean(), method="openes", population=60, budget=60)
+    found = {name: value.clone() for name, value in result.x.items()}
+    for _ in range(2):
+        result.search.tell(torch.arange(60.0) - 1e6 * result.search.generation)
+    assert all(torch.equal(found[name], result.x[name]) for name in found)
+
+
 def test_vectorised_is_the_loop():
     x = torch.linspace(-1, 1, 8)[:, None].expand(8, 2)
     fitness = lambda model: (model(x) - x.sum(1, keepdim=True)).square().mean()  # noqa: E731

@@ -70,9 +70,9 @@ def test_links_over_all_parameters_work_on_a_moment():
 
 
 def test_soap_keeps_its_mean_inside_or_outside():
-    # Where nothing was ever seen, what is rounding is divided by what is rounding: eps has to be above both.
+    # Matrices, of which a first update sees all directions: of those that it does not see, rounding chooses the basis.
     ends = [
-        run(lambda _, p=p: [m.SOAP(precond_freq=3, proj_exp_avg=p, eps=1e-4), m.LR(0.01)], steps=20)
+        run(lambda _, p=p: [m.SOAP(precond_freq=3, proj_exp_avg=p), m.LR(0.01)], steps=20, shapes=((3, 4), (3, 3)))
         for p in (True, False, None)
     ]
     close(ends[0], ends[1], 1e-9)
@@ -145,6 +145,20 @@ def test_dual_norm_and_size_as_orthogonalize_does_them():
     vector = _vector(1.0, 2.0)
     for link in (m.DualNormCorrection(), m.MuonAdjustLR()):
         close(optim.step_tensors(link, [vector.clone()], grads=[vector]), [vector])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("shape", [(8, 40), (40, 8), (8, 16), (8, 12), (8, 8)])
+def test_wide_matrices_are_orthogonalised_as_others(shape, steps):
+    # Through the small side or not: the same iteration, written out.
+    u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x = u / u.norm()
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    close(optim.step_tensors(m.Orthogonalize(steps=steps), [u.clone()]), [x], 1e-9)
+    single = optim.step_tensors(m.Orthogonalize(steps=steps), [u.float()])[0]
+    torch.testing.assert_close(single.double(), x, rtol=1e-3, atol=1e-3)
 
 
 def test_what_momentum_sam_trains_is_heavy_ball_with_gradients_beside_it():

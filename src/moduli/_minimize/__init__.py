@@ -46,7 +46,8 @@ def minimize(
             whose loss is half of |r|^2.
         x0: A tensor, nested dictionaries and lists of tensors, a labelled tensor, or a module. It is not changed.
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
-            newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa, cd), or links.
+            newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
+            cd), or links.
         bounds: (low, high): each None, a number, or in the form of x0.
         bounds_by: "projection" onto the box (gd, cg, lbfgs, bfgs, adam), "transform" of the variables, or "auto".
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.

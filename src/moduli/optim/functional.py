@@ -150,6 +150,8 @@ def step_tensors(
         inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)
     out = step(inner, [link])
+    for _, part in link.links():
+        part._settle()  # a chain made for this call is gone after it, and with it what its fused runs have counted
     if objective is not None:
         objective.should_terminate = out.should_terminate or objective.should_terminate
     return out.get_updates()

@@ -32,8 +32,8 @@ class CD(Module):
         >>> import torch, moduli as mo
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
-        >>> opt = mo.Optimizer([w], m.CD(), m.ScipyMinimizeScalar())
-        >>> for _ in range(40):
+        >>> opt = mo.Optimizer([w], m.CD(), m.AdaptiveBisection())
+        >>> for _ in range(99):
         ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + w[0] * w[1] + 3 * w[1] ** 2))
         >>> bool(w.abs().max() < 1e-3)
         True
