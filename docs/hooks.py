@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 
@@ -133,10 +133,21 @@ def _has_constant_docstring(module: ModuleType, name: str) -> bool:
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _package() -> "griffe.Object | griffe.Alias":
+    """The whole library as griffe reads it: asked for any part, it reads all, so it is asked once."""
+    return griffe.load("moduli", search_paths=[SOURCE], resolve_aliases=False)
+
+
+def _static(module: ModuleType) -> "griffe.Object | griffe.Alias":
+    inside = module.__name__.partition(".")[2]
+    return _package()[inside] if inside else _package()
+
+
 def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
     """The API page of a room. The front door's names are described in the rooms they come from, and linked to."""
     is_front = module is all_rooms[0]
-    static = griffe.load(module.__name__, search_paths=[SOURCE], resolve_aliases=False)
+    static = _static(module)
     parts = [f"# {module.__name__}\n\n{_module_docstring(module)}"]
     links = []
     for name in module.__all__:
@@ -148,7 +159,7 @@ def page(module: ModuleType, all_rooms: list[ModuleType]) -> str:
             links.append(f"- [`{name}`][{home.__name__}.{name}] {_summary(value)}")
         elif inspect.ismodule(value):
             parts.append(f"\n## {name}\n\n{_module_docstring(value)}")
-            inside = griffe.load(value.__name__, search_paths=[SOURCE], resolve_aliases=False)
+            inside = _static(value)
             parts += [_entry(value, inner, inside, 3) for inner in value.__all__]
         else:
             parts.append(_entry(module, name, static, 2))
@@ -280,6 +291,7 @@ class Examples(griffe.Extension):
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Append the API pages to the navigation."""
+    _package.cache_clear()  # while mkdocs serves, sources change
     titles = [module.__name__ for module in rooms()]
     config.nav = [*(config.nav or []), {"API": [{title: f"api/{title}.md"} for title in titles]}]
     return config

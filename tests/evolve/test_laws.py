@@ -237,6 +237,27 @@ def test_wrong_states_are_refused(name):
 
 
 @every
+def test_what_was_moved_from_outside_is_revised(name):
+    search = run(make(name), 3)
+    entry = "mean" if "mean" in search.state else "x"
+    old = search.ask().clone()
+    moved = search.state[entry] + 1
+    search.revise(**{entry: moved})
+    assert torch.equal(search.state[entry], moved)
+    assert not torch.equal(search.ask(), old)  # not what was asked for before
+    before = search.state_dict()
+    with pytest.raises(KeyError, match="has no 'magic' to revise; there are best"):
+        search.revise(magic=moved)
+    with pytest.raises(ValueError, match="shape"):
+        search.revise(**{entry: moved[..., :-1]})
+    with pytest.raises(ValueError, match="float64"):
+        search.revise(**{entry: moved.float()})
+    same(before, search.state_dict())
+    run(search, 2)
+    assert bool(search.mean.isfinite().all())
+
+
+@every
 def test_wrong_arguments_are_refused(name):
     make_it = SEARCHES[name]
     with pytest.raises(TypeError, match="vector of floating-point"):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from moduli._evolution import _cmaes, _de, _pso, _ranks, _restarts
-from moduli._evolution._bounds import reflected
+from moduli._evolution import _buffers, _cmaes, _de, _pso, _ranks, _restarts
+from moduli._evolution._bounds import midpoint, reflected
 from moduli._evolution._noise import KEPT, SEGMENT, Noise, key
-from moduli.evolve import ARS, CMAES, PGPE, SNES, XNES, GuidedES, OpenES
+from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES
 
 CPU = torch.device("cpu")
 
@@ -35,6 +35,50 @@ def test_replayed_noise_is_kept_noise(dim, directions, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert not torch.equal(whole, replayed.rows(3, 10 + kept.blocks, 0, directions))
     assert Noise(KEPT, 2, torch.float32, CPU).kept is False
+
+
+@pytest.mark.parametrize("kind", [OpenES, ARS, PGPE, SNES, GuidedES])
+def test_long_members_in_parts_are_members(kind):
+    # So long that a direction is several blocks, and so many that they are not kept.
+    dim, options = 2 * SEGMENT + 11, {"population": 40, "sigma": 0.3, "seed": 2}
+    search = kind(torch.linspace(-1, 1, dim), **options)
+    assert not search._noise.kept
+    for index in (0, 1, 7, 38):
+        row = torch.empty(dim)
+        for at, part in search.parts(index):
+            row[at : at + len(part)] = part
+        assert torch.equal(row, search.rows(index, index + 1)[0])
+    if kind is OpenES:
+        assert len(list(search.parts(0))) == 3
+    before = search.lend_best()
+    kept = before.clone()
+    fitness = torch.arange(40.0).roll(5)
+    rows, weights = search.rows(0, 40), torch.randn(search._noise.directions)
+    linear, square = search._noise.weighted(2, 0, weights, weights)
+    eps = search._noise.rows(2, 0, 0, search._noise.directions)
+    torch.testing.assert_close(linear, weights @ eps, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(square, weights @ eps.square(), rtol=1e-4, atol=1e-4)
+    search.tell(fitness)
+    assert torch.equal(search.best, rows[5])
+    assert torch.equal(before, kept)  # what was lent is not written to
+    mine, again = search.state["best"], search.rows(3, 4)[0]
+    search.tell((torch.arange(40) != 3).float() - 1)
+    assert torch.equal(search.best, again)
+    if kind is OpenES:
+        assert search.state["best"] is mine
+
+
+def test_learning_in_parts_is_learning():
+    dim = SEGMENT + 100
+    for options in ({"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd"}):
+        parts, whole = (OpenES(torch.ones(dim), population=80, **options) for _ in range(2))
+        whole._estimates = lambda f, s=whole: iter([(slice(0, dim), s.gradient(f))])
+        for seed in range(2):
+            fitness = torch.randn(80, generator=torch.Generator().manual_seed(seed))
+            parts.tell(fitness)
+            whole.tell(fitness)
+        assert torch.equal(parts.mean, whole.mean)
+        assert parts.state.get("step") == whole.state.get("step")
 
 
 def test_low_rank_noise_has_rank_and_variance():
@@ -294,9 +338,15 @@ def test_the_swarm_by_a_loop():
             pull = 1.2 * r1[i, j] * (own[i, j] - x[i, j]) + 0.8 * r2[i, j] * (best[j] - x[i, j])
             expected[i, j] = 0.6 * v[i, j] + pull
     torch.testing.assert_close(_pso.velocity(x, v, own, best, r1, r2, 0.6, 1.2, 0.8), expected)
-    moved, faster = _pso.move([x], [v], [own], [best.expand(6, 3).contiguous()], [r1], [r2], 0.6, 1.2, 0.8)
+    moved, again, faster = _pso.move([x], [v], [own], [best.expand(6, 3).contiguous()], [r1], [r2], 0.6, 1.2, 0.8)
     torch.testing.assert_close(faster[0], expected)
     torch.testing.assert_close(moved[0], x + expected)
+    assert torch.equal(moved[0], again[0])
+    walls = [torch.full((6, 3), wall, dtype=torch.float64) for wall in (0.2, 0.9)]
+    roles = [[role] for role in (x, v, own, best.expand(6, 3).contiguous(), r1, r2, *walls)]
+    inside, _, really = _pso.move_inside(*roles, 0.6, 1.2, 0.8)
+    assert torch.equal(inside[0], moved[0].clamp(0.2, 0.9))
+    torch.testing.assert_close(really[0], inside[0] - x)
     fitness = torch.tensor([5.0, 1.0, 4.0, 0.5, 4.0, 9.0], dtype=torch.float64)
     assert _pso.neighbourhood_best(fitness, 1).tolist() == [1, 1, 3, 3, 3, 4]
     assert _pso.neighbourhood_best(fitness, 2).tolist() == [1, 3, 3, 3, 3, 3]
@@ -317,6 +367,34 @@ def test_distinct_parents_are_distinct_and_fair():
         seen[torch.arange(6).repeat(3), picks.flatten()] += 1
     off = seen[~torch.eye(6, dtype=torch.bool)]
     assert float((off - off.mean()).abs().max()) < 5 * math.sqrt(float(off.mean()))
+
+
+def test_one_pass_is_mutation_crossover_and_midpoint():
+    g = torch.Generator().manual_seed(0)
+    base, a, b, x = torch.randn(4, 7, 5, generator=g, dtype=torch.float64)
+    draw = _buffers.draws(torch.empty(7, 5, dtype=torch.float64), g)
+    lower, upper = (torch.full((7, 5), wall, dtype=torch.float64) for wall in (-0.5, 0.7))
+    limit = _buffers.limit(0.6)
+    expected = _de.crossover(_de.mutant(base.clone(), 0.7, (a.clone(), b)), x, draw < limit)
+    one = _de.crossed([base], [a], [b], [x], [draw], 0.7, limit)[0]
+    torch.testing.assert_close(one, expected)
+    inside = _de.crossed_inside([base], [a], [b], [x], [draw], [lower], [upper], 0.7, limit)[0]
+    torch.testing.assert_close(inside, midpoint(expected, x, lower[0], upper[0]))
+
+
+def test_draws_are_below_a_limit_as_often_as_they_should_be():
+    draw = _buffers.draws(torch.empty(300, 1001), torch.Generator().manual_seed(0))
+    for chance in (0.1, 0.5, 0.9):
+        share = float((draw < _buffers.limit(chance)).double().mean())
+        assert abs(share - chance) < 5 * math.sqrt(chance * (1 - chance) / draw.numel())
+    assert not bool((draw < _buffers.limit(0.0)).any())
+    assert bool((draw < _buffers.limit(1.0)).all())
+    u = _buffers.uniforms(torch.empty(300, 1000), torch.Generator().manual_seed(0)).double()
+    assert float(u.min()) >= 0
+    assert float(u.max()) <= 1
+    assert abs(float(u.mean()) - 0.5) < 5 / math.sqrt(12 * u.numel())
+    assert abs(float(u.var()) - 1 / 12) < 1e-3
+    assert abs(float(torch.corrcoef(u[:2])[0, 1])) < 0.2
 
 
 def test_adaptation_by_hand():
@@ -348,3 +426,46 @@ def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
         # Its social numbers are drawn first.
         mine = _pso.velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
         torch.testing.assert_close((x + mine).clamp(-10, 10), other.pop)
+
+
+@pytest.fixture
+def in_double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize(("base", "strategy"), [("rand", "rand/1"), ("best", "best/1")])
+def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, monkeypatch):
+    evox = pytest.importorskip("evox.algorithms", reason="a peer, used as an oracle where it is installed")
+
+    def fitness(x):
+        return (x.square() * torch.tensor([1.0, 10.0, 3.0, 0.3])).sum(1)
+
+    torch.manual_seed(0)
+    # Bounds so far away that nobody meets them: it clamps where we go halfway.
+    far, options = 1e6 * torch.ones(4), {"mean": torch.zeros(4), "stdev": torch.ones(4)}
+    other = evox.DE(12, -far, far, base, differential_weight=0.7, cross_probability=0.6, **options)
+    other.evaluate = fitness
+    other.init_step()
+    mine = DE(torch.zeros(4), population=12, initial=other.pop, strategy=strategy, scale=0.7, rate=0.6)
+    mine.tell(fitness(mine.ask()))
+    for _ in range(40):
+        picks, draws = [], []
+        with monkeypatch.context() as patch:
+            randint, rand = torch.randint, torch.rand
+            patch.setattr(torch, "randint", lambda *a, _r=randint, _p=picks, **k: _p.append(_r(*a, **k)) or _p[-1])
+            patch.setattr(torch, "rand", lambda *a, _r=rand, _d=draws, **k: _d.append(_r(*a, **k)) or _d[-1])
+            other.step()
+        *parents, forced = picks
+        parents = parents if base == "rand" else [parents[0], *parents]
+        with monkeypatch.context() as patch:
+            patch.setattr(_de, "distinct", lambda *a, _p=parents: torch.stack(_p))
+            drawn = torch.where(draws[0] < 0.6, -32768.0, 32767.0)
+            patch.setattr("moduli._searches._de.draws", lambda *a, _d=drawn: _d)
+            patch.setattr(torch, "randint", lambda *a, _f=forced, **k: _f[:, 0])
+            mine.tell(fitness(mine.ask()))
+        torch.testing.assert_close(mine.state["x"], other.pop)
+        assert mine.best_fitness == pytest.approx(float(other.fit.min()), rel=1e-9)
+    assert mine.best_fitness < 1e-2

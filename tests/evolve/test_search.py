@@ -65,6 +65,32 @@ def test_ties_mixed_dtypes_and_frozen_parameters():
     assert result.x["a.weight"].dtype == torch.float32
 
 
+def test_strided_parameters_are_searched_over_like_others():
+    class Strided(nn.Module):
+        def __init__(self, strided):
+            super().__init__()
+            start = torch.linspace(-1, 1, 6).view(2, 3)
+            self.w = nn.Parameter(start.t().contiguous().t() if strided else start)
+
+    a, b = Strided(True), Strided(False)
+    assert not a.w.is_contiguous()
+    fitness = lambda m: (m.w - torch.arange(6.0).view(2, 3)).square().sum()  # noqa: E731
+    for method in ("openes", "cmaes", "de"):
+        results = [search(each, fitness, budget=130, method=method) for each in (a, b)]
+        assert results[0].history == pytest.approx(results[1].history, rel=1e-6)
+        assert torch.equal(a.w, b.w)
+    assert not a.w.is_contiguous()
+
+
+def test_what_was_found_is_not_written_to_when_the_search_goes_on():
+    model = nn.Linear(400, 400)
+    result = search(model, lambda m: m(torch.ones(400)).square().mean(), method="openes", population=60, budget=60)
+    found = {name: value.clone() for name, value in result.x.items()}
+    for _ in range(2):
+        result.search.tell(torch.arange(60.0) - 1e6 * result.search.generation)
+    assert all(torch.equal(found[name], result.x[name]) for name in found)
+
+
 def test_vectorised_is_the_loop():
     x = torch.linspace(-1, 1, 8)[:, None].expand(8, 2)
     fitness = lambda model: (model(x) - x.sum(1, keepdim=True)).square().mean()  # noqa: E731
@@ -166,36 +192,63 @@ def test_checkpoints_of_other_searches_are_refused(tmp_path):
 
 
 KILLED = """
-import sys, time, torch
-from moduli.evolve import search
-torch.manual_seed(0)
-net = torch.nn.Linear(2, 1)
+import os, sys, time, torch
+from moduli.evolve import Pool, search
+
 def fitness(net):
     with open(sys.argv[2], "a") as file:
-        file.write("x")
+        file.write(f"{os.getpid()} {net.weight.flatten().tolist()}\\n")
     time.sleep(0.01)
     return (net(torch.ones(2)) - 3).square().sum()
-search(net, fitness, population=8, budget=80, checkpoint=sys.argv[1])
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    pool = Pool(int(sys.argv[3]), start="fork") if sys.argv[3] != "0" else None
+    search(torch.nn.Linear(2, 1), fitness, population=8, budget=80, checkpoint=sys.argv[1], executor=pool)
+    if pool is not None:
+        pool.close()
 """
 
 
-def test_a_killed_driver_loses_nothing(tmp_path):
-    path, count = tmp_path / "run.safetensors", tmp_path / "count"
+def waited(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_driver_loses_nothing(workers, tmp_path):
+    path, log = tmp_path / "run.safetensors", tmp_path / "log"
+    log.touch()
     program = tmp_path / "program.py"
     program.write_text(KILLED)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(program), str(path), str(count)]
-    driver = subprocess.Popen(command, env=env)
-    deadline = time.monotonic() + 60
-    while (not count.exists() or count.stat().st_size < 20) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    command = [sys.executable, str(program), str(path), str(log), str(workers)]
+    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    assert waited(lambda: log.read_text().count("\n") >= 20)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    assert subprocess.run(command, env=env, timeout=100, check=False).returncode == 0
-    # Everything once, and at most the one that was under way twice.
-    assert count.stat().st_size - 80 in (0, 1)
+    # Workers whose driver is gone finish what they are at, and go too.
+    staff = {int(line.split()[0]) for line in log.read_text().splitlines()} - {driver.pid}
+    assert waited(lambda: not any(running(pid) for pid in staff))
+    again = subprocess.run(command, env=env, timeout=100, check=False, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    seen = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    # Every member of every generation once; twice only those that were under way, and that is said.
+    twice = len(seen) - len(set(seen))
+    assert len(set(seen)) == 80
+    assert twice <= max(workers, 1)
+    assert not twice or "those that were under way when the search ended are evaluated again" in again.stderr
     resumed = search(net(), bowl, population=8, budget=80, checkpoint=path)
     assert resumed.history == search(net(), bowl, population=8, budget=80).history
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_nan_everywhere_ends_with_a_sentence():

@@ -417,3 +417,77 @@ for population in (64, 192):
     peak = [int(line) for line in done.stdout.split()]
     # In kilobytes: 128 more models of 250 000 numbers would be 128 000.
     assert peak[1] - peak[0] < 16_000
+
+
+# ------------------------------------------------------------------ copies that are kept
+
+
+class Mixed(nn.Module):
+    """Something to search over, something frozen, something counted, and settings of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.still = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("shift", torch.zeros(3, dtype=torch.float64))
+        self.power = 2
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self):
+        return (self.drop(self.still) * (self.w - self.shift)).abs().pow(self.power).sum()
+
+
+def test_copies_are_kept_while_the_model_is_built_as_it_was():
+    from moduli.m.evolution._models import Models
+
+    net, models = Mixed().eval(), Models()
+    first = models.of(net, 5)
+    assert models.of(net, 5) is first
+    last = models.of(net, 2)
+    assert models.of(net, 5) is first
+    assert models.of(net, 2) is last
+    with torch.no_grad():
+        net.still.fill_(7.0)
+        net.shift.fill_(-1.0)
+        first[1].w.fill_(9.0)
+    again = models.of(net, 5)
+    assert again is first
+    assert torch.equal(again.losses(lambda m: m()), net().detach().expand(5))
+    for change in (
+        lambda: setattr(net, "power", 3),
+        lambda: net.train(),
+        lambda: net.still.requires_grad_(True),
+        lambda: net.register_buffer("more", torch.zeros(1)),
+        lambda: setattr(net, "drop", nn.Identity()),
+        lambda: setattr(net, "act", torch.tanh),
+    ):
+        before = models.of(net, 5)
+        assert models.of(net, 5) is before
+        change()
+        assert models.of(net, 5) is not before
+    # What can change unseen is copied each time.
+    net.config = {"a": 1}
+    assert models.of(net, 5) is not models.of(net, 5)
+    del net.config
+    assert models.of(net, 5) is models.of(net, 5)
+    net.register_forward_hook(lambda *args: None)
+    assert models.of(net, 5) is not models.of(net, 5)
+
+
+@pytest.mark.parametrize("name", ["CMAES", "OpenES"])
+def test_steps_with_kept_copies_are_steps_with_new_ones(name):
+    def change(net, step):
+        with torch.no_grad():
+            net.still += 0.1
+            net.shift -= 0.1
+        net.power = 2 + (step > 3)
+
+    nets = [Mixed().eval() for _ in range(2)]
+    kept, fresh = (mo.Optimizer(net, *chain(name)) for net in nets)
+    for step in range(7):
+        fresh.link(name)._models._built = None
+        for net, opt in zip(nets, (kept, fresh), strict=True):
+            opt.step(mo.closure(lambda net: net()))
+            change(net, step)
+        assert torch.equal(nets[0].w, nets[1].w)
+        assert torch.equal(nets[0].still, nets[1].still)

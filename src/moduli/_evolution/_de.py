@@ -11,7 +11,19 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["cauchy", "crossover", "distinct", "jade_means", "lehmer", "mutant", "shade_means"]
+from ..kernels import fuse
+
+__all__ = [
+    "cauchy",
+    "crossed",
+    "crossed_inside",
+    "crossover",
+    "distinct",
+    "jade_means",
+    "lehmer",
+    "mutant",
+    "shade_means",
+]
 
 
 def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -40,9 +52,36 @@ def mutant(base: Tensor, scale: Tensor | float, *differences: tuple[Tensor, Tens
     return base
 
 
-def crossover(trial: Tensor, parent: Tensor, mask: Tensor, forced: Tensor) -> Tensor:
-    """The mutant where `mask` (chance CR) says so and in one coordinate for certain, else the member: equation (5)."""
-    return torch.where(mask.scatter_(1, forced[:, None], True), trial, parent, out=trial)
+def crossover(trial: Tensor, parent: Tensor, mask: Tensor) -> Tensor:
+    """The mutant where `mask` (chance CR, and one coordinate for certain) says so, else the member: equation (5)."""
+    return torch.where(mask, trial, parent, out=trial)
+
+
+def _crossed(base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, scale: float, limit: float) -> Tensor:
+    return torch.where(draw < limit, base + scale * (a - b), x)
+
+
+def _crossed_inside(
+    base: Tensor,
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    draw: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    scale: float,
+    limit: float,
+) -> Tensor:
+    trial = torch.where(draw < limit, base + scale * (a - b), x)
+    trial = torch.where(trial < lower, 0.5 * (x + lower), trial)
+    return torch.where(trial > upper, 0.5 * (x + upper), trial)
+
+
+crossed = fuse(_crossed)
+"""`mutant` of one difference and `crossover` in one pass; coordinates whose draw is below the limit are the mutant's."""
+
+crossed_inside = fuse(_crossed_inside)
+"""The same, and `midpoint` of what lies outside of the bounds, which are matrices too."""
 
 
 def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor:

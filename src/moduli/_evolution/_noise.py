@@ -1,8 +1,8 @@
 """Gaussian directions that are never stored: each is a function of (seed, counter), drawn again when needed.
 
-Directions are drawn in blocks of at most `SEGMENT` numbers, each block from a generator seeded for it alone. Any block can
-therefore be made anywhere (another process, another rank) and again later, and a sum over a whole population needs the
-memory of one direction.
+Directions are drawn in blocks of at most `SEGMENT` numbers (a longer direction in several), each from a generator seeded for it
+alone. Any block can therefore be made anywhere (another process, another rank) and again later, and a sum over a whole
+population needs the memory of one direction, or of one block where its parts are used one after the other.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 __all__ = ["SEGMENT", "Noise", "key", "member_signs"]
 
-SEGMENT = 1 << 16
+SEGMENT = 1 << 17
 KEPT = 1 << 22  # directions of at most this many numbers together are drawn once and kept for one generation
 
 
@@ -73,7 +73,9 @@ class Noise:
             self.parts = _parts(dim, shapes, rank)
         self.drawn = sum(rank * (m + n) if n else m for m, n in self.parts) if rank else dim
         self.block = max(1, SEGMENT // max(self.drawn, 1))
-        self.blocks = -(-directions // self.block)
+        self.segments = max(1, -(-self.drawn // SEGMENT))
+        # How many generators there are, and so how many counters a generation uses up.
+        self.blocks = -(-directions // self.block) * self.segments
         self.kept = directions * dim <= KEPT
         self._generator = torch.Generator(device)
         self._whole: Tensor | None = None
@@ -88,56 +90,103 @@ class Noise:
                 self._held = None
                 self._fill(seed, counter, 0, self.directions, self._whole)
                 self._held = (seed, counter)
-            return self._whole[start:stop]
+            return self._whole if stop - start == self.directions else self._whole[start:stop]
         out = torch.empty(stop - start, self.dim, dtype=self.dtype, device=self.device)
         self._fill(seed, counter, start, stop, out)
         return out
 
     def weighted(self, seed: int, counter: int, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
-        first = first.to(self.dtype)
-        second = None if second is None else second.to(self.dtype)
+        first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
+        if not self._long():
+            return self._sums_of_blocks(seed, counter, first, second)
+        linear = torch.empty(self.dim, dtype=self.dtype, device=self.device)
+        square = torch.empty_like(linear) if second is not None else linear[:0]
+        for columns, one, two in self.sums(seed, counter, first, second):
+            linear[columns] = one
+            if second is not None:
+                square[columns] = two
+        return linear, square
+
+    def _long(self) -> bool:
+        """Whether a direction is several blocks, and each of these some of its coordinates."""
+        return self.segments > 1 and self.rank is None and not self.kept
+
+    def sums(
+        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """`weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum)."""
+        if not self._long():
+            yield slice(0, self.dim), *self._sums_of_blocks(seed, counter, first, second)
+            return
+        weights = first.tolist(), [] if second is None else second.tolist()
+        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
+        one, two = torch.empty_like(piece), torch.empty_like(piece if second is not None else piece[:0])
+        for segment, left in enumerate(range(0, self.dim, SEGMENT)):
+            size = min(SEGMENT, self.dim - left)
+            eps, one, two = piece[:size], one[:size].zero_(), two[:size].zero_()
+            for i in range(self.directions):
+                w1, w2 = weights[0][i], weights[1][i] if weights[1] else 0.0
+                if w1 or w2:
+                    self._normal(seed, counter + i * self.segments + segment, eps)
+                    one.add_(eps, alpha=w1)
+                    if w2:
+                        two.addcmul_(eps, eps, value=w2)
+            yield slice(left, left + size), one, two
+
+    def _sums_of_blocks(self, seed: int, counter: int, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.kept:
             eps = self.rows(seed, counter, 0, self.directions)
             linear = first @ eps
             return linear, linear[:0] if second is None else second @ eps.square()
         linear = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
         square = torch.zeros_like(linear) if second is not None else linear[:0]
-        for rows, columns, eps in self._pieces(seed, counter):
-            linear[columns] += first[rows] @ eps
+        for low in range(0, self.directions, self.block):
+            high = min(low + self.block, self.directions)
+            drawn = torch.empty(high - low, self.drawn, dtype=self.dtype, device=self.device)
+            self._draw(seed, counter + low // self.block * self.segments, drawn)
+            eps = self._expanded(drawn)
+            linear += first[low:high] @ eps
             if second is not None:
-                square[columns] += second[rows] @ eps.square_()
+                square += second[low:high] @ eps.square_()
         return linear, square
 
+    def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """One direction in parts that are memory of their own until the next one is asked for."""
+        if not self._long():
+            yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0].clone()
+            return
+        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
+        for segment, left in enumerate(range(0, self.dim, SEGMENT)):
+            size = min(SEGMENT, self.dim - left)
+            yield (
+                slice(left, left + size),
+                self._normal(seed, counter + index * self.segments + segment, piece[:size]),
+            )
+
     def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
+        if self.block >= self.directions and stop - start == self.directions and self.rank is None:
+            self._draw(seed, counter, out)
+            return
         for block in range(start // self.block, -(-stop // self.block)):
             low, high = block * self.block, min((block + 1) * self.block, self.directions)
             inside = start <= low and high <= stop and self.rank is None
             target = out[low - start : high - start] if inside else out.new_empty(high - low, self.drawn)
-            self._draw(seed, counter + block, target)
+            self._draw(seed, counter + block * self.segments, target)
             if not inside:
                 a, b = max(low, start), min(high, stop)
                 out[a - start : b - start] = self._expanded(target[a - low : b - low])
 
     def _draw(self, seed: int, counter: int, out: Tensor) -> None:
-        self._generator.manual_seed(key(seed, counter))
-        for part in torch.split(out.view(-1), SEGMENT):
-            part.normal_(generator=self._generator)
+        if self.segments == 1:
+            self._normal(seed, counter, out)
+            return
+        for segment, part in enumerate(torch.split(out.view(-1), SEGMENT)):
+            self._normal(seed, counter + segment, part)
 
-    def _pieces(self, seed: int, counter: int) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Every number of every direction once, in pieces that stay in the cache of the processor."""
-        for block in range(self.blocks):
-            low, high = block * self.block, min((block + 1) * self.block, self.directions)
-            if self.block == 1 and self.rank is None:
-                self._generator.manual_seed(key(seed, counter + block))
-                for left in range(0, self.dim, SEGMENT):
-                    right = min(left + SEGMENT, self.dim)
-                    piece = torch.empty(1, right - left, dtype=self.dtype, device=self.device)
-                    yield slice(low, high), slice(left, right), piece.normal_(generator=self._generator)
-            else:
-                drawn = torch.empty(high - low, self.drawn, dtype=self.dtype, device=self.device)
-                self._draw(seed, counter + block, drawn)
-                yield slice(low, high), slice(0, self.dim), self._expanded(drawn)
+    def _normal(self, seed: int, counter: int, out: Tensor) -> Tensor:
+        """One block of numbers, whose generator is seeded for it alone."""
+        return out.normal_(generator=self._generator.manual_seed(key(seed, counter)))
 
     def _expanded(self, drawn: Tensor) -> Tensor:
         """What was drawn as directions: the products of low rank multiplied out."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import fuse
 
-__all__ = ["informed_velocity", "move", "neighbourhood_best", "remember", "velocity"]
+__all__ = ["informed_velocity", "move", "move_inside", "neighbourhood_best", "remember", "velocity"]
 
 
 def velocity(
@@ -35,13 +35,36 @@ def velocity(
 
 def _moved(
     x: Tensor, v: Tensor, own: Tensor, social: Tensor, r1: Tensor, r2: Tensor, w: float, c1: float, c2: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     faster = w * v + c1 * r1 * (own - x) + c2 * r2 * (social - x)
-    return x + faster, faster
+    there = x + faster
+    return there, there * 1.0, faster
+
+
+def _moved_inside(
+    x: Tensor,
+    v: Tensor,
+    own: Tensor,
+    social: Tensor,
+    r1: Tensor,
+    r2: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    w: float,
+    c1: float,
+    c2: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    there = x + (w * v + c1 * r1 * (own - x) + c2 * r2 * (social - x))
+    there = torch.where(there < lower, lower, there)
+    there = torch.where(there > upper, upper, there)
+    return there, there * 1.0, there - x
 
 
 move = fuse(_moved)
-"""`velocity` and x + v in one pass, where `social` is a matrix too."""
+"""x + v, the same again, and `velocity`, in one pass, where `social` is a matrix too."""
+
+move_inside = fuse(_moved_inside)
+"""The same between bounds, which are matrices too; the velocity is what was really moved."""
 
 
 def informed_velocity(

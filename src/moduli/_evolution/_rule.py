@@ -1,5 +1,7 @@
 """How a gradient estimate moves the mean when no other link does: plain descent with momentum, or Adam."""
 
+import math
+
 from torch import Tensor
 
 __all__ = ["adam", "descent"]
@@ -28,5 +30,6 @@ def adam(
     """One step of Adam in place (Kingma and Ba 2015, algorithm 1); `step` counts from one."""
     first.lerp_(gradient, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    denominator = (second / (1 - betas[1] ** step)).sqrt_().add_(eps)
-    mean.addcdiv_(first, denominator, value=-lr / (1 - betas[0] ** step))
+    # Both corrections for the start at zero in two numbers instead of two passes.
+    late = math.sqrt(1 - betas[1] ** step)
+    mean.addcdiv_(first, second.sqrt().add_(eps * late), value=-lr * late / (1 - betas[0] ** step))

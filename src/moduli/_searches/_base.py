@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._evolution._buffers import Buffers
 from .._evolution._noise import key
-from .._evolution._ranks import clean
+from .._evolution._ranks import numbers
 from ._coordinates import Bounds, Coordinates
 from ._reason import Reason
 
@@ -40,6 +41,7 @@ class Search(ABC):
         patience: Stop when the best fitness has not improved for so many generations.
         max_evaluations: Stop when so many members were evaluated.
         tol: Stop when the members differ by less than this, relative to their size.
+        own: Whether the search may keep x0 itself instead of a copy; whoever gives it does not write to it again.
     """
 
     allows_integer: ClassVar[bool] = False
@@ -59,6 +61,7 @@ class Search(ABC):
         patience: int | None = None,
         max_evaluations: int | None = None,
         tol: float = 1e-12,
+        own: bool = False,
     ) -> None:
         name = type(self).__name__
         if not isinstance(x0, Tensor) or x0.dim() != 1 or not x0.dtype.is_floating_point:
@@ -80,20 +83,23 @@ class Search(ABC):
         self._generator = torch.Generator(x0.device)
         self._pending: Any = None
         self._buffers = Buffers()
-        # Never more than three vectors at once: a model may fill most of the memory.
+        # A model may fill most of the memory, so copies are counted here.
         inside = x0.detach().clamp(self.coordinates.lower, self.coordinates.upper)
+        best = x0.detach() if own and not self.coordinates.bounded else inside.clone()
         self.state: dict[str, Value] = {
             "seed": int(seed),
             "counter": 0,
             "generation": 0,
             "evaluations": 0,
             "population": self._sized(population),
-            "best": self.coordinates.rounded(inside.clone()),
+            "best": self.coordinates.rounded(best),
             "best_fitness": math.inf,
             "stalled": 0,
             "lost": 0,
             "flat": 0,
         }
+        self._lent = False
+        del best
         self._start(inside)
 
     def _sized(self, population: int) -> int:
@@ -126,6 +132,14 @@ class Search(ABC):
         """One member, to keep."""
         return self._propose(index, index + 1)[0].clone()
 
+    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts."""
+        yield 0, self._propose(index, index + 1)[0]
+
+    def _improve(self, index: int) -> None:
+        """Make a member the best."""
+        self.state["best"], self._lent = self._member(index), False
+
     def _converged(self) -> Reason | None:
         """A reason that only this method knows of."""
         return None
@@ -147,6 +161,14 @@ class Search(ABC):
         with torch.no_grad():
             return self._propose(start, stop)
 
+    def parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        """One member in parts, (where it begins, numbers), each to be used before the next is asked for.
+
+        Seed-replayed methods over many coordinates never hold more than one part.
+        """
+        with torch.no_grad():
+            yield from self._parts(index)
+
     def tell(self, fitness: Tensor | Iterable[float]) -> None:
         """Give the fitness of every member that `ask` gave, in order; lower is better.
 
@@ -165,17 +187,17 @@ class Search(ABC):
             )
         if given.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
-        f = clean(given.to(self.device))
+        seen = numbers(given)
         with torch.no_grad():
             self._check_untouched()
-            lowest, place = f.min(0)
-            value, state = float(lowest), self.state
-            flat = value == float(f.max())
+            place, state = int(seen.argmin()), self.state
+            value = float(seen[place])
+            flat = value == float(np.maximum.reduce(seen))
             improved = value < self.best_fitness
             if improved:
-                state["best"] = self._member(int(place))
+                self._improve(place)
             used, population = self._draws(), self.population
-            self._learn(f)
+            self._learn(torch.from_numpy(seen).to(self.device))
         state["best_fitness"] = min(value, self.best_fitness)
         state["stalled"] = 0 if improved else self._int("stalled") + 1
         state["lost"] = 0 if value < math.inf else self._int("lost") + 1
@@ -184,6 +206,37 @@ class Search(ABC):
         state["counter"] = self._int("counter") + used
         state["generation"] = self.generation + 1
         state["evaluations"] = self.evaluations + population
+        self._pending = None
+
+    def revise(self, **entries: Tensor) -> None:
+        """Replace tensors of the state, when somebody else moved what the search is about (a gradient step, a user).
+
+        Members that were asked for and not told yet belong to the old state and are forgotten. The search keeps the
+        tensors that are given.
+
+        Raises:
+            KeyError: If the state has no such tensor.
+            ValueError: If the shape or dtype is another. Nothing has changed then.
+
+        Example:
+            >>> import torch
+            >>> from moduli.evolve import OpenES
+            >>> search = OpenES(torch.zeros(3))
+            >>> search.revise(mean=torch.ones(3))
+            >>> search.mean
+            tensor([1., 1., 1.])
+        """
+        for name, given in entries.items():
+            mine = self.state.get(name)
+            if not isinstance(mine, Tensor):
+                known = ", ".join(k for k, v in self.state.items() if isinstance(v, Tensor))
+                raise KeyError(f"{type(self).__name__} has no {name!r} to revise; there are {known}")
+            if given.shape != mine.shape or given.dtype != mine.dtype:
+                raise ValueError(
+                    f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {given.dtype} of "
+                    f"shape {tuple(given.shape)}"
+                )
+        self.state.update((name, given.detach().to(self.device)) for name, given in entries.items())
         self._pending = None
 
     def should_stop(self) -> Reason | None:
@@ -214,6 +267,11 @@ class Search(ABC):
     def best(self) -> Tensor:
         """The best member found so far (x0 until one is found)."""
         return self._tensor("best").clone()
+
+    def lend_best(self) -> Tensor:
+        """`best` without a copy, which the search never writes to again; nor may whoever asks for it."""
+        self._lent = True
+        return self._tensor("best")
 
     @property
     def best_fitness(self) -> float:
@@ -320,6 +378,7 @@ class Members(Search):
         self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
     ) -> None:
         self._spread, self._initial = spread, initial
+        self._bounds: tuple[Tensor, Tensor] | None = None
         super().__init__(x0, population=population, **options)
 
     @abstractmethod
@@ -377,6 +436,13 @@ class Members(Search):
         """Scratch of the size of the members, or of a stack of them."""
         shape = (*lead, self.population, self.dim)
         return self._buffers.scratch(name, shape, self.dtype, self.device)
+
+    def _walls(self) -> tuple[Tensor, Tensor]:
+        """The bounds as matrices like the members, for one pass over all of them."""
+        if self._bounds is None:
+            shape, c = (self.population, self.dim), self.coordinates
+            self._bounds = c.lower.expand(shape).contiguous(), c.upper.expand(shape).contiguous()
+        return self._bounds
 
     def _spread_of(self, x: Tensor) -> float:
         """How far the members are apart, relative to their size."""

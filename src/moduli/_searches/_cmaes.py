@@ -3,10 +3,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._evolution import _cmaes as core
+from .._evolution._host import Numbers, host, tensor
 from .._evolution._restarts import bipop, ipop
 from .._evolution._sep_cmaes import update_variances
 from ._distribution import Distribution
@@ -71,6 +73,8 @@ class CMAES(Distribution):
             raise ValueError(f"restarts={restarts!r} is unknown; there are 'ipop', 'bipop' and None")
         if not sigma > 0:
             raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        if covariance == "full" and options.get("antithetic"):
+            raise ValueError("mirrored members tell a full covariance nothing new; use covariance='separable'")
         if covariance == "full" and options.get("rank") is not None:
             raise ValueError("noise of low rank has no full covariance; use covariance='separable'")
         dim = max(x0.numel(), 1)
@@ -128,72 +132,82 @@ class CMAES(Distribution):
     def _steps(self) -> Tensor:
         """The same in the shape of the covariance, kept from `ask` to `tell`."""
         if self._pending is None:
-            self._pending = self._normal() @ self._tensor("root").mT
+            out = self._buffers.scratch("steps", (self.population, self.dim), self.dtype, self.device)
+            self._pending = core.shaped(self._normal(), self._tensor("root"), self.factor == "cholesky", out)
         return self._pending  # type: ignore[no-any-return]
 
     def _directions(self, start: int, stop: int) -> Tensor:
-        return self._steps()[start:stop] if self.covariance == "full" else super()._directions(start, stop)
+        if self.covariance != "full":
+            return super()._directions(start, stop)
+        steps = self._steps()
+        return steps if stop - start == len(steps) else steps[start:stop]
+
+    def _separable(self) -> bool:
+        return self.covariance == "separable"
 
     def _shared(self) -> bool:
         return self.covariance == "full" or super()._shared()
 
     def _learn(self, fitness: Tensor) -> None:
         state, k = self.state, self.constants
-        order = fitness.argsort(stable=True)
+        seen = host(fitness)
+        order = seen.argsort(kind="stable")
         age = self._int("age") + 1
         state["age"] = age
         if self.covariance == "full":
             self._learn_full(order, age, k)
         else:
             self._learn_separable(order, age, k)
-        recent = self._tensor("recent").roll(1, 0)
-        recent[0] = fitness[order[0]]
-        state["recent"] = recent
-        finite = fitness[fitness.isfinite()]
-        state["range"] = float(finite.max() - finite.min()) if len(finite) else math.inf
+        # A ring: the fitness of generation g is at g modulo its length.
+        recent, best = self._tensor("recent"), float(seen[order[0]])
+        recent[age % len(recent)] = best
+        worst = float(seen[order[-1]])
+        if not math.isfinite(worst):
+            finite = seen[np.isfinite(seen)]
+            best, worst = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, math.inf)
+        state["range"] = worst - best
         spent = "spent_large" if self._int("is_large") else "spent_small"
         state[spent] = self._int(spent) + self.population
         if self.restarts and self._int("runs") < self.max_restarts and self._run_over() is not None:
             self._restart()
 
-    def _learn_full(self, order: Tensor, age: int, k: core.Constants) -> None:
-        state, sigma = self.state, self.sigma
-        z, y = self._normal().index_select(0, order), self._steps().index_select(0, order)
-        w = k.weights[: k.mu].to(z)
-        y_w = w @ y[: k.mu]
+    def _learn_full(self, order: Numbers, age: int, k: core.Constants) -> None:
+        z, y, C = self._normal(), self._steps(), self._tensor("C")
+        of_mean, of_covariance = core.member_weights(order, host(z), k)
+        w = tensor(of_mean, z)
         # C^(-1/2) y_w is the root's inverse times y_w, whichever root; for the symmetric one it is the tutorial's.
-        z_w = w @ z[: k.mu]
-        state["mean"] = self._tensor("mean") + (k.c_m * sigma) * y_w  # (42)
-        p_sigma, p_c, new_sigma, h = core.update_paths(
-            self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k
-        )
-        C = core.update_covariance(self._tensor("C"), p_c, y, z.square().sum(1), h, k)
-        state["p_sigma"], state["p_c"], state["sigma"] = p_sigma, p_c, new_sigma
+        z_w = w @ z
+        h = self._follow(z_w, self._tensor("root") @ z_w if self.dim < len(z) else w @ y, age, k)
+        core.update_covariance(C, self._tensor("p_c"), y, tensor(of_covariance, z), h, k)
         # The root follows C when C has changed enough to matter: appendix B.2 of the tutorial.
         gap = max(1, int(1 / (10 * self.dim * (k.c_1 + k.c_mu))))
-        if age % gap == 0 and bool(C.diagonal().isfinite().all()):
+        if age % gap == 0 and np.isfinite(host(C.diagonal())).all():
             root = core.symmetric_root(C) if self.factor == "eigen" else core.cholesky_root(C)
-            state["root"], state["thin"], state["thick"] = root
+            self.state["root"], self.state["thin"], self.state["thick"] = root
 
-    def _learn_separable(self, order: Tensor, age: int, k: core.Constants) -> None:
-        state, sigma, C = self.state, self.sigma, self._tensor("C")
-        weights = torch.zeros(self.population, dtype=torch.float64, device=self.device)
-        weights[order[: k.mu]] = k.weights[: k.mu].to(weights)
-        z_w, square = self._moments(*self._paired(weights))
-        y_w = C.sqrt().mul_(z_w)
-        state["mean"] = self._tensor("mean") + (k.c_m * sigma) * y_w
-        p_sigma, p_c, new_sigma, h = core.update_paths(
-            self._tensor("p_sigma"), self._tensor("p_c"), z_w, y_w, sigma, age, k
-        )
-        state["C"] = update_variances(C, p_c, square, h, k)
-        state["p_sigma"], state["p_c"], state["sigma"] = p_sigma, p_c, new_sigma
+    def _learn_separable(self, order: Numbers, age: int, k: core.Constants) -> None:
+        C = self._tensor("C")
+        weights = np.zeros(len(order))
+        weights[order[: k.mu]] = k.weights[: k.mu]
+        z_w, square = self._moments(*self._paired(torch.from_numpy(weights).to(self.device)))
+        h = self._follow(z_w, C.sqrt().mul_(z_w), age, k)
+        self.state["C"] = update_variances(C, self._tensor("p_c"), square, h, k)
+
+    def _follow(self, z_w: Tensor, y_w: Tensor, age: int, k: core.Constants) -> float:
+        """Move the mean, the paths and the step size; whether the path of the covariance moved is the result."""
+        state, sigma, mean = self.state, self.sigma, self._tensor("mean")
+        state["mean"] = torch.add(mean, y_w, alpha=k.c_m * sigma)  # (42)
+        before = host(self._tensor("p_sigma")), host(self._tensor("p_c"))
+        p_sigma, p_c, state["sigma"], h = core.update_paths(*before, host(z_w), host(y_w), sigma, age, k)
+        state["p_sigma"], state["p_c"] = tensor(p_sigma, mean), tensor(p_c, mean)
+        return h
 
     # -- the end of a run, and the next one
 
     def _run_over(self) -> Reason | None:
         """Why this distribution has nothing more to find: appendix B.3 of the tutorial."""
         C, sigma = self._tensor("C"), self.sigma
-        variances = C.diagonal() if self.covariance == "full" else C
+        variances = host(C.diagonal() if self.covariance == "full" else C)
         largest, least = float(variances.max()), float(variances.min())
         first = self._float("first_sigma")
         if not (math.isfinite(sigma) and math.isfinite(largest)) or sigma * math.sqrt(max(largest, 0.0)) > 1e8 * first:
@@ -206,18 +220,20 @@ class CMAES(Distribution):
             return Reason.CONDITION
         if self._int("age") == 0:
             return None
-        reach = max(float(self._tensor("p_c").abs().max()), math.sqrt(largest))
+        reach = max(float(np.abs(host(self._tensor("p_c"))).max()), math.sqrt(largest))
         if sigma * reach < self.tol * first:
             return Reason.SMALL_STEP
         # 0.2 deviations added to a coordinate change nothing that the dtype can show.
-        mean = self._tensor("mean")
-        if bool((mean + 0.2 * sigma * variances.clamp(min=0).sqrt() == mean).any()):
-            return Reason.SMALL_STEP
-        window = 10 + math.ceil(30 * self.dim / self.population)
-        recent = self._tensor("recent")[:window]
-        if self._int("age") >= window and bool(recent.isfinite().all()):
+        mean = host(self._tensor("mean"))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if (mean + 0.2 * sigma * np.sqrt(np.maximum(variances, 0)) == mean).any():
+                return Reason.SMALL_STEP
+        window = min(10 + math.ceil(30 * self.dim / self.population), len(self._tensor("recent")))
+        ring, age = host(self._tensor("recent")), self._int("age")
+        recent = ring[np.arange(age - window + 1, age + 1) % len(ring)]
+        if age >= window and np.isfinite(recent).all():
             width = max(float(recent.max() - recent.min()), self._float("range"))
-            if width <= self.tol * max(1e-300, min(1.0, float(recent.abs().max()))) or width == 0.0:
+            if width <= self.tol * max(1e-300, min(1.0, float(np.abs(recent).max()))) or width == 0.0:
                 return Reason.FLAT
         return None
 

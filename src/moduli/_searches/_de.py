@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._evolution import _de as core
 from .._evolution._bounds import midpoint
-from .._evolution._buffers import coins
+from .._evolution._buffers import draws, limit
 from ._base import Members
 
 __all__ = ["DE"]
@@ -93,25 +93,35 @@ class DE(Members):
         x, c, g = self._tensor("x"), self.coordinates, self._seeded()
         if self.generation == 0:
             return {"x": x.clone()}
-        n = len(x)
         scale, rate, extra = self._settings(g)
         if self.strategy == "current-to-pbest/1":
             trial = self._towards_best(x, scale, g)
+            draw = self._draw(x, g)
+            trial = core.crossover(trial, x, draw < limit(rate))
+            if c.bounded:
+                midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
+            return {"x": c.rounded(trial), **extra}
+        picks = core.distinct(len(x), 3, g, self.device)
+        base = self._fresh(*x.shape)
+        if self.strategy == "rand/1":
+            torch.index_select(x, 0, picks[0], out=base)
         else:
-            picks = core.distinct(n, 3, g, self.device)
-            base = self._fresh(*x.shape)
-            if self.strategy == "rand/1":
-                torch.index_select(x, 0, picks[0], out=base)
-            else:
-                base.copy_(x[int(self._tensor("fitness").argmin())])
-            a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
-            trial = core.mutant(base, scale, (a, torch.index_select(x, 0, picks[2], out=self._scratch("b"))))
-        mask = coins(rate, (n, self.dim), g, self._buffers)
-        forced = torch.randint(self.dim, (n,), generator=g, device=self.device)
-        trial = core.crossover(trial, x, mask, forced)
+            base.copy_(x[int(self._tensor("fitness").argmin())])
+        a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
+        b = torch.index_select(x, 0, picks[2], out=self._scratch("b"))
+        roles, numbers = ([base], [a], [b], [x], [self._draw(x, g)]), (self.scale, limit(self.rate))
         if c.bounded:
-            midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
-        return {"x": c.rounded(trial), **extra}
+            lower, upper = self._walls()
+            core.crossed_inside(*roles, [lower], [upper], *numbers, out=[base])
+        else:
+            core.crossed(*roles, *numbers, out=[base])
+        return {"x": c.rounded(base)}
+
+    def _draw(self, x: Tensor, g: torch.Generator) -> Tensor:
+        """What decides which coordinates are the mutant's: one of each member is for certain."""
+        draw = draws(self._scratch("draws"), g)
+        forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
+        return draw.scatter_(1, forced[:, None], -torch.inf)
 
     def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
         """F and CR of each member: fixed, or drawn around what has worked (JADE (9) and (11), SHADE (5) and (6))."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -98,8 +98,42 @@ class Distribution(Search):
         return self._noise.kept
 
     def _member(self, index: int) -> Tensor:
-        # A single member is made anew, so there is nothing to copy.
-        return self._propose(index, index + 1)[0]
+        scale, c = self._scale(), self.coordinates
+        if isinstance(scale, Tensor) or c.bounded or not self._shared():
+            # A single member is made anew, so there is nothing to copy.
+            return self._propose(index, index + 1)[0]
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        return torch.add(self._tensor("mean"), self._directions(first, first + 1)[0], alpha=sign * scale)
+
+    def _separable(self) -> bool:
+        """Whether the noise of each coordinate depends on no other."""
+        return True
+
+    def _in_parts(self) -> bool:
+        """Whether members can be made in parts: directions are longer than a block, and drawn each time."""
+        noise = self._noise
+        return noise.segments > 1 and not noise.kept and noise.rank is None and self._separable()
+
+    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        if not self._in_parts() or self.coordinates.bounded:
+            yield from super()._parts(index)
+            return
+        mean, scale = self._tensor("mean"), self._scale()
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        for columns, step in self._noise.pieces(self._int("seed"), self._int("counter"), first):
+            if isinstance(scale, Tensor):
+                torch.addcmul(mean[columns], step, scale[columns], value=sign, out=step)
+            else:
+                torch.add(mean[columns], step, alpha=sign * scale, out=step)
+            yield columns.start, step
+
+    def _improve(self, index: int) -> None:
+        if self._lent or not self._in_parts() or self.coordinates.bounded:
+            super()._improve(index)
+            return
+        best = self._tensor("best")
+        for at, part in self._parts(index):
+            best[at : at + len(part)] = part
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
@@ -172,17 +206,26 @@ class GradientSearch(Distribution):
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
 
     def _learn(self, fitness: Tensor) -> None:
-        gradient = self.gradient(fitness)
-        self._descend(gradient)
+        if self.optimizer == "sgd":
+            self.state["step"] = 0.0
+        for columns, gradient in self._estimates(fitness):
+            self._descend(gradient, columns)
 
-    def _descend(self, gradient: Tensor) -> None:
-        mean = self._tensor("mean")
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """`gradient` of fitness that is clean already, in parts to be used one after the other."""
+        yield slice(0, self.dim), self.gradient(fitness)
+
+    def _descend(self, gradient: Tensor, columns: slice) -> None:
+        """Move some coordinates of the mean."""
+        mean = self._tensor("mean")[columns]
         if self.optimizer == "adam":
-            first, second = self._tensor("first"), self._tensor("second")
+            first, second = self._tensor("first")[columns], self._tensor("second")[columns]
             adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas, 1e-8)
             return
-        moved = descent(mean, gradient, self._tensor("velocity") if self.momentum else None, self.lr, self.momentum)
-        self.state["step"] = self.lr * float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
+        velocity = self._tensor("velocity")[columns] if self.momentum else None
+        moved = descent(mean, gradient, velocity, self.lr, self.momentum)
+        longest = float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
+        self.state["step"] = max(self._float("step"), self.lr * longest)
 
     def _converged(self) -> Reason | None:
         # Adam divides by the size of the gradients, so its steps never become small.

@@ -95,6 +95,9 @@ class GuidedES(GradientSearch):
     def _drawn(self) -> int:
         return self.dim + self.subspace
 
+    def _separable(self) -> bool:
+        return False
+
     def _directions(self, start: int, stop: int) -> Tensor:
         return self._combined(super()._directions(start, stop))
 
@@ -116,4 +119,4 @@ class GuidedES(GradientSearch):
             rows[0] = told
             self.state["surrogates"], self.state["basis"] = rows, core.basis(rows)
             self.state["given"] = self._int("given") + 1
-        self._descend(gradient)
+        self._descend(gradient, slice(0, self.dim))

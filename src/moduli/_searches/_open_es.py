@@ -1,5 +1,6 @@
 """`OpenES`: evolution strategies as gradient estimation, asked and told."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -42,3 +43,7 @@ class OpenES(GradientSearch):
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
         f = shaped(clean(fitness), self.shape)
         return core.gradient(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
+
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        f = shaped(fitness, self.shape)
+        return core.gradients(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)

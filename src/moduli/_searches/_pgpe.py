@@ -75,4 +75,4 @@ class PGPE(GradientSearch):
         # A step of σ ∂σ is one in log σ: it does not depend on the units of the coordinate.
         change = of_sigma.mul_(sigma).mul_(-self.sigma_lr).clamp_(-self.max_change, self.max_change)
         self.state["sigma"] = sigma * change.add_(1)
-        self._descend(gradient)
+        self._descend(gradient, slice(0, self.dim))

@@ -79,37 +79,41 @@ class PSO(Members):
         c = self.coordinates
         if self.generation == 0:
             return {"x": c.rounded(x).clone(), "position": x, "v": v}
-        moved, position = self._fresh(*x.shape), self._fresh(*x.shape)
+        # What is asked for is the caller's; the state keeps its own.
+        moved, position, asked = (self._fresh(*x.shape) for _ in range(3))
         if self.topology == "informed":
             draws = self._uniform(2 * self.radius + 1)
             total = self.cognition + self.sociality
             # χ (v + Σ φ / K ...): with w = χ, the pull of the canonical swarm is c / χ before it is multiplied.
             core.informed_velocity(x, v, own, draws, self.radius, self.inertia, total / self.inertia, moved)
             torch.add(x, moved, out=position)
+            if c.bounded:
+                torch.maximum(position, c.lower, out=position)
+                torch.minimum(position, c.upper, out=position)
+                torch.sub(position, x, out=moved)
+            asked.copy_(position)
         else:
-            fitness = self._tensor("own_fitness")
-            if self.topology == "global":
-                social = own[int(fitness.argmin())]
-                social = self._scratch("social").copy_(social)
+            roles = [[role] for role in (x, v, own, self._social(own), *self._uniform(2))]
+            pulls, out = (self.inertia, self.cognition, self.sociality), ([position], [asked], [moved])
+            if c.bounded:
+                lower, upper = self._walls()
+                core.move_inside(*roles, [lower], [upper], *pulls, out=out)
             else:
-                near = core.neighbourhood_best(fitness, self.radius)
-                social = torch.index_select(own, 0, near, out=self._scratch("social"))
-            r1, r2 = self._uniform(2)
-            pulls = self.inertia, self.cognition, self.sociality
-            core.move([x], [v], [own], [social], [r1], [r2], *pulls, out=([position], [moved]))
-        if c.bounded:
-            torch.maximum(position, c.lower, out=position)
-            torch.minimum(position, c.upper, out=position)
-            torch.sub(position, x, out=moved)
-        return {"x": c.rounded(position), "position": position, "v": moved}
+                core.move(*roles, *pulls, out=out)
+        return {"x": c.rounded(asked), "position": position, "v": moved}
+
+    def _social(self, own: Tensor) -> Tensor:
+        """The best place of each member's neighbourhood."""
+        fitness = self._tensor("own_fitness")
+        if self.topology == "global":
+            return self._scratch("social").copy_(own[int(fitness.argmin())])
+        near = core.neighbourhood_best(fitness, self.radius)
+        return torch.index_select(own, 0, near, out=self._scratch("social"))
 
     def _uniform(self, count: int) -> Tensor:
         """`count` uniform matrices, in memory that is used again in every generation."""
-        return uniforms(self._scratch("draws", count), self._seeded(), self._buffers)
+        return uniforms(self._scratch("draws", count), self._seeded())
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         core.remember(proposal["x"], fitness, self._tensor("own"), self._tensor("own_fitness"))
-        position = proposal["position"]
-        # What was asked for is the caller's; the state keeps its own unless rounding has made one already.
-        self.state["x"] = self._fresh(*position.shape).copy_(position) if position is proposal["x"] else position
-        self.state["v"] = proposal["v"]
+        self.state["x"], self.state["v"] = proposal["position"], proposal["v"]

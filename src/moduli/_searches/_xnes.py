@@ -68,6 +68,9 @@ class XNES(Distribution):
     def _scale(self) -> Tensor | float:
         return self._float("sigma")
 
+    def _separable(self) -> bool:
+        return False
+
     def _directions(self, start: int, stop: int) -> Tensor:
         return super()._directions(start, stop) @ self._tensor("B").mT
 

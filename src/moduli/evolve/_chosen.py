@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -58,6 +58,15 @@ class Chosen:
                 tensor.copy_(row[at : at + tensor.numel()].view(tensor.shape))
                 at += tensor.numel()
 
+    def write_part(self, net: nn.Module, at: int, values: Tensor) -> None:
+        """Copy a part of a vector, which begins at `at`, into them. They have to be contiguous."""
+        start = 0
+        for tensor in self.tensors(net):
+            low, high = max(at, start), min(at + len(values), start + tensor.numel())
+            if low < high:
+                tensor.detach().view(-1)[low - start : high - start] = values[low - at : high - at]
+            start += tensor.numel()
+
     def named(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows as parameters by name, each with the leading dimensions of `rows`, in its own dtype."""
         found, at = {}, 0
@@ -69,14 +78,39 @@ class Chosen:
 
 
 class ModuleFitness:
-    """The fitness of a module as a function of its chosen parameters, for one row or for many."""
+    """The fitness of a module as a function of its chosen parameters, for one row or for many.
 
-    def __init__(self, net: nn.Module, chosen: Chosen, fitness: Callable[[Any], Any]) -> None:
-        self.net, self.chosen, self.fitness = net, chosen, fitness
+    Args:
+        net: The module, which is written to.
+        chosen: Its chosen parameters.
+        fitness: The function of the module.
+        parts: Gives a member of the search in parts, which then need not be put together.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        chosen: Chosen,
+        fitness: Callable[[Any], Any],
+        parts: Callable[[int], Iterable[tuple[int, Tensor]]] | None = None,
+    ) -> None:
+        self.net, self.chosen, self.fitness, self.parts = net, chosen, fitness, parts
 
     def __call__(self, row: Tensor) -> Any:
         self.chosen.write(self.net, row)
         return self.fitness(self.net)
+
+    def member(self, index: int, rows: Callable[[int, int], Tensor]) -> Any:
+        """The same for a member that is made here, in the memory of the module where that is possible."""
+        if self.parts is None or not all(tensor.is_contiguous() for tensor in self.chosen.tensors(self.net)):
+            return self(rows(index, index + 1)[0])
+        for at, values in self.parts(index):
+            self.chosen.write_part(self.net, at, values)
+        return self.fitness(self.net)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Other processes are sent their members.
+        return {**self.__dict__, "parts": None}
 
     def batch(self, rows: Tensor) -> Any:
         """All rows in one call, by `torch.func.vmap`: the fitness gets something to call like the module."""

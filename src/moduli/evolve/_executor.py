@@ -111,7 +111,7 @@ def member_seeds(seed: int, first: int, count: int) -> list[int]:
     return [key(seed ^ 0x5EEDF17, first + i) for i in range(count)]
 
 
-def seeded(fitness: Callable[[Tensor], Any], row: Tensor, seed: int) -> float:
+def seeded(fitness: Callable[[Any], Any], row: Any, seed: int) -> float:
     """Evaluate one member with the global generators seeded for it."""
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -211,9 +211,13 @@ class InProcess(Executor):
         found: dict[int, float] = {}
         todo = [i for i in range(len(seeds)) if i not in known]
         faults = Faults(0, len(todo))
+        made_there = getattr(fitness, "member", None)
         for member in todo:
             try:
-                value = seeded(fitness, rows(member, member + 1)[0], seeds[member])
+                if made_there is None:
+                    value = seeded(fitness, rows(member, member + 1)[0], seeds[member])
+                else:
+                    value = seeded(lambda index: made_there(index, rows), member, seeds[member])
             except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
                 faults.again(member, traceback.format_exc())
                 value = math.nan

@@ -100,7 +100,9 @@ class Pool(Workers):
         ours, theirs = self._context.Pipe()
         fitness = self._fitness if self.start == "fork" else self._pickled
         where = self._memory.name, worker, self._slots.shape[1], self._slots.dtype
-        process = self._context.Process(target=_work, args=(theirs, fitness, where, self.threads), daemon=True)
+        # A forked worker inherits our ends of all pipes. While it holds its own, it never hears that we are gone.
+        ends = [ours, *(pipe for _, pipe in self._staff.values())] if self.start == "fork" else []
+        process = self._context.Process(target=_work, args=(theirs, ends, fitness, where, self.threads), daemon=True)
         process.start()
         theirs.close()
         self._staff[worker] = process, ours
@@ -172,8 +174,12 @@ def _released(memory: shared_memory.SharedMemory) -> None:
     memory.unlink()
 
 
-def _work(pipe: Any, fitness: Any, where: tuple[str, int, int, torch.dtype], threads: int) -> None:
-    """What a worker does: evaluate the row in its slot whenever a seed arrives."""
+def _work(
+    pipe: Any, inherited: Sequence[Any], fitness: Any, where: tuple[str, int, int, torch.dtype], threads: int
+) -> None:
+    """What a worker does: evaluate the row in its slot whenever a seed arrives, until whoever started it is gone."""
+    for end in inherited:
+        end.close()
     # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -195,4 +201,7 @@ def _work(pipe: Any, fitness: Any, where: tuple[str, int, int, torch.dtype], thr
             answer = (math.nan, broken) if broken else (seeded(fitness, row, seed), None)
         except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
             answer = math.nan, traceback.format_exc()
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:
+            os._exit(0)

@@ -151,16 +151,16 @@ def search(
     x0 = chosen.read(net, torch.float64 if double else None)
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
-    searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, **{**preset, **settings})
-    run = _Run(net, chosen, ModuleFitness(net, chosen, fitness), searcher, checkpoint, method)
+    searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, own=True, **{**preset, **settings})
+    run = _Run(net, chosen, ModuleFitness(net, chosen, fitness, searcher.parts), searcher, checkpoint, method)
     del x0
     workers = executor or InProcess(vectorised=vectorised)
     try:
         reason = run.until_done(workers, callback)
     except BaseException:
-        chosen.write(net, searcher.best)
+        chosen.write(net, searcher.lend_best())
         raise
-    best = searcher.best
+    best = searcher.lend_best()
     chosen.write(net, best)
     x = chosen.named(best)
     done = searcher.generation, searcher.evaluations, perf_counter() - started

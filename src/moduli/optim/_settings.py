@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,6 +117,22 @@ class Settings:
         elif not _unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
             self._fill(known)
         return known
+
+    def raw_of_all(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The same for many parameters, with one look at each group."""
+        binding = self.binding
+        if self.local or binding is None:
+            return [self.raw(param) for param in params]
+        group_of, source = binding.group_of, binding.source
+        found: dict[int, dict[str, Any]] = {}
+        out = []
+        for param in params:
+            group = group_of.get(source(param), -1)
+            values = found.get(group)
+            if values is None:
+                values = found[group] = self.raw(param)
+            out.append(values)
+        return out
 
     def _fill(self, known: _Resolved) -> None:
         # In place: whoever holds the dictionary (a fused run) sees the new numbers.

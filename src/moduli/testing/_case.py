@@ -45,6 +45,8 @@ class Case:
         random: Whether a step draws random numbers (then equalities use a fixed seed).
         pieces: Whether one tensor and its pieces give the same step (elementwise and concatenating links).
         population: Whether it runs on a population as N separate optimizers would.
+        members: For links that move the members of a population relative to each other: how many members the population
+            has that every law gives them; 0 gives them one model. The best member must solve the target problem.
         complex: Whether it takes complex parameters.
         half: Whether it takes half-precision parameters.
         skip: Laws that do not apply, by name, each with the reason.
@@ -68,6 +70,7 @@ class Case:
     population: bool = True
     complex: bool = True
     half: bool = True
+    members: int = 0
     skip: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

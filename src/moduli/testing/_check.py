@@ -70,7 +70,7 @@ def check_link(
         name: What to call it in messages; by default the class names.
         laws: The laws to check; by default all of them.
         **options: What may be expected of it, as for `Case`: `target`, `steps`, `tolerance`, `reference`, `closure`,
-            `random`, `pieces`, `population`, `complex`, `half`, `skip`.
+            `random`, `pieces`, `population`, `complex`, `half`, `members`, `skip`.
 
     Returns:
         The laws that hold, and those that do not apply, with the reason.

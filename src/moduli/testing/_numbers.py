@@ -22,7 +22,7 @@ def optimum(case: Case) -> None:
     if not case.target:
         raise NotApplicable("it is no optimizer by itself")
     residuals = case.target == "least squares"
-    at = Problem(((3, 2), (4,)), kind="bowl" if residuals else case.target, residuals=residuals)
+    at = problem(case, kind="bowl" if residuals else case.target)
     opt = optimizer(case, at.params)
     first = at.value()
     for i in range(case.steps):
@@ -109,8 +109,7 @@ def pieces(case: Case) -> None:
     whole, parts = problem(case, ((7,),)), problem(case, ((2,), (1, 3), (2, 1)))
     run(case, whole, _STEPS)
     run(case, parts, _STEPS)
-    flat = torch.cat([param.detach().reshape(-1) for param in parts.params])
-    if (gap := same([flat], whole.params, 1e-10)) is not None:
+    if (gap := same([parts.flat()], [whole.flat()], 1e-10)) is not None:
         raise case.fail("pieces", gap)
 
 
@@ -131,13 +130,13 @@ def closures(case: Case) -> None:
             answer = at.answer()
             if backward:
                 opt.zero_grad()
-                torch.autograd.backward(answer)
+                torch.autograd.backward(answer.sum() if case.members else answer)
             return answer
 
         def ordinary() -> torch.Tensor:
             opt.zero_grad(set_to_none=False)
             loss = at.answer()
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss.sum() if case.members else loss)
             return loss
 
         for _ in range(3):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..optim import Closure, Module, Need, Optimizer, closure
-from ._case import Case
+from ..population import Population
+from ._case import Case, NotApplicable
 
-__all__ = ["SHAPES", "Problem", "backend", "needs", "optimizer", "run", "same", "snapshot"]
+__all__ = ["SHAPES", "Members", "Problem", "backend", "needs", "optimizer", "run", "same", "snapshot"]
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,))
 
@@ -55,12 +56,24 @@ class Problem:
             nn.Parameter(piece.reshape(shape).to(dtype)) for piece, shape in zip(pieces, shapes, strict=True)
         ]
 
+    @property
+    def subject(self) -> Any:
+        """What an optimizer is made for."""
+        return self.params
+
+    def flat(self) -> Tensor:
+        """All parameters as one tensor."""
+        return torch.cat([param.detach().reshape(-1) for param in self.params])
+
     def residuals(self) -> Tensor:
         """The residuals."""
         if self.kind == "rosenbrock":
             x, y = self.params[0]
             return torch.stack([2**0.5 * (1 - x), 200**0.5 * (y - x * x)])
-        flat = torch.cat([param.reshape(-1) for param in self.params])
+        return self._residuals_at(self.params)
+
+    def _residuals_at(self, params: Iterable[Tensor]) -> Tensor:
+        flat = torch.cat([param.reshape(-1) for param in params])
         error = self.scale * (flat - self.optimum)
         if self.kind == "bowl" or not flat.numel():
             return error
@@ -68,8 +81,7 @@ class Problem:
 
     def loss(self) -> Tensor:
         """Half their squared norm."""
-        found = self.residuals()
-        return 0.5 * (found.abs() ** 2).sum() if found.is_complex() else 0.5 * (found * found).sum()
+        return _half_square(self.residuals())
 
     def value(self) -> float:
         """The loss as a number."""
@@ -89,11 +101,74 @@ class Problem:
         for param in self.params:
             param.grad = None
         with torch.enable_grad():
-            torch.autograd.backward(self.loss())
+            torch.autograd.backward(self.loss().sum())
+
+
+def _half_square(found: Tensor) -> Tensor:
+    return 0.5 * (found.abs() ** 2).sum() if found.is_complex() else 0.5 * (found * found).sum()
+
+
+class _Leaves(list[Any]):
+    """The stacked parameters of a population, which an optimizer takes as a whole only."""
+
+    def __init__(self, population: Population) -> None:
+        super().__init__(population.parameters())
+        self.population = population
+
+
+class _Point(nn.Module):
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList([nn.Parameter(param) for param in params])
+
+
+class Members(Problem):
+    """The same problem for each member of a population that begins at different points; the loss is one number each.
+
+    Args:
+        shapes: Shapes of the parameters of one member.
+        members: How many members.
+        **options: As for `Problem`.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES, *, members: int, **options: Any) -> None:
+        super().__init__(shapes, **options)
+        generator = torch.Generator().manual_seed(11)
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        points = []
+        for _ in range(members):
+            pieces = torch.split(torch.randn(sum(sizes), generator=generator, dtype=wide).to(self.dtype), sizes)
+            points.append(_Point(piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)))
+        self.adopt(Population.from_modules(points))
+
+    def adopt(self, population: Population) -> None:
+        """Take another population of this structure."""
+        self.params = _Leaves(population)
+
+    @property
+    def subject(self) -> Any:
+        return self.params.population  # type: ignore[attr-defined]
+
+    def flat(self) -> Tensor:
+        return torch.cat([param.detach().reshape(len(param), -1) for param in self.params], 1)
+
+    def loss(self) -> Tensor:
+        found: Tensor = self.subject.losses(lambda net: _half_square(self._residuals_at(net.held)))
+        return found
+
+    def value(self) -> float:
+        with torch.no_grad():
+            return float(self.loss().min())
+
+    def answer(self) -> Tensor:
+        return self.loss()
 
 
 def problem(case: Case, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> Problem:
     """The problem for structural laws: of the kind that the link's closure asks for."""
+    if case.members:
+        return Members(shapes, members=case.members, **options)
     return Problem(shapes, residuals=case.target == "least squares", **options)
 
 
@@ -105,6 +180,10 @@ def needs(links: Sequence[Module]) -> frozenset[Need]:
 def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
     """A new optimizer of the case's chain, random numbers from their beginning."""
     torch.manual_seed(0)
+    if case.members:
+        if not isinstance(params, _Leaves):
+            raise NotApplicable("a population says itself what its parameters are")
+        params = params.population
     return Optimizer(params, *case.links(), **options)
 
 

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from ..optim import Module, Optimizer
 from ._case import Case
-from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
+from ._problems import Members, Problem, eager, optimizer, problem, same, snapshot, step
 
 __all__ = ["LAWS"]
 
 _NAMES = ("weight", "bias")
 
 
-def _named(at: Problem) -> list[tuple[str, nn.Parameter]]:
-    return list(zip(_NAMES, at.params, strict=True))
+def _named(at: Problem) -> Any:
+    return at.params if isinstance(at, Members) else list(zip(_NAMES, at.params, strict=True))
 
 
 def _begin(case: Case, steps: int = 3) -> tuple[Problem, Optimizer]:
@@ -86,20 +86,24 @@ def loaded_in_place(case: Case) -> None:
 class _Holder(nn.Module):
     """A model and its optimizer, copied together so that the copy moves its own parameters."""
 
-    def __init__(self, opt: Optimizer, params: list[nn.Parameter]) -> None:
+    def __init__(self, opt: Optimizer, at: Problem) -> None:
         super().__init__()
         self.opt = opt
-        self.params = nn.ParameterList(params)
+        self.population = at.subject if isinstance(at, Members) else None
+        self.params = nn.ParameterList([] if isinstance(at, Members) else at.params)
 
 
 def _copy_law(case: Case, law: str, copied: Any) -> None:
     at, opt = _begin(case)
     try:
-        twin = copied(_Holder(opt, at.params))
+        twin = copied(_Holder(opt, at))
     except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
         raise case.fail(law, f"it can't be copied: {error}") from error
     other = problem(case)
-    other.params = list(twin.params)
+    if isinstance(other, Members):
+        other.adopt(twin.population)
+    else:
+        other.params = list(twin.params)
     before = snapshot(at.params)
     found = _go_on(case, twin.opt, other)
     if (gap := same(at.params, before)) is not None:

@@ -1,7 +1,6 @@
-"""Links that decide for each member of a population, also as N separate optimizers.
+"""Links over the members of a population: those that decide for each by itself, and those that move them relative to others.
 
-Links that move members relative to each other (PSO, DE, GA, CEM, PBT) have no form for one model, which is what laws are
-about; `tests/m/test_population.py` has laws of their own for them.
+The first are also N separate optimizers; the others get a population from every law.
 """
 
 from laws.registry import Row
@@ -9,7 +8,31 @@ from moduli import m
 
 __all__ = ["ROWS"]
 
+_LEAKS = {"leaks": "a thousand generations take long; what is kept is in the class that all share: see DE"}
+_PBEST = {"strategy": "current-to-pbest/1"}
+
+
+def _row(name, make, **options):
+    return Row(name, make, **{"closure": True, "random": True, "members": 12, "steps": 400, **options})
+
+
 ROWS = [
     Row("Backtracking, of members too", lambda: [m.Backtracking(init=2.0)], closure=True),
     Row("LBFGS, Backtracking, of members too", lambda: [m.LBFGS(history_size=5), m.Backtracking()], closure=True),
+    _row("PSO", lambda: [m.PSO(seed=1)], pieces=False, tolerance=0.3),
+    _row("PSO, ring", lambda: [m.PSO(topology="ring", seed=1)], pieces=False, tolerance=0.3, skip=_LEAKS),
+    _row("PSO, informed", lambda: [m.PSO(topology="informed", seed=1)], pieces=False, tolerance=0.3, skip=_LEAKS),
+    _row("DE", lambda: [m.DE(seed=1)], tolerance=0.3),
+    _row("JADE", lambda: [m.DE(**_PBEST, adapt="jade", seed=1)], tolerance=0.3, skip=_LEAKS),
+    _row("SHADE", lambda: [m.DE(**_PBEST, adapt="shade", seed=1)], tolerance=0.3, skip=_LEAKS),
+    _row("GA", lambda: [m.GA(seed=1)], members=32, tolerance=0.5, skip=_LEAKS),
+    _row("CEM", lambda: [m.CEM(seed=1)], tolerance=3.0, skip=_LEAKS),
+    _row("Adam, LR, PSO", lambda: [m.Adam(), m.LR(0.05), m.PSO(seed=1)], pieces=False, tolerance=0.01, skip=_LEAKS),
+    _row("Adam, LR, DE", lambda: [m.Adam(), m.LR(0.05), m.DE(seed=1)], tolerance=0.01, skip=_LEAKS),
+    _row(
+        "PBT",
+        lambda: [m.Adam(), m.LR(0.05), m.PBT({"lr.lr": (1e-3, 0.3)}, every=3, seed=1)],
+        tolerance=0.01,
+        skip={"half": "with a learning rate for each member Adam works in float16, where its eps is zero"},
+    ),
 ]

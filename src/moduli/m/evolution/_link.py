@@ -13,9 +13,9 @@ from ..._searches._base import Search
 from ..._searches._distribution import GradientSearch
 from ...optim import Module, Need, Objective
 from ...optim._vectors import as_real
-from ...population import Population
 from .._flat import flat, unflat
 from .._landing import land
+from ._models import Models
 
 __all__ = ["SearchLink"]
 
@@ -43,6 +43,7 @@ class SearchLink(Module):
         self.options = options
         self._made: Search | None = None
         self._found: list[Tensor] = []
+        self._models = Models()
         self.make(torch.zeros(2), seed, self._given())  # options that can't work are refused here
 
     def _given(self) -> dict[str, Any]:
@@ -62,25 +63,30 @@ class SearchLink(Module):
             made = self.make(x0, self.seed, self._given())
             if isinstance(made, GradientSearch):
                 # The next link descends, so the search only says along what.
-                made._descend = self._found.append  # type: ignore[assignment,method-assign]
+                made._descend = self._collect  # type: ignore[method-assign]
             saved = self.global_state.get("search")
             if saved is not None:
                 made.load_state_dict({"method": type(made).__name__, **saved})
             self._made = made
         return self._made
 
+    def _collect(self, gradient: Tensor, columns: slice) -> None:
+        # A part is overwritten by the next one.
+        self._found.append(gradient.clone())
+
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
         params = objective.params
         x = flat(params).clone()
         search = self.search(x)
-        search.state["mean"] = x.clone()
+        search.revise(mean=x.clone())
         fitness = self._evaluated(objective, search, x.numel())
         search.tell(fitness)
         self.global_state["search"] = search.state
         if isinstance(search, GradientSearch):
             # The way to the new centre would be the estimate rounded to the precision of the parameters.
-            found = self._found.pop()
+            found = self._found[0] if len(self._found) == 1 else torch.cat(self._found)
+            self._found.clear()
             search.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
             objective.updates = unflat(found, params)
             objective.grads = [tensor.clone() for tensor in objective.updates]
@@ -123,7 +129,7 @@ class SearchLink(Module):
 
     def _together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
         net: Any = objective.model
-        pop = Population.of(net, len(rows))
+        pop = self._models.of(net, len(rows))
         leaves = dict(pop.named_parameters())
         names = {id(param): name for name, param in net.named_parameters()}
         at = 0
@@ -142,10 +148,10 @@ class SearchLink(Module):
     def reset(self) -> None:
         """Begin again from the parameters as they are."""
         super().reset()
-        self._made = None
+        self._made, self._models = None, Models()
 
     def _extra_unpack(self, extra: dict[str, Any]) -> None:
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": None, "_found": []}
+        return {**super().__getstate__(), "_made": None, "_found": [], "_models": Models()}

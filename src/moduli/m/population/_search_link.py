@@ -76,6 +76,11 @@ class PopulationSearch(Module):
             if objective.updates is None
             else _rows([param.detach() - update for param, update in zip(params, objective.updates, strict=True)])
         )
+        shapes = [list(param.shape) for param in params]
+        if self.global_state.setdefault("shapes", shapes) != shapes:
+            # Other parameters are searched over than before (some were frozen or thawed), so it begins afresh.
+            self.global_state["shapes"], self._made = shapes, None
+            self.global_state.pop("search", None)
         search = self._search(base)
         with objective.moved(), torch.no_grad():
             known = search.state.get("x")
@@ -101,15 +106,12 @@ class PopulationSearch(Module):
 
     def _follow(self, objective: Objective, search: Search, base: Tensor) -> None:
         """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
-        fitness = None
+        entries = {"x": base.clone()}
         if "fitness" in search.state:
             self._put(objective, base)
             losses = self._clean(objective.get_loss(backward=False, at_x0=False))
-            fitness = losses.to(search._tensor("fitness"))
-        search.state["x"] = base.clone()
-        if fitness is not None:
-            search.state["fitness"] = fitness
-        search._pending = None
+            entries["fitness"] = losses.to(search.device)
+        search.revise(**entries)
 
     @staticmethod
     def _clean(losses: Tensor) -> Tensor:
