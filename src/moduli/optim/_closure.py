@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
 from ..population import Population
+from ._inside_torch import backward as _backward
 from ._needs import ClosureError
 
 __all__ = ["Closure", "Evaluator", "closure"]
@@ -104,22 +104,6 @@ def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
         (tensor(9.), tensor([1.5000]))
     """
     return Closure(fn, fixed=fixed)
-
-
-_ones: dict[torch.dtype, Tensor] = {}
-
-
-def _backward(loss: Tensor) -> None:
-    """`loss.backward()` for a loss on the CPU, without what torch does to arguments it might have been given."""
-    dtype = loss.dtype
-    usual = type(loss) is Tensor and (dtype is torch.float32 or dtype is torch.float64) and loss.is_cpu
-    if not usual or torch._C._are_functorch_transforms_active():
-        torch.autograd.backward(loss)
-        return
-    one = _ones.get(dtype)
-    if one is None or one._version:  # a hook may have changed it in place
-        one = _ones[dtype] = torch.ones((), dtype=dtype)
-    _engine_run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 _kinds: dict[Any, str] = {}

@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _profiler_enabled
-from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_hooks
-from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
 
 from ..population import Population
 from . import _explain, _groups, _members, _saved, _shards
 from ._binding import Binding
 from ._closure import Evaluator
+from ._inside_torch import watched
 from ._needs import ChainError, ClosureError, Need, join
 from ._processes import OverProcesses
 from ._tracing import keep_from_tracing
@@ -303,13 +301,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
         # wrapper is only gone through where there is a hook or a profiler.
-        if (
-            self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or _global_pre_hooks
-            or _global_post_hooks
-            or _profiler_enabled()
-        ):
+        if watched(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return self._hooked_step(*given, **kwargs)  # type: ignore[no-any-return]
         with torch.no_grad():
