@@ -1,40 +1,39 @@
 """Matrix-preconditioned links: a step of SOAP, Shampoo, Muon and PSGD against the same optimizer of other libraries.
 
-A call is ten steps on two layers of 128 x 128, one of 128 x 512 and their biases, with given gradients, so that each has
-one refresh of its bases or roots (at every tenth step everywhere). Everything runs in float32 on one thread. A peer that
-is not installed, or that fails, has no row. Like for like: the same rule on the same tensors with the same frequency; what
-still differs is said in the name of the row.
+The parameters are a 256 x 256 and a 512 x 128 matrix, for SOAP with their biases, with given gradients, in float32 on one
+thread. Bases, roots and factors are learnt at every step, or at every tenth. Like for like: the same rule with the same
+settings on the same tensors, nothing compiled; what still differs is said in the name of the row. A peer that is not
+installed, or that fails, has no row. The time is that of the processor, so that other processes do not count, and the
+median over turns that the libraries take.
 """
 
 import contextlib
+import gc
 import io
+import statistics
+import time
 import warnings
 
 import torch
 
 import moduli as mo
-from _timing import interleaved
 from moduli import m
 
-SHAPES = [(128, 128), (128,), (128, 128), (128,), (512, 128), (512,)]
+MATRICES = [(256, 256), (512, 128)]
+ALL = [(256, 256), (256,), (512, 128), (512,)]
 STEPS = 10
 
 
-def problem(shapes=None):
+def steps(make, shapes, count):
+    """A function that makes some steps; the state is that of an optimizer that has already made some."""
     generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(s, generator=generator) * 0.1) for s in shapes or SHAPES]
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.1) for shape in shapes]
     grads = [[torch.randn(p.shape, generator=generator) for p in params] for _ in range(STEPS)]
-    return params, grads
-
-
-def steps(make, shapes=None):
-    """A function that makes ten steps; the state is that of an optimizer that has already made some."""
-    params, grads = problem(shapes)
     opt = make(params)
 
     def call():
-        for given in grads:
-            for param, grad in zip(params, given, strict=True):
+        for k in range(count):
+            for param, grad in zip(params, grads[k % STEPS], strict=True):
                 param.grad = grad.clone()
             opt.step()
 
@@ -44,77 +43,168 @@ def steps(make, shapes=None):
     return call
 
 
-def ours(*make):
-    return lambda params: mo.Optimizer(params, *[link() for link in make])
+def turns(calls, rounds):
+    """Seconds of processor time per call: the median over rounds, in one thread, each beginning with another candidate."""
+    names, taken = list(calls), {name: [] for name in calls}
+    gc.disable()
+    for turn in range(rounds):
+        for k in range(len(names)):
+            name = names[(turn + k) % len(names)]
+            start = time.process_time()
+            calls[name]()
+            taken[name].append(time.process_time() - start)
+        gc.collect()
+    gc.enable()
+    return {name: statistics.median(times) for name, times in taken.items()}
 
 
-MATRICES = [shape for shape in SHAPES if len(shape) == 2]
+def peers():
+    """The libraries that are installed, by name."""
+    found = {"torch": torch}
+    for name in ("torchzero", "pytorch_optimizer", "heavyball"):
+        with contextlib.suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = __import__(name)
+    if "heavyball" in found:
+        found["heavyball"].utils.compile_mode = None
+    return found
 
 
-def candidates():
-    """For each algorithm: our chain, the peers by name, and the shapes (None: all)."""
-    torchzero = pytorch_optimizer = heavyball = None
-    with contextlib.suppress(ImportError):
-        import torchzero
-    with contextlib.suppress(ImportError):
-        import pytorch_optimizer
-    with contextlib.suppress(ImportError):
-        import heavyball
-    tables = {
-        "SOAP": (ours(lambda: m.SOAP(precond_freq=10, precondition_1d=False), lambda: m.LR(1e-3)), {}, None),
-        "Shampoo": (ours(lambda: m.Shampoo(precond_freq=10), lambda: m.LR(1e-3)), {}, MATRICES),
-        "Muon": (ours(lambda: m.NAG(0.95, lerp=True), m.Orthogonalize, lambda: m.LR(1e-3)), {}, MATRICES),
-        "PSGD": (ours(m.PSGDKronWhiten, lambda: m.LR(1e-3)), {}, MATRICES),
-    }
+def soap(libraries, every):
+    yield (
+        "moduli",
+        lambda p: mo.Optimizer(p, m.SOAP(precond_freq=every, precondition_1d=False), m.LR(1e-3)),
+    )
+    if "torchzero" in libraries:
+        tz = libraries["torchzero"]
+        yield (
+            "torchzero",
+            lambda p: tz.Optimizer(p, tz.m.SOAP(precond_freq=every, precondition_1d=False), tz.m.LR(1e-3)),
+        )
+    if "pytorch_optimizer" in libraries:
+        po = libraries["pytorch_optimizer"]
+        yield "pytorch_optimizer", lambda p: po.SOAP(p, 1e-3, weight_decay=0.0, precondition_frequency=every)
+    if "heavyball" in libraries:
+        hb = libraries["heavyball"]
+        yield (
+            "heavyball",
+            lambda p: hb.SOAP(
+                p, 1e-3, betas=(0.95, 0.95), weight_decay=0.0, precondition_frequency=every, merge_dims=False
+            ),
+        )
+
+
+def shampoo(libraries, every):
+    yield "moduli", lambda p: mo.Optimizer(p, m.Shampoo(precond_freq=every), m.LR(1e-3))
+    if "torchzero" in libraries:
+        tz = libraries["torchzero"]
+        yield (
+            "torchzero",
+            lambda p: tz.Optimizer(p, tz.m.Shampoo(precond_freq=every, merge_small=False), tz.m.LR(1e-3)),
+        )
+    if "pytorch_optimizer" in libraries:
+        po = libraries["pytorch_optimizer"]
+        yield "pytorch_optimizer, by SVD", lambda p: po.Shampoo(p, 1e-3, preconditioning_compute_steps=every)
+
+
+class InFloat32:
+    """An optimizer whose step finds that there is no bfloat16: for peers that have it built in, which this processor lacks."""
+
+    def __init__(self, opt):
+        self.opt = opt
+
+    def step(self):
+        held = torch.Tensor.bfloat16
+        torch.Tensor.bfloat16 = lambda tensor, *args, **settings: tensor
+        try:
+            self.opt.step()
+        finally:
+            torch.Tensor.bfloat16 = held
+
+
+def muon(libraries, every):
+    yield "moduli", lambda p: mo.Optimizer(p, m.NAG(0.95, lerp=True), m.Orthogonalize(), m.LR(1e-3))
+    peers = {}
     if hasattr(torch.optim, "Muon"):
-        tables["Muon"][1]["torch"] = lambda p: torch.optim.Muon(p, 1e-3)
-    if torchzero is not None:
-        tz = torchzero
-        chain = getattr(tz, "Optimizer", None) or tz.Modular
-        tables["SOAP"][1]["torchzero"] = lambda p: chain(
-            p, tz.m.SOAP(precond_freq=10, precondition_1d=False), tz.m.LR(1e-3)
+        peers["torch"] = lambda p: torch.optim.Muon(p, 1e-3, weight_decay=0.0)
+    if "torchzero" in libraries:
+        tz = libraries["torchzero"]
+        peers["torchzero"] = lambda p: tz.Optimizer(p, tz.m.NAG(0.95, lerp=True), tz.m.Orthogonalize(), tz.m.LR(1e-3))
+    if "pytorch_optimizer" in libraries:
+        po = libraries["pytorch_optimizer"]
+        peers["pytorch_optimizer"] = lambda p: po.Muon(
+            [{"params": list(p), "use_muon": True}], lr=1e-3, weight_decay=0.0
         )
-        tables["Shampoo"][1]["torchzero"] = lambda p: chain(
-            p, tz.m.Shampoo(precond_freq=10, merge_small=False), tz.m.LR(1e-3)
-        )
-        tables["Muon"][1]["torchzero"] = lambda p: chain(p, tz.m.NAG(0.95), tz.m.Orthogonalize(), tz.m.LR(1e-3))
-        tables["PSGD"][1]["torchzero"] = lambda p: chain(p, tz.m.PSGDKronWhiten(), tz.m.LR(1e-3))
-    if pytorch_optimizer is not None:
-        po = pytorch_optimizer
-        tables["SOAP"][1]["pytorch_optimizer"] = lambda p: po.SOAP(p, 1e-3, precondition_frequency=10)
-        tables["Shampoo"][1]["pytorch_optimizer"] = lambda p: po.Shampoo(p, 1e-3, preconditioning_compute_steps=10)
-        tables["Muon"][1]["pytorch_optimizer"] = lambda p: po.Muon([{"params": list(p), "use_muon": True}], lr=1e-3)
-        tables["PSGD"][1]["pytorch_optimizer"] = lambda p: po.Kron(p, 1e-3, pre_conditioner_update_probability=1.0)
-    if heavyball is not None:
-        hb = heavyball
-        hb.utils.compile_mode = None
-        tables["SOAP"][1]["heavyball"] = lambda p: hb.SOAP(p, 1e-3, precondition_frequency=10)
-        tables["Muon"][1]["heavyball"] = lambda p: hb.Muon(p, 1e-3)
-        tables["PSGD"][1]["heavyball"] = lambda p: hb.PSGDKron(p, 1e-3, preconditioner_update_probability=1.0)
-    return tables
+    if "heavyball" in libraries:
+        hb = libraries["heavyball"]
+        peers["heavyball"] = lambda p: hb.Muon(p, 1e-3, betas=(0.95, 0.99))
+    for name, make in peers.items():
+        yield f"{name}, in bfloat16 as it comes", make
+        if name != "pytorch_optimizer":  # which asks for bfloat16 in another way
+            yield f"{name}, in float32", lambda p, make=make: InFloat32(make(p))
 
 
-def table():
+def psgd(libraries, every):
+    yield "moduli", lambda p: mo.Optimizer(p, m.PSGDKronWhiten(update_probability=1 / every), m.LR(1e-3))
+    if "torchzero" in libraries:
+        tz = libraries["torchzero"]
+        yield (
+            "torchzero",
+            lambda p: tz.Optimizer(p, tz.m.PSGDKronWhiten(update_probability=1 / every), tz.m.LR(1e-3)),
+        )
+    if "pytorch_optimizer" in libraries:
+        po = libraries["pytorch_optimizer"]
+        yield (
+            "pytorch_optimizer, triangular factors",
+            lambda p: po.Kron(p, 1e-3, momentum=0.0, pre_conditioner_update_probability=1 / every),
+        )
+    if "heavyball" in libraries:
+        hb = libraries["heavyball"]
+        yield (
+            "heavyball",
+            lambda p: hb.PSGDPRO(p, 1e-3, preconditioner_update_probability=1 / every, exp_avg_input=False),
+        )
+
+
+CASES = (
+    # What, its candidates, shapes, how often it learns, steps per turn.
+    ("SOAP", soap, ALL, 1, 3),
+    ("SOAP", soap, ALL, 10, 10),
+    ("Shampoo", shampoo, MATRICES, 1, 2),
+    ("Shampoo", shampoo, MATRICES, 10, 10),
+    ("Muon", muon, MATRICES, 1, 1),
+    ("PSGD", psgd, MATRICES, 1, 5),
+    ("PSGD", psgd, MATRICES, 10, 30),  # by chance: many steps, so that each turn has about as many
+)
+
+
+def table(rounds=7):
+    libraries = peers()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     rows = []
-    for name, (own, peers, shapes) in candidates().items():
-        calls = {"moduli": steps(own, shapes)}
-        for peer, make in peers.items():
+    for name, candidates, shapes, every, count in CASES:
+        calls = {}
+        for peer, make in candidates(libraries, every):
             try:
-                calls[peer] = steps(make, shapes)
-            except Exception as error:  # noqa: BLE001 - a peer may fail in any way; the row is left out and the reason printed
+                calls[peer] = steps(make, shapes, count)
+            except Exception as error:
+                if peer == "moduli":
+                    raise
                 print(f"{name}: {peer} does not run: {type(error).__name__}: {str(error)[:100]}")
-        times = interleaved(calls, rounds=7, number=1)
+        times = turns(calls, rounds)
+        often = "at every step" if every == 1 else f"at every {every}th step"
+        title = name if candidates is muon else f"{name}, learning {often}"
         for peer in calls:
             if peer != "moduli":
                 value = times["moduli"] / times[peer]
-                label = f"{name}, ten steps / {peer}"
-                rows.append({"name": label, "value": value, "bar": 1.0, "unit": "x", "ok": value <= 1.0})
-        rows.append(
-            {"name": f"{name}, one step", "value": times["moduli"] / STEPS * 1e3, "bar": None, "unit": "ms", "ok": True}
-        )
+                rows.append({"name": f"{title} / {peer}", "value": value, "bar": 1.0, "unit": "x", "ok": value <= 1.0})
+        one = times["moduli"] / count * 1e3
+        rows.append({"name": f"{title}: one step", "value": one, "bar": None, "unit": "ms", "ok": True})
+    torch.set_num_threads(threads)
     return rows
 
 
 if __name__ == "__main__":
     for row in table():
-        print(f"{row['name']:45} {row['value']:.3f} {row['unit']}")
+        print(f"{row['name']:72} {row['value']:.3f} {row['unit']}")

@@ -1,73 +1,285 @@
-"""Evaluations of `minimize` to 1e-8 on the standard problems, beside SciPy's."""
+"""Evaluations of `minimize` to 1e-8 on the standard problems, beside SciPy, torch, pytorch-minimize and torchzero
+
+Each library runs all of its methods that apply, and its best one counts. An evaluation is a point at which the function
+is evaluated, with its gradient or without; Hessians and products with them are free for everyone. A run is over when a
+value is within 1e-8 of a known minimum. Dense Hessians are left out above 200 numbers.
+
+    python benchmarks/minimize.py            print the table
+    python benchmarks/minimize.py --write    and put it into docs/minimize.md
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # SciPy's threads would count twice
 
 import numpy as np
+import scipy.optimize
 import torch
-from scipy.optimize import minimize as scipy_minimize
+from torch import Tensor
 
-from moduli._minimize import minimize
+import moduli as mo
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "minimize"))
-from problems import PROBLEMS
+try:
+    import torchmin
+except ModuleNotFoundError:
+    torchmin = None
+try:
+    import torchzero
+except ModuleNotFoundError:
+    torchzero = None
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests" / "minimize"))
+from problems import PROBLEMS, digits_logistic  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "minimize.md"
+MARKS = ("<!-- evaluations, written by benchmarks/minimize.py -->", "<!-- end of evaluations -->")
+LIMIT, SECONDS = 1500, 3.0
+OURS = ("bfgs", "lbfgs", "cg", "newton-cg", "trust-ncg")
+OURS_DENSE = ("newton", "damped-newton", "trust-exact", "dogleg")
 
 
 class _Reached(Exception):
-    pass
+    """Ends a run at the evaluation that is near enough."""
 
 
-def theirs(fun, x0, minima, method):
-    """Evaluations until the value is within 1e-8 of a known minimum; None where it never is."""
-    count = 0
+class _Spent(Exception):
+    """Ends a run that takes too long."""
 
-    def both(x: np.ndarray):
-        nonlocal count
-        count += 1
-        w = torch.from_numpy(x.copy()).requires_grad_()
-        value = fun(w)
-        value.backward()
-        if min(abs(value.item() - best) for best in minima) < 1e-8:
-            raise _Reached
-        return value.item(), w.grad.numpy()
 
+class Meter:
+    """The function; counts points."""
+
+    def __init__(self, fun: Callable[[Tensor], Tensor], minima: tuple[float, ...]) -> None:
+        self.fun, self.minima = fun, minima
+        self.count, self.last = 0, None
+        self.began = time.process_time()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        value = self.fun(x)
+        here = x.detach()
+        if self.last is None or not torch.equal(here, self.last):
+            self.count, self.last = self.count + 1, here.clone()
+            number = value.item()
+            if any(abs(number - minimum) <= 1e-8 for minimum in self.minima):
+                raise _Reached
+        if self.count >= LIMIT or time.process_time() - self.began > SECONDS:
+            raise _Spent
+        return value
+
+
+def moduli_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
+    """Our methods."""
+    names = OURS + (OURS_DENSE if dense else ())
+    return {name: lambda fun, name=name: mo.minimize(fun, x0, name, tol=0.0, max_evals=10 * LIMIT) for name in names}
+
+
+def scipy_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
+    """SciPy's methods, with torch's derivatives."""
+
+    def run(fun: Meter, method: str) -> None:
+        def both(x: np.ndarray) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(x.copy()).requires_grad_()
+            value = fun(w)
+            value.backward()
+            return value.item(), w.grad.numpy()
+
+        def product(x: np.ndarray, v: np.ndarray) -> np.ndarray:
+            w = torch.from_numpy(x.copy()).requires_grad_()
+            (g,) = torch.autograd.grad(fun.fun(w), w, create_graph=True)
+            return torch.autograd.grad(g @ torch.from_numpy(v.copy()), w)[0].numpy()
+
+        def hessian(x: np.ndarray) -> np.ndarray:
+            return torch.autograd.functional.hessian(fun.fun, torch.from_numpy(x.copy())).numpy()
+
+        more = {}
+        if method in ("Newton-CG", "trust-ncg", "trust-krylov"):
+            more = {"hessp": product}
+        elif method in ("trust-exact", "dogleg"):
+            more = {"hess": hessian}
+        scipy.optimize.minimize(
+            both, x0.numpy(), jac=True, method=method, tol=1e-15, options={"maxiter": LIMIT}, **more
+        )
+
+    names = ["BFGS", "L-BFGS-B", "CG", "Newton-CG", "trust-ncg", "trust-krylov"]
+    names += ["trust-exact", "dogleg"] if dense else []
+    return {name: lambda fun, name=name: run(fun, name) for name in names}
+
+
+def torch_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
+    """torch.optim.LBFGS, with the history of ours and with its own."""
+
+    def run(fun: Meter, history: int) -> None:
+        w = torch.nn.Parameter(x0.clone())
+        opt = torch.optim.LBFGS(
+            [w], history_size=history, line_search_fn="strong_wolfe", max_iter=LIMIT, max_eval=LIMIT,
+            tolerance_grad=0, tolerance_change=0,
+        )  # fmt: skip
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            value = fun(w)
+            value.backward()
+            return value
+
+        opt.step(closure)
+
+    return {f"LBFGS({h})": lambda fun, h=h: run(fun, h) for h in (10, 100)}
+
+
+def torchmin_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
+    """pytorch-minimize's methods."""
+    names = ["bfgs", "l-bfgs", "cg", "newton-cg", "trust-ncg", "trust-krylov"]
+    names += ["newton-exact", "trust-exact", "dogleg"] if dense else []
+    return {
+        name: lambda fun, name=name: torchmin.minimize(fun, x0, method=name, max_iter=LIMIT, tol=1e-15)
+        for name in names
+    }
+
+
+def torchzero_runs(x0: Tensor, dense: bool) -> dict[str, Callable[[Meter], Any]]:
+    """Chains of torchzero."""
+    tz = torchzero.m
+
+    def run(fun: Meter, *links: Any) -> None:
+        w = torch.nn.Parameter(x0.clone())
+        opt = torchzero.Optimizer([w], *links)
+
+        def closure(backward: bool = True) -> Tensor:
+            value = fun(w)
+            if backward:
+                opt.zero_grad()
+                value.backward()
+            return value
+
+        for _ in range(LIMIT):
+            opt.step(closure)
+
+    out = {
+        "BFGS": lambda fun: run(fun, tz.BFGS(), tz.StrongWolfe()),
+        "LBFGS": lambda fun: run(fun, tz.LBFGS(history_size=10), tz.StrongWolfe()),
+        "TrustCG(BFGS)": lambda fun: run(fun, tz.TrustCG(tz.BFGS(inverse=False))),
+        "NewtonCG": lambda fun: run(fun, tz.NewtonCG(), tz.Backtracking()),
+        "NewtonCGSteihaug": lambda fun: run(fun, tz.NewtonCGSteihaug()),
+    }
+    if dense:
+        out["Newton"] = lambda fun: run(fun, tz.Newton(), tz.Backtracking())
+        out["TrustCG(Newton)"] = lambda fun: run(fun, tz.TrustCG(tz.Newton()))
+        out["LevenbergMarquardt(Newton)"] = lambda fun: run(fun, tz.LevenbergMarquardt(tz.Newton()))
+    return out
+
+
+def libraries() -> dict[str, Callable[[Tensor, bool], dict[str, Callable[[Meter], Any]]]]:
+    """Everyone who is installed; we come first."""
+    out = {"moduli": moduli_runs, "SciPy": scipy_runs, "torch": torch_runs}
+    if torchmin is not None:
+        out["pytorch-minimize"] = torchmin_runs
+    if torchzero is not None:
+        out["torchzero"] = torchzero_runs
+    return out
+
+
+def measure(
+    fun: Callable[[Tensor], Tensor], minima: tuple[float, ...], run: Callable[[Meter], Any], ours: bool
+) -> int | None:
+    """Evaluations of one run; None where it ends elsewhere than at a minimum."""
+    meter = Meter(fun, minima)
     try:
-        scipy_minimize(both, x0.numpy(), jac=True, method=method, tol=1e-14, options={"maxiter": 5000})
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            run(meter)
     except _Reached:
-        return count
+        return meter.count
+    except _Spent:
+        return None
+    except Exception:
+        if ours:
+            raise
+        return None  # a peer that breaks down has not reached anything
     return None
 
 
-def ours(fun, x0, minima, method):
-    """The same for `minimize`."""
-    count, reached = 0, None
-
-    def watched(x):
-        nonlocal count, reached
-        count += 1
-        value = fun(x)
-        if reached is None and min(abs(value.item() - best) for best in minima) < 1e-8:
-            reached = count
-        return value
-
-    minimize(watched, x0, method, max_evals=5000)
-    return reached
-
-
-def main() -> None:
-    """Print the table."""
+def counts() -> dict[str, dict[str, dict[str, int | None]]]:
+    """Evaluations by problem, library and method."""
     torch.set_num_threads(1)
-    print("| problem | bfgs | lbfgs | trust-exact | SciPy BFGS | SciPy L-BFGS-B | best ratio |")
-    print("|---|---|---|---|---|---|---|")
-    for name, (fun, x0, minima) in PROBLEMS.items():
-        mine = [ours(fun, x0, minima, method) for method in ("bfgs", "lbfgs", "trust-exact")]
-        peers = [theirs(fun, x0, minima, method) for method in ("BFGS", "L-BFGS-B")]
-        best, other = min(filter(None, mine), default=None), min(filter(None, peers), default=None)
-        ratio = f"{best / other:.2f}" if best and other else "-"
-        print(f"| {name} | {' | '.join(str(v or '-') for v in (*mine, *peers))} | {ratio} |")
+    out: dict[str, dict[str, dict[str, int | None]]] = {}
+    for name, (fun, x0, minima) in {**PROBLEMS, "digits, logistic": digits_logistic()}.items():
+        out[name] = {
+            who: {how: measure(fun, minima, run, who == "moduli") for how, run in make(x0, x0.numel() <= 200).items()}
+            for who, make in libraries().items()
+        }
+    return out
+
+
+def best(found: dict[str, int | None]) -> tuple[int, str] | None:
+    """The fewest evaluations, and the method."""
+    return min(((count, how) for how, count in found.items() if count is not None), default=None)
+
+
+def table(found: dict[str, dict[str, dict[str, int | None]]] | None = None) -> list[dict[str, Any]]:
+    """The rows for `run.py`."""
+    rows, within = [], 0
+    for name, by_library in (counts() if found is None else found).items():
+        mine = best(by_library["moduli"])
+        peers = [(*b, who) for who, runs in by_library.items() if who != "moduli" and (b := best(runs)) is not None]
+        if mine is None or not peers:
+            rows.append({"name": name, "value": float("inf"), "bar": None, "unit": "of nothing", "ok": True})
+            continue
+        count, how, who = min(peers)
+        ratio = mine[0] / count
+        within += ratio <= 1.05
+        rows.append(
+            {"name": f"{name}: {mine[0]} with {mine[1]}", "value": ratio, "bar": None, "ok": True,
+             "unit": f"of the {count} of {who} {how}"}
+        )  # fmt: skip
+    rows.append(
+        {"name": "problems with at most 1.05 x the evaluations of the best peer", "value": within, "bar": "at least 9",
+         "unit": f"of {len(rows)}", "ok": within >= 9}
+    )  # fmt: skip
+    return rows
+
+
+def page(found: dict[str, dict[str, dict[str, int | None]]]) -> str:
+    """The table of the best methods, and that of our methods, for the docs."""
+    whos = list(libraries())
+    lines = [f"| problem | {' | '.join(whos)} | ratio to the best peer |", "|---|" + "---|" * (len(whos) + 1)]
+    for name, by_library in found.items():
+        bests = {who: best(by_library[who]) for who in whos}
+        mine, peers = bests["moduli"], [b[0] for who, b in bests.items() if who != "moduli" and b is not None]
+        cells = ["-" if b is None else f"{b[0]} ({b[1]})" for b in bests.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} | {'-' if mine is None else f'{mine[0] / min(peers):.2f}'} |")
+    lines += ["", "Our methods one by one; a dash where no minimum was reached, or the method does not apply:", ""]
+    names = OURS + OURS_DENSE
+    lines += [f"| problem | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for name, by_library in found.items():
+        lines.append(f"| {name} | {' | '.join(str(by_library['moduli'].get(how) or '-') for how in names)} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Print the table, and write it where asked."""
+    found = counts()
+    text = page(found)
+    print(text)
+    for row in table(found)[-1:]:
+        print(f"{row['name']}: {row['value']} {row['unit']} ({row['bar']})")
+    if "--write" in argv:
+        old = PAGE.read_text(encoding="utf-8")
+        first, last = map(re.escape, MARKS)
+        new = re.sub(f"{first}.*{last}", lambda _: f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}", old, flags=re.DOTALL)
+        PAGE.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

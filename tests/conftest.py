@@ -11,27 +11,57 @@ settings.register_profile(
 )
 settings.load_profile("moduli")
 
-# Minutes each, for what seldom breaks: real browsers, killed writers, processes in pools. `make test-all` runs them.
-LONG = (
-    "tests/lab/test_report.py",
-    "tests/lab/test_race.py",
-    "tests/lab/test_fit.py",
-    "tests/io/test_crash.py",
-    "tests/io/test_hostile.py",
-    "tests/io/test_resume.py",
-    "tests/evolve/test_executors.py",
-    "tests/evolve/test_search.py",
-    "tests/m/test_second_products.py",
-    "tests/m/test_members.py",
-)
+# Minutes, for what seldom breaks: every link saved and resumed in a new process. `make test-all` runs it.
+LONG = ("tests/io/test_resume.py",)
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
-SHARES = {"tests/laws/test_laws.py": 8, "tests/evolve/test_laws.py": 5}
+SHARES = {"tests/laws/test_laws.py": 4, "tests/evolve/test_laws.py": 5}
+# Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
+# `make test` runs them, with the law book, without it.
+UNCOVERED = (
+    "tests/laws/test_laws.py",
+    "tests/evolve/test_laws.py",
+    "tests/labels/test_compile.py",
+    "tests/labels/test_elementwise_laws.py",
+    "tests/io/test_crash.py",
+    "tests/linalg/test_laws.py",
+    "tests/m/test_members.py",
+    "tests/m/test_population.py",
+    "tests/m/test_second_products.py",
+    "tests/particles/merge/test_formulas.py",
+    "tests/particles/merge/test_laws.py",
+    "tests/particles/test_laws.py",
+    "tests/particles/test_versions.py",
+    "tests/population/test_deferred.py",
+    "tests/population/test_loop.py",
+    "tests/test_examples.py",
+    "tests/test_layout.py",
+)
 
 
 def pytest_addoption(parser):
     parser.addoption(
+        "--part",
+        choices=("covered", "uncovered"),
+        help="only the tests that coverage is measured on, or only the others",
+    )
+    parser.addoption(
         "--all", action="store_true", help="also the tests that take minutes, and every pair of the law book"
     )
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files that are not run are not read either: reading all of them takes a minute."""
+    path = collection_path.as_posix()
+    if not path.endswith(".py"):
+        return None
+    if any("::" in str(argument) or str(argument).endswith(".py") for argument in config.args):
+        return None  # asked for by name
+    part = config.getoption("--part")
+    if part is not None and path.endswith(UNCOVERED) != (part == "uncovered"):
+        return True
+    if not config.getoption("--all") and path.endswith(LONG):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,9 +74,7 @@ def pytest_collection_modifyitems(config, items):
             seen[path] += 1
             (kept if seen[path] % SHARES[path] == 0 else left).append(item)
         else:
-            # A real terminal is waited for, second by second.
-            long = path in LONG or "terminal" in getattr(item, "fixturenames", ())
-            (left if long else kept).append(item)
+            kept.append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept

@@ -2,37 +2,58 @@
 
 import errno
 import fcntl
+import io
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+import traceback
+import warnings
 
 
 class Terminal:
-    """Runs `python -m moduli` in a terminal of its own; Ctrl-C is a key."""
+    """Runs the `moduli` command in a terminal of its own, of which it is the session leader; Ctrl-C is a key.
 
-    def __init__(self, *arguments, cwd, columns=110):
+    The command is a fork of this process, since a new one takes seconds to import torch; `fresh` starts `python -m moduli`.
+    """
+
+    def __init__(self, *arguments, cwd, columns=110, fresh=False, **variables):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
         environment.pop("NO_COLOR", None)
-
-        def own():
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "moduli", *arguments], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environment,
-            preexec_fn=own, close_fds=True,
-        )  # fmt: skip
-        os.close(slave)
+        environment |= variables
         self.text = ""
+        self.child = self.code = None
+        if fresh:
+            words = [sys.executable, "-m", "moduli", *arguments]
+            self.child = subprocess.Popen(
+                words,
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                cwd=cwd,
+                env=environment,
+                preexec_fn=_lead,
+                close_fds=True,
+            )
+            self.pid = self.child.pid
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # threads of pytest-xdist, which the child has no use for
+                self.pid = os.fork()
+            if self.pid == 0:
+                _command(slave, cwd, environment, arguments)
+        os.close(slave)
 
-    def read(self, until=None, seconds=60):
+    def read(self, until=None, seconds=120):
         """Read until a text appears, or the command ends."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -45,8 +66,10 @@ class Terminal:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                return self.text
+                data = b""
             if not data:
+                if until is not None and until not in self.text:
+                    raise AssertionError(f"{until!r} did not appear before the end of {self.text[-2000:]!r}")
                 return self.text
             self.text += data.decode(errors="replace")
         raise TimeoutError(f"{until!r} did not appear in {self.text[-2000:]!r}")
@@ -54,12 +77,55 @@ class Terminal:
     def key(self, key):
         os.write(self.master, key)
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=120):
+        """Read to the end; the exit code."""
         self.read(seconds=seconds)
-        return self.process.wait(seconds)
+        return self.reap()
+
+    def reap(self):
+        if self.code is None:
+            status = os.waitpid(self.pid, 0)[1] if self.child is None else 0
+            self.code = os.waitstatus_to_exitcode(status) if self.child is None else self.child.wait()
+        return self.code
 
     def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.reap()
         os.close(self.master)
+
+
+def _lead():
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _command(slave, cwd, environment, arguments):
+    """Be the command, and never return."""
+    code = 70
+    try:
+        for descriptor in (0, 1, 2):
+            os.dup2(slave, descriptor)
+        _lead()
+        os.closerange(3, 256)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = ["moduli", *arguments]
+        sys.stdin, sys.stdout, sys.stderr = (
+            io.TextIOWrapper(io.FileIO(n, mode, closefd=False), "utf-8", write_through=True)
+            for n, mode in enumerate(("r", "w", "w"))
+        )
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        warnings.resetwarnings()
+        from moduli.cli import main
+
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - shown in the terminal, as Python would
+        traceback.print_exc()
+    finally:
+        os._exit(code)

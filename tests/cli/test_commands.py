@@ -1,10 +1,8 @@
 """The command, in a pipe and in a terminal."""
 
 import json
-import os
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,8 +49,8 @@ def call(tmp_path, monkeypatch):
 def terminal(tmp_path):
     opened = []
 
-    def terminal(*arguments):
-        opened.append(Terminal(*arguments, cwd=tmp_path))
+    def terminal(*arguments, **variables):
+        opened.append(Terminal(*arguments, cwd=tmp_path, **variables))
         return opened[-1]
 
     yield terminal
@@ -104,11 +102,20 @@ def test_json_is_stable(call):
         (["race", "rosenbrock", "--seeds", "0"], 2, "at least one seed"),
         (["race", "--repeat", "nowhere.jsonl"], 2, "there is no file"),
         (["race", "rosenbrock", "--budget", "0"], 2, "budget"),
+        (["race", "nowhere.py"], 2, "there is no file nowhere.py"),
+        (["race", "bad.py"], 1, "ZeroDivisionError: division by zero\n  bad.py, line 2: 1 / 0"),
+        (["race", "bad.py:other"], 1, "bad.py:other cannot be loaded"),
         (["fit", "nowhere.py:problem"], 2, "there is no file nowhere.py"),
+        (["fit", "bad.py"], 1, "bad.py, line 2: 1 / 0"),
+        (["fit", "unclosed.py"], 1, "SyntaxError"),
+        (["fit", "raising.py"], 1, "problem raised RuntimeError"),
+        (["fit", "raising.py"], 1, "raising.py, line 3: return x @ torch.ones(3)"),
+        (["fit", "constant.py"], 1, "does not depend on its arguments"),
         (["fit", "rosenbrock", "--with", "Adma"], 2, "'Adam'"),
         (["fit", "rosenbrock", "--resume"], 2, "--out"),
         (["fit", "rosenbrock", "--with", "torch.SGD(lr=1e9)"], 1, ""),
         (["inspect", "nowhere.safetensors"], 2, "there is no file"),
+        (["inspect", "."], 2, "is a directory"),
         (["inspect", "broken.safetensors"], 1, "broken.safetensors"),
         (["merge", "soup", "a.safetensors", "nowhere", "-o", "c"], 2, "there is no file"),
         (["links", "xyzzy"], 2, "nothing is called 'xyzzy'"),
@@ -118,6 +125,10 @@ def test_json_is_stable(call):
 def test_exit_codes_and_messages(call, tmp_path, arguments, code, message):
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
     io.save(tmp_path / "a.safetensors", {"w": torch.ones(2)})
+    (tmp_path / "bad.py").write_text("\n1 / 0\n")
+    (tmp_path / "unclosed.py").write_text("def problem(x=(1.0:\n")
+    (tmp_path / "raising.py").write_text("import torch\ndef problem(x=torch.ones(2)):\n    return x @ torch.ones(3)\n")
+    (tmp_path / "constant.py").write_text("import torch\ndef problem(x=1.0):\n    return torch.ones(())\n")
     done = call(*arguments)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
@@ -152,9 +163,6 @@ def test_fit_and_resume(call, tmp_path):
     about = call("inspect", "wave.safetensors", "--verify")
     assert "arg_amplitude" in about.stdout
     assert json.loads(call("inspect", "wave.safetensors", "--json").stdout)["parameters"] == 2
-    broken = tmp_path / "bad.py"
-    broken.write_text("1 / 0\n")
-    assert (call("fit", "bad.py").returncode, "ZeroDivisionError" in call("fit", "bad.py").stderr) == (1, True)
 
 
 def test_merge(call, tmp_path):
@@ -178,6 +186,7 @@ def test_links_and_lists(call):
     assert one["kind"] == "link"
     assert one["documentation"]
     assert "learning rate" in call("links", "LR").stdout.lower()
+    assert call("links", "Adam").stdout.startswith("Adam(*, beta1=0.9, beta2=0.999, eps=1e-08,")
     assert "torch.LBFGS" in call("links", "torch").stdout
     problems = json.loads(call("race", "--list", "--json").stdout)
     assert [entry["name"] for entry in problems] == lab.problems.names()
@@ -188,39 +197,47 @@ def test_links_and_lists(call):
 
 # -- in a terminal ----------------------------------------------------------------------------------------------------
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
 
-def test_a_terminal_shows_colours_and_a_moving_bar(terminal):
-    shown = terminal(*SMALL)
+# Takes its time without taking the processor's.
+SLEEPY = """
+import time
+def problem(x=3.0):
+    time.sleep(0.02)
+    return x**2
+"""
+
+
+def test_the_module_is_the_command_and_no_color_is_honoured(terminal):
+    shown = terminal("links", "LR", fresh=True, NO_COLOR="1")
     assert shown.wait() == 0
-    assert "\x1b[" in shown.text
-    assert re.search(r"\d/4", shown.text)
+    assert "learning rate" in shown.text.lower()
+    assert not COLOUR.search(shown.text)
+
+
+def test_a_terminal_has_colours(terminal):
+    shown = terminal(*SMALL, "--workers", "0")
+    assert shown.wait() == 0
+    assert COLOUR.search(shown.text)
     assert "report: race.html" in shown.text
 
 
-def test_no_color_is_honoured(terminal, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    from cli import terminal as module
-
-    monkeypatch.setattr(module.os, "environ", {**os.environ, "NO_COLOR": "1"})
-    shown = terminal("links", "LR")
+def test_the_table_fits_a_small_terminal(terminal):
+    shown = terminal(*SMALL, "--workers", "0", columns=80)
     assert shown.wait() == 0
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown.text)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.text).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["problem", "optimizer"])
+    table = [line.rstrip() for line in lines[at : at + 3]]
+    assert table[1].endswith("budget spent")
+    assert "first" in table[2]
+    assert max(map(len, table)) <= 80
 
 
 def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):
-    arguments = [
-        "race",
-        "rosenbrock-20",
-        "--with",
-        "torch.SGD(lr=0.0001)",
-        "--with",
-        "torch.SGD(lr=0.0002)",
-        "--seeds",
-        "4",
-        "--budget",
-        "1000000",
-    ]
-    shown = terminal(*arguments, "--seconds", "1", "--workers", "2")
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    field = ["--with", "torch.SGD(lr=0.001)", "--with", "torch.SGD(lr=0.002)"]
+    arguments = ["race", "sleepy.py", *field, "--seeds", "4", "--budget", "40"]
+    shown = terminal(*arguments, "--workers", "2")
     shown.read(until="2/8")
     shown.key(b"\x03")
     assert shown.wait() == 130
@@ -228,9 +245,10 @@ def test_ctrl_c_in_a_race_keeps_what_is_done(terminal, tmp_path):
     assert "Traceback" not in shown.text
     kept = lab.Results.read(tmp_path / "race.jsonl").runs
     assert 2 <= len(kept) < 8
-    assert Path(tmp_path / "race.html").exists()
-    again = terminal(*arguments, "--seconds", "1", "--workers", "2", "--resume")
-    assert again.wait(90) == 0
+    assert (tmp_path / "race.html").exists()
+    again = terminal(*arguments, "--workers", "0", "--resume")
+    assert again.wait() == 0
+    assert f"{len(kept)}/8" in again.text  # the bar counts what was kept
     done = lab.Results.read(tmp_path / "race.jsonl")
     assert done.complete
     assert [run for run in done.runs if run in kept] == kept

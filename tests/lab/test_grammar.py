@@ -33,7 +33,7 @@ def linked(values):
 chains = linked(st.recursive(plain, lambda inner: grouped(inner) | linked(inner), max_leaves=6))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(chains)
 def test_what_is_printed_is_read_back(chain):
     text = str(chain)
@@ -143,6 +143,8 @@ def test_values_mean_what_they_mean_in_python():
         ("xyzzy", "`moduli links` lists"),
         ("torch.SGD(lr=0.1, momentun=0.9)", "did you mean 'momentum'?"),
         ("torch.SGD(0.1)", "by name"),
+        ("Adam(lr=0.1)", "a step size is a link of its own: Adam | LR(0.1)"),
+        ("Adam(1e-3)", "a step size is a link of its own: Adam | LR(0.001)"),
         ("torch.SGD(lr=0.1) | LR(1)", "stands alone"),
         ("LR(1) | Population(4)", "at the head"),
         ("Population(4)", "needs links"),

@@ -1,7 +1,10 @@
 """The report, as a file and in a browser."""
 
+import importlib.util
 import json
 import re
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +60,36 @@ def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
         assert len(lines) >= len(results.header["contenders"])
 
 
+@pytest.fixture
+def draw():
+    """The script that draws the picture of the README."""
+    path = Path(__file__).parents[2] / "docs" / "img" / "draw.py"
+    spec = importlib.util.spec_from_file_location("draw", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_readme_is_fresh_and_stays_as_it_is(draw, monkeypatch, tmp_path):
+    assert draw.is_fresh(), "what draws docs/img/race.svg has changed: run make docs, and commit the picture"
+    before = draw.PICTURE.read_bytes()
+    assert not draw.draw()
+    assert draw.PICTURE.read_bytes() == before
+    monkeypatch.setattr(draw, "PICTURE", tmp_path / "race.svg")
+    assert draw.draw()
+    assert not draw.draw()
+    assert draw.drawn() == draw.PICTURE.read_text()
+
+
+def test_what_is_kept_of_a_race_makes_the_same_picture(draw, finished, monkeypatch, tmp_path):
+    lines = [finished.header, *finished.runs]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(draw, "KEPT", tmp_path / "kept.jsonl")
+    draw.keep(tmp_path / "all.jsonl")
+    assert lab.picture(lab.Results.read(draw.KEPT)) == lab.picture(finished)
+    assert draw.KEPT.stat().st_size < (tmp_path / "all.jsonl").stat().st_size / 2
+
+
 # -- in a browser -----------------------------------------------------------------------------------------------------
 
 
@@ -70,13 +103,17 @@ def visit(browser, file):
     """Open the report; afterwards, nothing may have been said on the console, or asked of the network."""
     said, asked, pages = [], [], []
 
-    def visit(width=1200, **options):
+    def visit(width=1200, clock=False, **options):
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        if clock:
+            page.clock.install(time=datetime(2020, 1, 1))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(file)
-        page.wait_for_selector("html[data-ready]", timeout=20_000)
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        if clock:
+            page.clock.pause_at(datetime(2020, 1, 2))  # from here on, time stands still until the test lets it run
         pages.append(page)
         return page
 
@@ -99,10 +136,10 @@ def test_curves_maps_and_labels_are_there(visit, finished):
     assert page.locator("#problem-rosenbrock .map g.cloud circle").count() == 8
     labels = page.locator("#legend button").all_inner_texts()
     assert labels == [contender["label"] for contender in finished.header["contenders"]]
-    pixels = page.evaluate(
-        "[...document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448).data]"
-    )
-    assert len(set(zip(pixels[::4], pixels[1::4], pixels[2::4], strict=True))) == 14
+    # Counted in the page: a hundred thousand numbers take seconds on their way to Python.
+    image = "document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 448, 448)"
+    bands = page.evaluate(f"new Set(new Uint32Array({image}.data.buffer)).size")
+    assert bands == 14
     assert "a 'quoted' <name>" in page.inner_text("#command").replace("'\"'\"'", "'")
     assert "torch 2" in page.inner_text("#about")
 
@@ -123,22 +160,34 @@ def test_the_legend_hides_and_shows(visit):
 
 
 def test_the_slider_moves_the_population(visit):
-    page = visit()
+    page = visit(clock=True)
 
     def places():
         return page.evaluate(
             "[...document.querySelectorAll('.cloud circle')].map((c) => [c.getAttribute('cx'), c.getAttribute('cy')])"
         )
 
-    slider = page.locator("#problem-rosenbrock input[type=range]")
+    def told():
+        return page.inner_text("#problem-rosenbrock output")
+
+    slider, play = (page.locator(f"#problem-rosenbrock {place}") for place in ("input[type=range]", ".slide button"))
     slider.fill("0")
-    start, told = places(), page.inner_text("#problem-rosenbrock output")
+    start = places()
+    assert told() == "generation 0"
     slider.fill(slider.get_attribute("max"))
+    assert told() == "generation 20"
     assert places() != start
-    assert (told, page.inner_text("#problem-rosenbrock output")) == ("generation 0", "generation 20")
-    page.locator("#problem-rosenbrock .slide button").click()
-    moved = page.locator("#problem-rosenbrock output", has_not_text="generation 20")
-    moved.wait_for(timeout=10_000)
+    play.click()  # at the end, it begins again
+    assert (told(), play.inner_text(), places()) == ("generation 0", "❚❚", start)
+    page.clock.run_for(400)
+    assert told() == "generation 4"
+    play.click()
+    paused = told()
+    page.clock.run_for(400)
+    assert told() == paused
+    play.click()
+    page.clock.run_for(3000)
+    assert (told(), play.inner_text()) == ("generation 20", "▶")
 
 
 def test_the_table_sorts_and_opens(visit):

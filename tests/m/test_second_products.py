@@ -40,6 +40,8 @@ REGIONS = {
 }
 SEARCHES = {"Backtracking": m.Backtracking, "StrongWolfe": m.StrongWolfe, "Adaptive": m.AdaptiveBacktracking}
 PRODUCTS_ONLY = {"NewtonCG", "NystromPCG"}
+# DFP is known to recover slowly from a bad estimate where searches are inexact.
+SLOW = {"DFP": 0.03}
 NOT_SYMMETRIC = {"BroydenGood", "BroydenBad"}
 
 
@@ -52,7 +54,7 @@ def _descends(links, residuals, enough=1e-2):
     parts = lambda: torch.stack([2 * (w[1] - w[0] ** 2), 1 - w[0], w[2] + 0.1 * w[1]])  # noqa: E731
     opt = mo.Optimizer([w], *links)
     closure = mo.closure(parts if residuals else lambda: 0.5 * parts().square().sum(), fixed=True)
-    losses = [float(opt.step(closure)) for _ in range(40)]
+    losses = [float(opt.step(closure)) for _ in range(80)]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(losses))  # globalised: never uphill
     assert losses[-1] < enough * losses[0]
 
@@ -65,7 +67,7 @@ def test_any_hessian_works_in_any_trust_region(provider, region):
         with pytest.raises(ChainError, match=region):
             mo.Optimizer([torch.nn.Parameter(torch.ones(2))], *links)
         return
-    _descends(links, residuals=provider == "GaussNewton", enough=0.7 if provider == "DFP" else 1e-2)
+    _descends(links, residuals=provider == "GaussNewton", enough=SLOW.get(provider, 1e-2))
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -74,7 +76,7 @@ def test_any_hessian_works_before_any_line_search(provider, search):
     _descends(
         [PROVIDERS[provider](), SEARCHES[search]()],
         residuals=provider == "GaussNewton",
-        enough=0.7 if provider == "DFP" else 1e-2,
+        enough=SLOW.get(provider, 1e-2),
     )
 
 

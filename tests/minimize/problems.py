@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["PROBLEMS"]
+__all__ = ["PROBLEMS", "digits_logistic"]
 
 D = torch.float64
 
@@ -77,3 +77,19 @@ PROBLEMS = {
     "Broyden tridiagonal": (broyden_tridiagonal, -torch.ones(20, dtype=D), (0.0,)),
     "Biggs EXP6": (biggs_exp6, _t(1.0, 2.0, 1.0, 1.0, 1.0, 1.0), (0.0, 5.655649925e-3)),
 }
+
+
+def digits_logistic():
+    """Logistic regression of handwritten digits with a small penalty, like `moduli.lab.problems`; needs scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    from moduli.lab.problems import DigitsLogistic
+
+    data = load_digits()
+    pixels, target = torch.tensor(data.data / 16, dtype=D), torch.tensor(data.target)
+    pixels = torch.cat([pixels, torch.ones(len(pixels), 1, dtype=D)], 1)
+
+    def loss(x):
+        return torch.nn.functional.cross_entropy(pixels @ x.view(65, 10), target) + 0.5e-3 * (x * x).sum()
+
+    return loss, torch.zeros(650, dtype=D), (DigitsLogistic.optimum,)

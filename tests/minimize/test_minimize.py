@@ -11,7 +11,7 @@ from moduli import m
 from moduli._minimize import Result, minimize
 
 sys.path.insert(0, str(Path(__file__).parent))
-from problems import PROBLEMS
+from problems import PROBLEMS, digits_logistic
 
 D = torch.float64
 SMALL = [name for name in PROBLEMS if name != "Rosenbrock 100"]
@@ -40,7 +40,16 @@ def test_rosenbrock_in_a_hundred_dimensions(method):
     assert _near(minimize(fun, x0, method), minima)
 
 
-@pytest.mark.parametrize("method", ["cg", "trust-exact", "dogleg", "nelder-mead", "powell"])
+@pytest.mark.parametrize("method", ["auto", "newton-cg"])
+def test_logistic_regression_of_digits(method):
+    pytest.importorskip("sklearn")
+    fun, x0, minima = digits_logistic()
+    result = minimize(fun, x0, method)
+    assert _near(result, minima), result
+    assert result.success
+
+
+@pytest.mark.parametrize("method", ["cg", "damped-newton", "trust-exact", "dogleg", "nelder-mead", "powell"])
 @pytest.mark.parametrize("name", ["Rosenbrock 2", "Beale", "Helical valley"])
 def test_the_other_methods_on_small_problems(name, method):
     fun, x0, minima = PROBLEMS[name]
@@ -132,17 +141,6 @@ def test_bounds_with_an_active_rosenbrock():
     fun, _, _ = PROBLEMS["Rosenbrock 2"]
     result = minimize(fun, torch.tensor([0.0, 0.0], dtype=D), "lbfgs", bounds=(-1.0, 0.5))
     torch.testing.assert_close(result.x, torch.tensor([0.5, 0.25], dtype=D), atol=1e-5, rtol=0)
-
-
-def test_batched_starts_are_the_single_runs():
-    fun, _, _ = PROBLEMS["Beale"]
-    starts = torch.tensor([[1.0, 1.0], [2.0, 0.2], [0.0, 0.0]], dtype=D)
-    result = minimize(fun, starts, batched=True)
-    assert result.value.shape == (3,)
-    assert bool((result.value < 1e-10).all()), result
-    nested = minimize(lambda p: _bowl(p["x"]), {"x": torch.zeros(5, 2, dtype=D)}, batched=True)
-    assert nested.x["x"].shape == (5, 2)
-    assert nested.success
 
 
 # ---------------------------------------------------------------------------------------------- how it ends

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ..m._flat import flat, unflat
 from ..optim import Module, Need
-from ._batched import minimize_batched
+from ._batched import Runs, minimize_batched
 from ._bounds import Box, Free
 from ._direct import coordinate_descent, nelder_mead, powell
 from ._loop import Record, Stop, run_chain
 from ._methods import CHAINS, DIRECT, PROJECTED, RESIDUALS, VALUES_ONLY, canonical
 from ._point import Point
 from ._result import Result
+from ._rows import DIRECTIONS
 
 __all__ = ["Result", "minimize"]
 
@@ -45,7 +46,8 @@ def minimize(
             whose loss is half of |r|^2.
         x0: A tensor, nested dictionaries and lists of tensors, a labelled tensor, or a module. It is not changed.
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
-            newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa, cd), or links.
+            newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
+            cd), or links.
         bounds: (low, high): each None, a number, or in the form of x0.
         bounds_by: "projection" onto the box (gd, cg, lbfgs, bfgs, adam), "transform" of the variables, or "auto".
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
@@ -53,7 +55,8 @@ def minimize(
         max_steps: The largest number of steps.
         callback: Called after each step with the `Result` so far; a true answer ends the run.
         progress: Show a progress bar.
-        batched: Whether every tensor of x0 holds many starts along its first axis; they run vectorised.
+        batched: Whether every tensor of x0 holds many starts along its first axis, while `fun` is of one point. They run
+            vectorised (bfgs, lbfgs, cg, gd, adam; "auto" is lbfgs; bounds by transform), each as if it were alone.
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -82,11 +85,24 @@ def minimize(
     if bounds_by not in ("auto", "projection", "transform"):
         raise ValueError(f"minimize: bounds_by is {bounds_by!r}; it is 'auto', 'projection' or 'transform'")
     name = canonical(method) if isinstance(method, str) else "links"
-    if batched:
-        if name not in ("auto", "lbfgs") or bounds is not None:
-            raise ValueError("minimize: batched starts run with method='lbfgs', without bounds")
-        return minimize_batched(fun, x0, tol=tol, max_evals=max_evals, max_steps=max_steps)
     point = Point(x0)
+    if batched:
+        name = "lbfgs" if name == "auto" else name
+        if name not in DIRECTIONS:
+            raise ValueError(
+                f"minimize: batched starts run with {', '.join(DIRECTIONS)}; for {name} call minimize for each start"
+            )
+        if bounds is not None and bounds_by == "projection":
+            raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
+        held = None if bounds is None else _put_inside(point, Box(point, bounds, True))
+        runs = Runs(fun, point, held, name, max_evals)
+        with _bar(progress, runs) as show:
+
+            def shown(now: Runs) -> bool:
+                show(now)
+                return callback is not None and bool(callback(now.result()))
+
+            return minimize_batched(runs, tol=tol, max_steps=max_steps, after=shown)
     links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
     if name == "auto":
         name = _choose(fun, point)
@@ -97,10 +113,7 @@ def minimize(
             raise ValueError(
                 f"minimize: {name} takes bounds by transform; projection works with {', '.join(PROJECTED)}"
             )
-        box = Box(point, bounds, transform)
-        with torch.no_grad():
-            for leaf, start in zip(point.leaves, box.start(point.leaves), strict=True):
-                leaf.copy_(start)
+        box = _put_inside(point, Box(point, bounds, transform))
     dtype = point.leaves[0].dtype
     exact = dtype in (torch.float64, torch.complex128)
     size = (1e-8 if exact else 1e-4) if tol is None else tol
@@ -137,6 +150,14 @@ def _choose(fun: Callable[[Any], Any], point: Point) -> str:
     if isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1:
         return "lm"
     return "bfgs" if point.size <= 200 else "lbfgs"
+
+
+def _put_inside(point: Point, box: Box) -> Box:
+    """Let the variables start where the function sees x0."""
+    with torch.no_grad():
+        for leaf, start in zip(point.leaves, box.start(point.leaves), strict=True):
+            leaf.copy_(start)
+    return box
 
 
 def _chain(name: str, box: Box | None) -> list[Module]:
@@ -196,20 +217,20 @@ def _result(record: Record, method: str) -> Result:
     )
 
 
-def _bar(wanted: bool, record: Record) -> Any:
+def _bar(wanted: bool, record: Record | Runs) -> Any:
     if not wanted:
         return nullcontext(lambda now: None)
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     class Bar:
-        def __enter__(self) -> Callable[[Record], None]:
+        def __enter__(self) -> Callable[[Record | Runs], None]:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self.progress = Progress(*columns, transient=True)
             self.progress.start()
             self.task = self.progress.add_task("minimize", total=record.max_evals)
             return self.show
 
-        def show(self, now: Record) -> None:
+        def show(self, now: Record | Runs) -> None:
             self.progress.update(self.task, completed=now.evaluations, description=f"loss {now.value:.6g}")
 
         def __exit__(self, *error: object) -> None:

@@ -1,7 +1,8 @@
-"""Many starts at once: L-BFGS with a line search per start, all vectorised."""
+"""Many starts at once: evaluations and directions vectorised, and a line search for each start."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,133 +10,218 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..m.line_search._more_thuente import Trials
+from ..m.line_search._of_members import downhill
+from ._bounds import Box
+from ._methods import CHAINS
 from ._point import Point
 from ._result import Result
+from ._rows import DIRECTIONS
 
-__all__ = ["minimize_batched"]
+__all__ = ["Runs", "minimize_batched"]
 
 
-def minimize_batched(
-    fun: Callable[[Any], Any],
-    x0: Any,
-    *,
-    tol: float | None,
-    max_evals: int | None,
-    max_steps: int | None,
-    history: int = 10,
-) -> Result:
-    """All starts along the first axis of every leaf; `fun` is of one point, and is vectorised.
+class Runs:
+    """What is known of all runs: the best point of each, where it is now, and whether it goes on.
 
     Args:
         fun: The loss of one point.
-        x0: Starts in the rows of every leaf.
-        tol: The largest component of a start's gradient at its end.
-        max_evals: The largest number of vectorised evaluations.
-        max_steps: The largest number of steps.
-        history: How many pairs are kept.
+        point: The starts, in the rows of every leaf.
+        box: Bounds, by transform of the variables.
+        method: The name of the method.
+        max_evals: How often each run may evaluate.
     """
-    began = time.perf_counter()
-    point = Point(x0)
-    counts = {leaf.shape[0] if leaf.dim() else None for leaf in point.leaves}
-    if len(counts) != 1 or None in counts:
-        raise ValueError("minimize: with batched=True every tensor of x0 has the starts along its first axis")
-    N = point.leaves[0].shape[0]
-    sizes = [leaf[0].numel() for leaf in point.leaves]
-    shapes = [leaf.shape[1:] for leaf in point.leaves]
-    x = torch.cat([leaf.detach().reshape(N, -1) for leaf in point.leaves], 1)
-    tol = (1e-8 if x.dtype is torch.float64 else 1e-4) if tol is None else tol
-    limit = max_evals if max_evals is not None else 5000
-    calls = [0]
 
-    def one(row: Tensor) -> Tensor:
-        parts = [piece.view(shape) for piece, shape in zip(torch.split(row, sizes), shapes, strict=True)]
-        found = fun(point._form(parts))
-        if not isinstance(found, Tensor) or found.dim() != 0:
+    def __init__(
+        self, fun: Callable[[Any], Any], point: Point, box: Box | None, method: str, max_evals: int | None
+    ) -> None:
+        counts = {leaf.shape[0] if leaf.dim() else None for leaf in point.leaves}
+        if len(counts) != 1 or None in counts or point._module is not None:
+            raise ValueError("minimize: with batched=True every tensor of x0 has the starts along its first axis")
+        if any(leaf.is_complex() for leaf in point.leaves) or len({leaf.dtype for leaf in point.leaves}) > 1:
+            raise TypeError("minimize: with batched=True the tensors of x0 are real, and of one dtype")
+        self.fun, self.point, self.box, self.method = fun, point, box, method
+        self.N = N = point.leaves[0].shape[0]
+        self.shapes = [leaf.shape[1:] for leaf in point.leaves]
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.began = time.perf_counter()
+        self.x = torch.cat([leaf.detach().reshape(N, -1) for leaf in point.leaves], 1)
+        self.max_evals = max(10_000, 200 * self.x.shape[1]) if max_evals is None else max_evals
+        self.evaluations = self.steps = 0
+        self.each = torch.zeros(N, dtype=torch.long)
+        self.best, self.values = self.x.clone(), torch.full_like(self.x[:, 0], math.inf)
+        self.active = torch.ones(N, dtype=torch.bool)
+        self.good = torch.zeros(N, dtype=torch.bool)
+        self.reason = ""
+        self.history: list[tuple[int, Tensor]] = []
+        self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
+        self.f, self.g = self.evaluate(self.x, torch.arange(N))
+
+    @property
+    def value(self) -> float:
+        """The lowest loss of all."""
+        return float(self.values.min())
+
+    def leaves(self, x: Tensor) -> list[Tensor]:
+        """Rows as tensors like those of x0."""
+        parts = torch.split(x, self.sizes, 1)
+        return [part.reshape(len(x), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _one(self, row: Tensor) -> Tensor:
+        parts = [part.view(shape) for part, shape in zip(torch.split(row, self.sizes), self.shapes, strict=True)]
+        found = self.fun(self.point.arguments(parts))
+        data = found if isinstance(found, Tensor) else getattr(found, "data", None)
+        if not isinstance(data, Tensor) or data.dim() != 0:
             raise ValueError("minimize: with batched=True the function takes one point and returns a 0-d tensor")
-        return found
+        return data
 
-    pair = torch.func.vmap(torch.func.grad_and_value(one))
+    def inside(self, z: Tensor, rows: Tensor) -> Tensor:
+        """What the function sees of the variables of these runs."""
+        if self.box is None:
+            return z
+        seen = self.box.inside(self.leaves(z), rows)
+        return torch.cat([leaf.reshape(len(z), -1) for leaf in seen], 1)
 
-    def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
-        calls[0] += 1
-        g, f = pair(x)
-        f = torch.where(torch.isnan(f), torch.full_like(f, float("inf")), f)
-        return f.detach(), g.detach()
+    def evaluate(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and gradients of these runs at z, in one call; the best points are remembered."""
+        self.evaluations += 1
+        self.each[rows] += 1
+        if self.box is None:
+            x = z
+            g, f = self._pair(x)
+        else:
+            with torch.enable_grad():
+                z = z.detach().requires_grad_()
+                seen = self.inside(z, rows)
+            x = seen.detach()
+            g, f = self._pair(x)
+            (g,) = torch.autograd.grad(seen, z, g)
+        f, g = f.detach(), g.detach()
+        f = torch.where(f.isnan(), math.inf, f)
+        lower = f < self.values[rows]
+        self.values[rows[lower]], self.best[rows[lower]] = f[lower], x[lower]
+        return f, g
 
-    f, g = evaluate(x)
-    n = x.shape[1]
-    S, Y = x.new_zeros(history, N, n), x.new_zeros(history, N, n)
-    rho = x.new_zeros(history, N)
-    scale = torch.ones_like(f)
-    record: list[tuple[int, Any]] = []
-    steps, reason = 0, ""
-    alive = torch.isfinite(f)
+    def end(self, rows: Tensor, good: Tensor | bool) -> None:
+        """These runs are over."""
+        self.active[rows] = False
+        self.good[rows] = good
+
+    def norms(self) -> Tensor:
+        """The largest component of each gradient."""
+        return self.g.abs().amax(1)
+
+    def result(self) -> Result:
+        """All runs so far."""
+        return Result(
+            self.point.result(self.leaves(self.best)),
+            self.values.clone(),
+            self.reason or "Still running.",
+            bool(self.good.all()),
+            self.steps,
+            self.evaluations,
+            self.norms(),
+            time.perf_counter() - self.began,
+            tuple(self.history),
+            self.method,
+        )
+
+
+def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, after: Callable[[Runs], bool]) -> Result:
+    """Step all runs until each has ended, by the rules of a single run.
+
+    Args:
+        runs: The runs.
+        tol: The largest component of a run's gradient at its end.
+        max_steps: The largest number of steps.
+        after: Called after each step; a true answer ends all runs.
+    """
+    exact = runs.x.dtype is torch.float64
+    tol = (1e-8 if exact else 1e-4) if tol is None else tol
+    links = CHAINS[runs.method]()
+    search = links[-1] if hasattr(links[-1], "trials") else None
+    direction = DIRECTIONS[runs.method](links)
+    memories: list[dict[str, Any]] = [{} for _ in range(runs.N)]
+    still, quiet = torch.zeros(runs.N, dtype=torch.long), torch.zeros(runs.N, dtype=torch.long)
+    patience = 200 if runs.method == "adam" else 30
     while True:
-        norm = g.abs().amax(1)
-        active = alive & (norm > tol)
-        if not bool(active.any()):
-            reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
+        norms = runs.norms()
+        runs.end(runs.active & ~(runs.f.isfinite() & norms.isfinite()), False)
+        runs.end(runs.active & (norms <= tol), True)
+        if not bool(runs.active.any()):
+            runs.reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
+            if not bool(runs.good.all()):
+                bad = int((~runs.good).sum())
+                runs.reason = (
+                    f"{bad} of {runs.N} starts ended where the gradient does not vanish; the others converged."
+                )
             break
-        if calls[0] >= limit or (max_steps is not None and steps >= max_steps):
-            many = calls[0] >= limit
-            reason = f"The limit of {limit if many else max_steps} {'evaluations' if many else 'steps'} was reached."
+        if max_steps is not None and runs.steps >= max_steps:
+            runs.reason = f"The limit of {max_steps} steps was reached."
             break
-        q, kept = g.clone(), []
-        for i in range(min(steps, history)):
-            k = (steps - 1 - i) % history
-            a = rho[k] * (S[k] * q).sum(1)
-            q = q - a.unsqueeze(1) * Y[k]
-            kept.append((k, a))
-        q = q * scale.unsqueeze(1)
-        for k, a in reversed(kept):
-            b = rho[k] * (Y[k] * q).sum(1)
-            q = q + (a - b).unsqueeze(1) * S[k]
-        slope = -(q * g).sum(1)
-        bad = ~(slope < 0) | ~torch.isfinite(slope)
-        q = torch.where(bad.unsqueeze(1), g, q)
-        slope = torch.where(bad, -(g * g).sum(1), slope)
-        t = torch.where(bad | (steps == 0), 1 / q.norm(dim=1).clamp(min=1.0), torch.ones_like(f))
-        done = ~active
-        new_x, new_f, new_g = x.clone(), f.clone(), g.clone()
-        for _ in range(40):
-            trial = torch.where(done.unsqueeze(1), new_x, x - t.unsqueeze(1) * q)
-            ft, gt = evaluate(trial)
-            good = ~done & (ft <= f + 1e-4 * t * slope)
-            new_x = torch.where(good.unsqueeze(1), trial, new_x)
-            new_f, new_g = torch.where(good, ft, new_f), torch.where(good.unsqueeze(1), gt, new_g)
-            done = done | good
-            if bool(done.all()) or calls[0] >= limit:
+        before, values = runs.x.clone(), runs.values.clone()
+        u = direction(runs.x, runs.g)
+        if search is None:
+            _go(runs, u)
+        else:
+            _search(runs, u, lambda row, f, slope: search.trials(f, slope, search.defaults, memories[row]))
+        runs.steps += 1
+        runs.history.append((runs.evaluations, runs.values.clone()))
+        if after(runs):
+            runs.reason = "The callback asked to stop."
+            break
+        spent = runs.active & (runs.each >= runs.max_evals)
+        if bool(spent.any()):
+            runs.end(spent, False)
+            if not bool(runs.active.any()):
+                runs.reason = f"The limit of {runs.max_evals} evaluations was reached."
                 break
-            t = torch.where(done, t, 0.5 * t)
-        stuck = active & ~done
-        s, y = new_x - x, new_g - g
-        sy = (s * y).sum(1)
-        use = active & (sy > torch.finfo(x.dtype).eps * s.norm(dim=1) * y.norm(dim=1))
-        k = steps % history
-        S[k], Y[k] = torch.where(use.unsqueeze(1), s, 0 * s), torch.where(use.unsqueeze(1), y, 0 * y)
-        rho[k] = torch.where(use, 1 / torch.where(use, sy, torch.ones_like(sy)), torch.zeros_like(sy))
-        scale = torch.where(use, sy / (y * y).sum(1).clamp(min=torch.finfo(x.dtype).tiny), scale)
-        # A start that found nothing lower forgets its pairs once; one that is at rest along the gradient has ended.
-        rest = stuck & (S.abs().sum((0, 2)) == 0)
-        alive = alive & ~rest
-        for i in range(history):
-            S[i][stuck], Y[i][stuck], rho[i][stuck] = 0, 0, 0
-        scale = torch.where(stuck, torch.ones_like(scale), scale)
-        x, f, g = new_x, new_f, new_g
-        steps += 1
-        record.append((calls[0], f.clone()))
-    norm = g.abs().amax(1)
-    near = norm <= max(tol, torch.finfo(x.dtype).eps ** 0.5 * 10)
-    parts = [piece.reshape(N, *shape) for piece, shape in zip(torch.split(x, sizes, 1), shapes, strict=True)]
-    return Result(
-        point._form([part.clone() for part in parts]),
-        f,
-        reason,
-        bool(near.all()),
-        steps,
-        calls[0],
-        norm,
-        time.perf_counter() - began,
-        tuple(record),
-        "lbfgs",
-    )
+        stays = (runs.x == before).all(1)
+        still = torch.where(stays, still + 1, 0)
+        silent = values.isfinite() & (values - runs.values <= 1e-15 * runs.values.abs())
+        quiet = torch.where(silent, quiet + 1, 0)
+        again = runs.active & (stays | ((quiet == patience // 2) & (runs.method != "adam")))
+        for row in again.nonzero()[:, 0].tolist():
+            memories[row].clear()
+        direction.forget(again, runs.x, runs.g)
+        rest = runs.active & ((still > 2) | (quiet >= patience))
+        eps = torch.finfo(runs.x.dtype).eps
+        runs.end(rest, (norms <= eps**0.5 * 10 * runs.values.abs().clamp(min=1.0))[rest])
+    return runs.result()
+
+
+def _go(runs: Runs, u: Tensor) -> None:
+    """Subtract the update, without a search."""
+    rows = runs.active.nonzero()[:, 0]
+    runs.x[rows] -= u[rows]
+    runs.f[rows], runs.g[rows] = runs.evaluate(runs.x[rows], rows)
+
+
+def _search(runs: Runs, u: Tensor, begin: Callable[[int, float, float], Trials]) -> None:
+    """A line search for each run; each round evaluates the trials of all that are still searching."""
+    u, slopes, can = downhill(runs.g, u)
+    searches: dict[int, Trials] = {}
+    lengths: dict[int, float] = {}
+    tried: dict[int, dict[float, tuple[Tensor, Tensor, Tensor]]] = {}
+    starts, slope = runs.f.tolist(), slopes.tolist()
+    for row in (runs.active & can).nonzero()[:, 0].tolist():
+        searches[row] = begin(row, starts[row], slope[row])
+        lengths[row], tried[row] = next(searches[row]), {}
+    while searches:
+        rows = torch.tensor(list(searches))
+        a = torch.tensor([lengths[row] for row in searches], dtype=u.dtype)
+        # The same two roundings as a single run makes.
+        z = runs.x[rows] - u[rows] * a[:, None]
+        f, g = runs.evaluate(z, rows)
+        along = -(g * u[rows]).sum(1)
+        spent = (runs.each[rows] >= runs.max_evals).tolist()
+        for i, (row, value, rise) in enumerate(zip(list(searches), f.tolist(), along.tolist(), strict=True)):
+            tried[row][lengths[row]] = (z[i], f[i], g[i])
+            try:
+                lengths[row] = searches[row].send((value, rise if math.isfinite(rise) else math.inf))
+                if spent[i]:
+                    del searches[row]
+            except StopIteration as end:
+                del searches[row]
+                if end.value in tried[row]:
+                    runs.x[row], runs.f[row], runs.g[row] = tried[row][end.value]

@@ -41,11 +41,16 @@ class Box:
                     "for instance at x0.clamp(low, high)"
                 )
 
-    def inside(self, leaves: list[Tensor]) -> list[Tensor]:
-        """The point that the function sees."""
-        if self.transform:
-            return [_open(z, low, high) for z, low, high in zip(leaves, self.low, self.high, strict=True)]
-        return [_clamp(z, low, high) for z, low, high in zip(leaves, self.low, self.high, strict=True)]
+    def inside(self, leaves: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
+        """The point that the function sees; of batched starts, those in these rows."""
+        lows, highs = self.low, self.high
+        if rows is not None:
+            lows, highs = (
+                [None if b is None else b[rows] for b in lows],
+                [None if b is None else b[rows] for b in highs],
+            )
+        at = _open if self.transform else _clamp
+        return [at(z, low, high) for z, low, high in zip(leaves, lows, highs, strict=True)]
 
     def start(self, leaves: list[Tensor]) -> list[Tensor]:
         """Where the variables start, so that the function sees these leaves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,14 +17,19 @@ def _newton() -> list[Module]:
     return [m.Newton(eigval_fn=torch.abs, eigv_tol=1e-14), m.Backtracking(maxiter=40)]
 
 
+# Nocedal and Wright, Numerical Optimization, algorithm 4.1.
+_RADIUS: dict[str, Any] = {"nplus": 2.0, "nminus": 0.25, "rho_good": 0.75, "rho_bad": 0.25}
+
 CHAINS: dict[str, Callable[[], list[Module]]] = {
     "bfgs": lambda: [m.BFGS(), m.StrongWolfe()],
     "lbfgs": lambda: [m.LBFGS(history_size=10), m.StrongWolfe()],
     "cg": lambda: [m.PolakRibiere(), m.StrongWolfe(c2=0.1, a_init="first-order", maxiter=40)],
     "newton": _newton,
-    "newton-cg": lambda: [m.NewtonCG(tol=None, reg=0.0), m.Backtracking(maxiter=40)],
-    "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=None, max_attempts=30)],
-    "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30)],
+    "damped-newton": lambda: [m.LevenbergMarquardt(m.Newton(), max_attempts=30)],
+    # Looser systems (a tolerance of the square root of the gradient) cost more evaluations than they save products.
+    "newton-cg": lambda: [m.NewtonCG(tol=1e-2, reg=0.0), m.Backtracking(maxiter=40)],
+    "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.1, max_attempts=30, **_RADIUS)],
+    "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30, **_RADIUS)],
     "dogleg": lambda: [m.Dogleg(m.Newton(), max_attempts=30)],
     "lm": lambda: [m.LevenbergMarquardt(m.GaussNewton(), max_attempts=30)],
     "gn": lambda: [m.GaussNewton(reg=1e-14), m.Backtracking(maxiter=40)],

@@ -25,11 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(epilog=EPILOG)(race)
-app.command(epilog=EPILOG)(fit)
-app.command(epilog=EPILOG)(links)
-app.command(epilog=EPILOG)(inspect)
-app.command(epilog=EPILOG)(merge)
+app.command(epilog=EPILOG, short_help="Run optimizers side by side, and write a report.")(race)
+app.command(epilog=EPILOG, short_help="Minimise a problem of your own, with checkpoints.")(fit)
+app.command(epilog=EPILOG, short_help="List and search what chains are made of.")(links)
+app.command(epilog=EPILOG, short_help="Show what a checkpoint holds.")(inspect)
+app.command(epilog=EPILOG, short_help="Make one model of several.")(merge)
 
 
 def _version(asked: bool) -> None:
@@ -57,6 +57,6 @@ def main() -> None:
     'moduli'
     """
     try:
-        app()
+        app(prog_name="moduli")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -21,8 +21,8 @@ def out() -> Console:
 
 
 def note() -> Console:
-    """Standard error."""
-    return Console(stderr=True, highlight=False)
+    """Standard error; in a pipe, likewise."""
+    return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:

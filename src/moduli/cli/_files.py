@@ -16,13 +16,14 @@ __all__ = ["inspect", "merge"]
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint of moduli, a safetensors file, or one of torch.save.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A checkpoint of moduli, a safetensors file, or one of torch.save.")
+    ],
     verify: Annotated[bool, typer.Option(help="Compare every tensor with its checksum.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors, labels, versions. Nothing in the file is run."""
-    if not file.is_file():
-        wrong(f"there is no file {file}")
+    _existing(file)
     try:
         found = io.inspect(file, verify=verify)
     except io.CheckpointError as error:
@@ -34,19 +35,25 @@ def inspect(
 
 
 def merge(
-    recipe: Annotated[str, typer.Argument(help="How: " + ", ".join(io.RECIPES) + ".")],
-    files: Annotated[list[Path], typer.Argument(help="The files; with a base, the base first.")],
-    output: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="How: " + ", ".join(io.RECIPES) + ".")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="The files; with a base, the base first.")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2."),
+        typer.Option(
+            "--set", "-s", metavar="NAME=VALUE", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make one model of several, tensor by tensor, without holding a whole model in memory."""
+    """Make one model of several, tensor by tensor, without holding a whole model in memory.
+
+    \b
+    moduli merge lerp a.safetensors b.safetensors -o c.safetensors --set t=0.3
+    moduli merge ties base.safetensors a.safetensors b.safetensors -o c.safetensors --set density=0.2
+    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     for file in files:
-        if not file.is_file():
-            wrong(f"there is no file {file}")
+        _existing(file)
     options = dict(_option(text) for text in option or [])
     if recipe not in io.RECIPES:
         wrong(f"{recipe!r} is not a recipe for files; choose from {', '.join(io.RECIPES)}")
@@ -63,6 +70,13 @@ def merge(
         )
     else:
         note().print(f"{output}: {found.parameters:,} numbers in {len(found.tensors)} tensors", markup=False)
+
+
+def _existing(file: Path) -> None:
+    if file.is_dir():
+        wrong(f"{file} is a directory, not a file")
+    if not file.is_file():
+        wrong(f"there is no file {file}")
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -11,38 +11,44 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .. import io
-from ..lab import ChainError, Ended, ProblemFileError, load_problem, problems
+from ..lab import ChainError, Ended, ProblemFileError
 from ..lab import fit as fit_problem
 from ._console import FAILED, INTERRUPTED, fail, note, number, out, print_json, wrong
+from ._problems import blame, file_of, problem_of
 
 __all__ = ["fit"]
 
 
 def fit(
-    problem: Annotated[str, typer.Argument(help="FILE.py:name, or the name of a problem.")],
-    chain: Annotated[str, typer.Option("--with", "-w", help="The chain of links, or a preset.")] = "lbfgs",
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],
+    chain: Annotated[
+        str, typer.Option("--with", "-w", metavar="CHAIN", help="The chain of links, or a preset.")
+    ] = "lbfgs",
     output: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A safetensors file for the model and its state.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="A safetensors file for the model and its state.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out, if it exists.")] = False,
-    steps: Annotated[int, typer.Option(min=0, help="Steps altogether, those before a resume included.")] = 1000,
-    target: Annotated[float | None, typer.Option(help="End when the loss is as small as this.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="End after this many seconds.")] = None,
-    every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Start, batches and the optimizer's randomness.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Steps altogether, those before a resume included.")
+    ] = 1000,
+    target: Annotated[
+        float | None, typer.Option(metavar="VALUE", help="End when the loss is as small as this.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, metavar="S", help="End after this many seconds.")] = None,
+    every: Annotated[float, typer.Option(min=0, metavar="S", help="Seconds between checkpoints.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Start, batches and the optimizer's randomness.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Minimise your own problem: FILE.py:name is a function that returns a loss, or a Problem.
 
     The arguments of the function are what is searched for, and their defaults where the search starts. A function without
     arguments returns a module and a function of it that returns the loss. Ctrl-C ends after the step under way, with a checkpoint.
-    """
-    try:
-        course = load_problem(problem) if ":" in problem or problem.endswith(".py") else problems.get(problem)
-    except (ProblemFileError, problems.UnknownProblemError) as error:
-        wrong(str(error))
-    except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
-        fail(f"{problem} cannot be loaded: {type(error).__name__}: {error}")
+
+    \b
+    moduli fit wave.py:problem --with lbfgs --out wave.safetensors
+    moduli fit wave.py:problem --with "Adam | LR(0.1)" --steps 5000 --out wave.safetensors --resume
+    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
+    course = problem_of(problem)
     if resume and output is None:
         wrong("--resume goes on from a file: give it with --out")
     bar = Progress(
@@ -70,16 +76,23 @@ def fit(
             fail(str(error))
         except ProblemFileError as error:
             fail(str(error))
+        except OSError as error:
+            fail(f"{output} cannot be written: {error}")
         except KeyboardInterrupt:
             kept = f"; {output} has the last checkpoint" if output is not None and output.exists() else ""
             fail(f"interrupted{kept}", INTERRUPTED)
-    told = {
+        except Exception as error:
+            told = blame(error, file_of(problem))
+            if not told:
+                raise  # no line of the user's: it is ours, and its traceback tells
+            fail(f"{course.name} raised {told}")
+    summary = {
         "problem": course.name, "chain": chain, "reason": str(result.reason), "value": _finite(result.value),
         "start": _finite(result.start), "steps": result.steps, "evaluations": result.evaluations,
         "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
     }  # fmt: skip
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
         console = out()
         console.print(f"{course.name}: {result.reason}", style="bold", markup=False)

@@ -16,11 +16,17 @@ __all__ = ["links"]
 
 def links(
     query: Annotated[
-        str | None, typer.Argument(help="A name, or words to search for in names, families and texts.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A name, or words to search for in names, families and texts."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The catalogue: links, presets and torch's optimizers, with arguments and references."""
+    """The catalogue: links, presets and torch's optimizers, with arguments and references.
+
+    \b
+    moduli links Adam
+    moduli links "trust region"
+    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     known = catalogue.entries()
     if query is not None and query in known:
         entry = known[query]
@@ -28,7 +34,7 @@ def links(
             print_json(_about(entry, whole=True))
             return
         console = out()
-        console.print(f"{entry.name}{entry.signature}", style="bold", markup=False)
+        console.print(f"{entry.name}{_bare(entry.signature)}", style="bold", markup=False)
         console.print(f"{catalogue.KINDS[entry.kind]}, family {entry.family}\n", style="dim", markup=False)
         console.print(entry.doc, markup=False)
         return
@@ -52,6 +58,12 @@ def links(
     for entry in found:
         table.add_row(entry.name, entry.family, entry.summary)
     out().print(table, markup=False)
+
+
+def _bare(signature: inspection.Signature) -> inspection.Signature:
+    """Names and defaults: in a chain there is nothing to write a type for."""
+    parameters = [p.replace(annotation=inspection.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters)
 
 
 def _about(entry: catalogue.Entry, whole: bool = False) -> dict[str, Any]:

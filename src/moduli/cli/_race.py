@@ -13,33 +13,40 @@ from rich.table import Table
 
 from .. import lab
 from ._console import INTERRUPTED, fail, note, number, out, print_json, wrong
+from ._problems import problem_of
 
 __all__ = ["race"]
 
 
 def race(
     problem: Annotated[
-        list[str] | None, typer.Argument(help="Names of problems, or FILE.py:name. Without: the default race.")
+        list[str] | None,
+        typer.Argument(
+            metavar="PROBLEM", help="Names of problems (--list), or FILE.py:name. Without: the default race."
+        ),
     ] = None,
     chain: Annotated[
-        list[str] | None, typer.Option("--with", "-w", help="A chain, a preset, or LABEL: CHAIN. Repeat it.")
+        list[str] | None,
+        typer.Option("--with", "-w", metavar="CHAIN", help="A chain, a preset, or LABEL: CHAIN; once per optimizer."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, or 0,4,7.")] = "3",
+    seeds: Annotated[str, typer.Option(metavar="N", help="How many seeds, or which: 3, or 0,4,7.")] = "3",
     budget: Annotated[
-        int | None, typer.Option(min=1, help="Evaluations per run; without it, each problem's own.")
+        int | None, typer.Option(min=1, metavar="N", help="Evaluations per run; without it, each problem's own.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="The time limit of a run.")] = 30.0,
-    workers: Annotated[int | None, typer.Option(min=0, help="Runs at a time; without it, one per core.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each run.")] = 1,
-    output: Annotated[Path, typer.Option("--out", "-o", help="The report.")] = Path("race.html"),
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="S", help="The time limit of a run.")] = 30.0,
+    workers: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Runs at a time; without it, one per core.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each run.")] = 1,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The report.")] = Path("race.html"),
     file: Annotated[
-        Path | None, typer.Option(help="Where finished runs are kept; without it, beside the report.")
+        Path | None, typer.Option(metavar="FILE", help="Where finished runs are kept; without it, beside the report.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the runs that the file has, and do the others.")
     ] = False,
-    repeat: Annotated[Path | None, typer.Option(help="Do the race that this file holds again.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the race as one SVG.")] = None,
+    repeat: Annotated[Path | None, typer.Option(metavar="FILE", help="Do the race that this file holds again.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the race as one SVG.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the problems and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -47,8 +54,13 @@ def race(
     """Run optimizers side by side on problems, and write a report.
 
     Each run has a process of its own: one that crashes, hangs or diverges is a row of the table like any other. Ctrl-C keeps
-    the runs that have finished, and --resume does the rest.
-    """
+    the runs that have finished, and --resume does the rest. The default race has eleven optimizers on seven problems.
+
+    \b
+    moduli race --open
+    moduli race rosenbrock bands --with adamw --with "ClipNorm(1) | Lion | LR(1e-3)" --seeds 5
+    moduli race wave.py:problem --with "slow: Adam | LR(0.01)" --with "fast: Adam | LR(0.1)"
+    """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     if listing:
         _list(as_json)
         return
@@ -66,6 +78,8 @@ def race(
             "contenders": field,
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads,
         }  # fmt: skip
+    for reference in spec["problems"]:
+        problem_of(reference)
     watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False
     try:
@@ -93,7 +107,8 @@ def race(
     if as_json:
         print_json(results.to_json())
     elif results.runs:
-        out().print(_table(results))
+        console = out()
+        console.print(_table(results, console.width))
     if results.runs:
         note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
@@ -163,8 +178,6 @@ class _Watch:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.done = 0
-        self.failures = 0
         self.console = note()
         self.bar = Progress(
             TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
@@ -172,38 +185,43 @@ class _Watch:
         )  # fmt: skip
         self.task = self.bar.add_task("race", total=total, now="")
         self.running: dict[tuple[str, str, int], str] = {}
-        self.begun = False
 
     def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
         if not message:
             return
         key = (message["problem"], message["contender"], message["seed"])
         if event == "begin":
-            if not self.begun:
-                # Runs that were kept from an earlier race are done before the first one begins.
-                self.begun = True
             self.running[key] = ""
         elif event == "progress":
             self.running[key] = number(message["value"], 3)
         elif event == "end":
             self.running.pop(key, None)
-            self.done += 1
             if lab.Reason(message["reason"]).failed:
-                self.failures += 1
                 what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
                 self.console.print(f"{what}: {message['reason']}, {message['detail']}", markup=False, style="yellow")
         now = "  ".join(
             f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items()
         )
-        self.bar.update(self.task, completed=self.done, now=now[:90])
+        self.bar.update(self.task, completed=message["finished"], now=now[:90])
 
 
-def _table(results: lab.Results) -> Table:
+# What a table shows first, and from which width on it shows the rest on one line.
+FIRST = ("problem", "optimizer", "final loss", "evals", "solved")
+ENDED, ALL = 76, 112
+
+
+def _table(results: lab.Results, width: int) -> Table:
+    wide = width >= ALL
+    columns = list(FIRST) if width < ENDED else [*FIRST, "ended"]
+    if wide:
+        columns = ["problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"]
     table = Table(title=None, pad_edge=False, box=None, header_style="bold")
-    for column in ("problem", "optimizer", "final loss", "best", "evaluations", "seconds", "solved", "ended"):
-        left = column in ("problem", "optimizer", "ended")
+    for column in columns:
         table.add_column(
-            column, justify="left" if left else "right", no_wrap=column != "ended" and column != "optimizer"
+            column,
+            justify="left" if column in ("problem", "optimizer", "ended") else "right",
+            no_wrap=column != "optimizer" and (not wide or column != "ended"),
+            max_width=19 if column == "ended" and not wide else None,
         )
     rows = lab.summary(results)
     for place, row in enumerate(rows):
@@ -214,9 +232,11 @@ def _table(results: lab.Results) -> Table:
             (r["median"] for r in rows if r["problem"] == row["problem"] and r["median"] is not None), default=None
         )
         style = "green" if row["median"] is not None and row["median"] == best else "red" if row["failed"] else ""
-        table.add_row(
-            row["problem"] if first else "", row["contender"], number(row["median"]), number(row["best"]),
-            number(row["evaluations"], 6), number(row["seconds"], 3), f"{row['reached']}/{row['runs']}", why,
-            style=style, end_section=last,
-        )  # fmt: skip
+        evaluations = number(row["evaluations"], 6)
+        cells = {
+            "problem": row["problem"] if first else "", "optimizer": row["contender"], "final loss": number(row["median"]),
+            "best": number(row["best"]), "evaluations": evaluations, "evals": evaluations,
+            "seconds": number(row["seconds"], 3), "solved": f"{row['reached']}/{row['runs']}", "ended": why,
+        }  # fmt: skip
+        table.add_row(*(cells[column] for column in columns), style=style, end_section=last)
     return table

@@ -238,13 +238,15 @@ def _storage(
         natural: list[torch.dtype] = [torch.float32] * len(roles[0])
         for signature, indices in signatures.items():
             graph = graphs[signature]
+            kind = graph.nodes[_nodes(fused, marks, graph)[j]].dtype
             for i in indices:
-                natural[i] = graph.nodes[_nodes(fused, marks, graph)[j]].dtype
+                natural[i] = kind
         if output.kind == "new":
             found.append(natural)
             continue
         if output.kind == "newflat":
-            kinds = natural or [graph.nodes[_nodes(fused, marks, graph)[j]].dtype for graph in graphs.values()]
+            kinds = list(dict.fromkeys(natural))
+            kinds = kinds or [graph.nodes[_nodes(fused, marks, graph)[j]].dtype for graph in graphs.values()]
             dtype = kinds[0]
             for kind in kinds[1:]:
                 dtype = torch.promote_types(dtype, kind)
@@ -255,8 +257,9 @@ def _storage(
         else:
             place = next(given)
         dtypes = [place.dtype] * len(natural) if isinstance(place, torch.Tensor) else [t.dtype for t in place]
-        for i, (source, target) in enumerate(zip(natural, dtypes, strict=True)):
+        for source, target in dict.fromkeys(zip(natural, dtypes, strict=True)):
             if not torch.can_cast(source, target):
+                i = list(zip(natural, dtypes, strict=True)).index((source, target))
                 raise RuntimeError(
                     f"{fused.where}: result type {source} of tensor {i} can't be cast to the type {target} of its "
                     "storage, as in torch's own in-place operations; convert in the function or give other storage"
@@ -273,7 +276,7 @@ def _opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
                 return f"tensors of type {type(tensor).__name__} run as they define it"
             if tensor.layout is not torch.strided:
                 return f"{str(tensor.layout).removeprefix('torch.')} tensors run as torch runs them"
-            if tensor.device.type != "cpu":
+            if not tensor.is_cpu:
                 return f"the tensors are on {tensor.device.type}"
             if tensor.is_neg() or tensor.is_conj() or (tensor.numel() and tensor._is_zerotensor()):
                 return "lazily negated, conjugated or zero tensors run as torch runs them"
@@ -282,7 +285,7 @@ def _opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
 
 def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) -> None:
     for i, tensor in enumerate(tensors):
-        strided = tensor.layout is torch.strided and type(tensor) in _TYPES
+        strided = tensor.layout is torch.strided and type(tensor) in _TYPES and not tensor.is_contiguous()
         if strided and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] is expanded: more than one element of the written-to tensor refers to a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,19 @@ class Entrant:
     def __init__(self, model: nn.Module, optimizer: Any, population: Any = None) -> None:
         self.model, self.optimizer, self.population = model, optimizer, population
         self.losses: torch.Tensor | None = None
+        # Looked at after every step: walking the modules would cost as much as the step of a small problem.
+        self._parameters = list(model.parameters())
 
     def finite(self) -> bool:
         """Whether all parameters are finite. A population is lost only when every member is."""
         if self.population is not None:
-            return bool(self.population.matrix.isfinite().all(-1).any())
-        return all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
+            matrix = self.population.matrix.detach()
+            return cmath.isfinite(matrix.sum().item()) or bool(matrix.isfinite().all(-1).any())
+        # A sum of finite numbers may overflow, but one with a NaN or an infinity in it is never finite.
+        return all(
+            cmath.isfinite(parameter.detach().sum().item()) or bool(parameter.isfinite().all())
+            for parameter in self._parameters
+        )
 
     @property
     def finished(self) -> str:
@@ -54,7 +62,9 @@ class Entrant:
         if self.population is not None:
             matrix: torch.Tensor = self.population.matrix.detach()
             return matrix
-        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])[None]
+        if len(self._parameters) == 1:
+            return self._parameters[0].detach().reshape(1, -1)
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])[None]
 
 
 @dataclass(frozen=True)

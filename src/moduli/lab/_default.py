@@ -22,7 +22,7 @@ DEFAULT_FIELD = (
     ("Lion", "Lion | LR(0.01)"),
     ("BFGS", "BFGS | StrongWolfe"),
     ("L-BFGS", "LBFGS | StrongWolfe"),
-    ("trust region", "TrustCG(BFGS)"),
+    ("trust region", "TrustCG(BFGS(inverse=False))"),
     ("SPSA", "SPSA(n_samples=4) | Adam | LR(0.05)"),
     ("swarm", "Population(16, spread=0.5) | PSO"),
     ("Adam in a swarm", "Population(12, spread=0.5) | Adam | LR(0.05) | PSO(inertia=0.2, cognitive=0.1, social=0.3)"),

@@ -96,9 +96,7 @@ def picture(results: Results) -> str:
     for place, label in enumerate(labels):
         x, y = 40 + (place % 5) * (WIDTH - 60) / 5, TOP + SIDE + 62 + 24 * (place // 5)
         text = label if len(label) <= 30 else label[:29] + "…"
-        body.append(
-            f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4}" y2="{y - 4}" class="c{place % 12} l" stroke-width="3"/>'
-        )
+        body.append(f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4}" y2="{y - 4}" class="{_class(place)}"/>')
         body.append(f'<text x="{x + 30:.0f}" y="{y}" class="k">{escape(text)}</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
@@ -114,12 +112,17 @@ def _style() -> str:
 
     shape = (
         "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif}.t{font-weight:600;font-size:15px}.k{font-size:13px}"
-        ".l{fill:none;stroke-width:2;stroke-linejoin:round}.b{stroke:none;opacity:.13}"
+        ".l{fill:none;stroke-width:2;stroke-linejoin:round}.d{stroke-dasharray:6 3}.b{stroke:none;opacity:.13}"
     )
     light = colours("#ffffff", "#1b2030", "#5d6577", "#e6e9ef", LIGHT)
     dark = colours("#161b26", "#e7eaf3", "#9aa3b8", "#2b3345", DARK)
     # The rule of shape comes last, so that a line is not filled with its colour.
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}{shape}.l{{fill:none}}"
+
+
+def _class(series: int) -> str:
+    """A line in the colour of its series. There are eight clear colours; from the ninth on, lines are dashed, as in the report."""
+    return f"c{series % 12} l{' d' * (series >= 8)}"
 
 
 def _axes(x: tuple[float, float], y: tuple[float, float], title: str, below: str, percent: bool = False) -> str:
@@ -186,7 +189,7 @@ def _curves(results: Results, problem: dict[str, Any], sources: list[str]) -> st
         scaled = [[row[0], *(min(max(v, 0.0), float(SIDE)) for v in row[1:])] for row in scaled]
         band = [(row[0], row[2]) for row in scaled] + [(row[0], row[3]) for row in reversed(scaled)]
         out.append(f'<path class="c{series % 12} b" d="{_line(band)}Z"/>')
-        out.append(f'<path class="c{series % 12} l" d="{_line([(row[0], row[1]) for row in scaled])}"/>')
+        out.append(f'<path class="{_class(series)}" d="{_line([(row[0], row[1]) for row in scaled])}"/>')
     return "".join(out)
 
 
@@ -201,7 +204,7 @@ def _profiles(results: Results, sources: list[str]) -> str:
             points += [(at, points[-1][1])] if points else []
             points.append((at, SIDE * (1 - part)))
         points.append((float(SIDE), points[-1][1]))
-        out.append(f'<path class="c{sources.index(series["source"]) % 12} l" d="{_line(points)}"/>')
+        out.append(f'<path class="{_class(sources.index(series["source"]))}" d="{_line(points)}"/>')
     return "".join(out)
 
 
@@ -222,13 +225,13 @@ def _map(results: Results, problem: dict[str, Any], sources: list[str]) -> str:
     for run in results.runs:
         if run["problem"] != problem["name"] or run["seed"] != results.header["seeds"][0]:
             continue
-        series = sources.index(run["source"]) % 12
+        series = sources.index(run["source"])
         if "path" in run:
             points = [place(point) for point in run["path"]]
-            out.append(f'<path class="c{series} l" d="{_line(points)}"/>')
-            out.append(f'<circle class="c{series}" cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="3.5"/>')
+            out.append(f'<path class="{_class(series)}" d="{_line(points)}"/>')
+            out.append(f'<circle class="c{series % 12}" cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="3.5"/>')
         for x, y in map(place, run["cloud"][len(run["cloud"]) // 4] if "cloud" in run else []):
-            out.append(f'<circle class="c{series}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+            out.append(f'<circle class="c{series % 12}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
     for point in problem["minimisers"]:
         x, y = place(point)
         out.append(f'<path d="M{x - 6:.1f},{y:.1f}h12M{x:.1f},{y - 6:.1f}v12" stroke="#fff" stroke-width="2"/>')

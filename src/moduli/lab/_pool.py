@@ -36,6 +36,7 @@ class Pool:
         self.preload = tuple(preload)
         self.folder = tempfile.TemporaryDirectory(prefix="moduli-race-")
         self.server: subprocess.Popen[bytes] | None = None
+        self.ready = False
         self.pending = b""
 
     def __enter__(self) -> Pool:
@@ -60,7 +61,8 @@ class Pool:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         try:
-            server.wait(5)
+            # One that still imports has no children to end, and would only notice in seconds.
+            server.wait(5 if self.ready else 0)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -73,7 +75,7 @@ class Pool:
         # numpy's libraries start their threads when they are imported, and threads do not survive a fork.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = "1"
-        self.pending = b""
+        self.pending, self.ready = b"", False
         return subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(sys.path), *self.preload],
             stdin=subprocess.PIPE,
@@ -107,6 +109,7 @@ class Pool:
                 yield -1, {}
             for message in lines:
                 if "ready" in message:
+                    self.ready = True
                     continue
                 number = message["id"]
                 if "status" in message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
@@ -55,11 +56,13 @@ def race(
         file: Where finished runs are kept, a line each. Whatever ends the race, they stay.
         resume: Keep the runs that `file` has, and do the others.
         command: The command that does this race again, for the report.
-        listen: Called with ``"begin"``, ``"progress"``, ``"end"`` or ``"idle"``, the task and what is known of it.
+        listen: Called with ``"begin"``, ``"progress"``, ``"end"`` or ``"idle"``, the task and what is known of it; ``"finished"``
+            counts the runs that the race has, those of an earlier sitting included.
 
     Raises:
         ChainError: When a contender is no chain.
         UnknownProblemError: When there is no such problem.
+        ModuleNotFoundError: When a problem needs a package that is not installed.
         ResultsError: When `file` is to be continued but holds something else.
 
     >>> results = race(["rosenbrock"], ["torch.SGD(lr=0.001)", "torch.LBFGS(line_search_fn='strong_wolfe')"], seeds=2)
@@ -68,6 +71,8 @@ def race(
     """
     field = [contender(spec) for spec in contenders]
     courses = [(spec, resolve(spec)) for spec in problems]
+    for _, problem in courses:
+        _installed(problem)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
     top = header(
@@ -102,11 +107,12 @@ def race(
                 if number < 0:
                     if tasks:
                         tell("idle", tasks[0], {})
-                elif "reason" in message:
+                    continue
+                event = "end" if "reason" in message else "begin" if "pid" in message else "progress"
+                if event == "end":
                     writer.append({**about[number], **message})
-                    tell("end", tasks[number], {**about[number], **message})
-                else:
-                    tell("begin" if "pid" in message else "progress", tasks[number], {**about[number], **message})
+                known = {**about[number], **message, "finished": len(writer.results.runs)}
+                tell(event, tasks[number], known)
     finally:
         results = writer.close()
     return results
@@ -136,6 +142,14 @@ def _sendable(task: Task) -> None:
                 "beside it and import it, or race in this process with workers=0"
             )
     task.encode()
+
+
+def _installed(problem: Problem) -> None:
+    for name in problem.requires:
+        package = name.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            fact = f"{problem.name} needs {package}, which is not installed: pip install 'moduli[lab]'"
+            raise ModuleNotFoundError(fact, name=package)
 
 
 def _about(spec: str | Problem, problem: Problem) -> dict[str, Any]:

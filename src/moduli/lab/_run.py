@@ -15,6 +15,7 @@ from torch import nn
 from ._contender import Contender, Entrant
 from ._meter import Meter, Stop
 from ._reasons import Reason
+from ._reference import ProblemFileError
 from .problems import Problem
 
 __all__ = ["closure_for", "run"]
@@ -150,7 +151,7 @@ def _closure(
             for parameter in parameters:
                 parameter.grad = None
             with torch.enable_grad():
-                loss = problem.loss(model)
+                loss = _differentiable(problem, problem.loss(model))
                 loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = problem.loss(model)
@@ -175,7 +176,7 @@ def _population_closure(problem: Problem, entrant: Entrant, meter: Meter) -> Cal
         losses: torch.Tensor = population.losses(problem.loss)
         if backward:
             population.zero_grad()
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            _differentiable(problem, losses).sum().backward()  # type: ignore[no-untyped-call]
         with meter.aside():
             values = losses.detach()
             meter.count(len(values), len(values) * int(backward))
@@ -189,6 +190,15 @@ def _population_closure(problem: Problem, entrant: Entrant, meter: Meter) -> Cal
         return losses
 
     return closure
+
+
+def _differentiable(problem: Problem, loss: torch.Tensor) -> torch.Tensor:
+    if not loss.requires_grad:
+        raise ProblemFileError(
+            f"{problem.name}: the loss has no gradient, because it does not depend on its arguments or leaves torch on the way "
+            "(item, numpy, detach). Chains that need none, such as CMAES(sigma=0.5), can minimise it as it is"
+        )
+    return loss
 
 
 class _Tracks:

@@ -11,7 +11,9 @@ once, so those of several children never mix. When the input ends, because its o
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import select
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,7 @@ GRACE = 3.0
 
 def serve() -> None:
     """Fork a child for each line, tell when children end, and end with the input."""
-    from . import _tasks  # noqa: F401 - what children need is imported before they exist
-
-    # torch imports its compiler at the first step of the first optimizer; that second would be counted in every run.
-    for name in ("torch._dynamo", "moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
-        _import(name)
+    _prepare()
     children: dict[int, int] = {}
     # A child that ends writes to this pipe through the handler, which wakes the loop below.
     wake_read, wake_write = os.pipe()
@@ -43,17 +42,25 @@ def serve() -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tell({"ready": os.getpid()})
+    # A race that was interrupted closes both pipes at once: whichever is noticed first, all is over.
+    with contextlib.suppress(BrokenPipeError):
+        _tell({"ready": os.getpid()})
+        _loop(children, wake_read)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _loop(children: dict[int, int], wake: int) -> None:
     pending = b""
     while True:
-        ready, _, _ = select.select([0, wake_read], [], [])
-        if wake_read in ready:
-            os.read(wake_read, 4096)
+        ready, _, _ = select.select([0, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
             _reap(children)
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
-                break
+                return
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 order = json.loads(line)
@@ -62,8 +69,23 @@ def serve() -> None:
                     _child(order)
                 children[pid] = order["id"]
                 _tell({"id": order["id"], "pid": pid})
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+
+
+def _prepare() -> None:
+    """Do once what every child would do at its beginning. Nothing is computed with torch."""
+    from .. import kernels
+    from . import _tasks, catalogue  # noqa: F401 - what children need is imported before they exist
+
+    # torch imports its compiler at the first step of the first optimizer; that second would be counted in every run.
+    for name in ("torch._dynamo", "moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
+        _import(name)
+    catalogue.entries()
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):
+        warnings.simplefilter("ignore")  # what is wrong with compiler or settings is said by whoever needs them
+        kernels.explain()
+    # A collection in a child would write into every object there is, and so copy all of this process's memory.
+    gc.collect()
+    gc.freeze()
 
 
 def _import(name: str) -> None:

@@ -60,7 +60,7 @@ def resolve(problem: str | Problem) -> Problem:
     """The problem itself."""
     if isinstance(problem, Problem):
         return problem
-    return load_problem(problem) if ".py:" in problem else get(problem)
+    return load_problem(problem) if ".py:" in problem or problem.endswith(".py") else get(problem)
 
 
 def execute(task: Task, progress: Callable[[int, float], None] | None = None) -> dict[str, Any]:

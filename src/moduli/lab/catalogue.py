@@ -212,10 +212,12 @@ def _bind(link: Link, entry: Entry, source: str) -> None:
     signature = entry.signature
     words = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    for place, (key, _) in enumerate(link.kwargs, len(link.args)):
+    for place, (key, value) in enumerate(link.kwargs, len(link.args)):
         if key not in words and not free:
             near = difflib.get_close_matches(key, words, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(words) or 'no arguments'}"
+            if entry.kind == "link" and key in ("lr", "learning_rate"):
+                hint = _rate(link, value)
             raise ChainError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
     if entry.kind == "torch" and link.args:
         raise ChainError(f"arguments of {link.name} are given by name", source, link.columns[0])
@@ -227,8 +229,14 @@ def _bind(link: Link, entry: Entry, source: str) -> None:
         if len(link.args) > len(places) and not many:
             fact = f"{link.name} takes {len(places) or 'no'} argument{'s' * (len(places) != 1)} by position"
             fact += f"; by name it has {', '.join(words)}" if words else ""
+            if not places and isinstance(link.args[0], float):
+                fact += _rate(link, link.args[0])
             raise ChainError(fact, source, link.columns[len(places)]) from error
         raise ChainError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
+
+
+def _rate(link: Link, value: Value) -> str:
+    return f"; a step size is a link of its own: {link.name} | LR({value})"
 
 
 def _make(link: Link, entry: Entry, source: str) -> Any:

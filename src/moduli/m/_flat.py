@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..optim._vectors import as_real
 
-__all__ = ["dot", "flat", "flat_members", "masked", "size", "unflat", "unflat_members"]
+__all__ = [
+    "array",
+    "dot",
+    "flat",
+    "flat_members",
+    "is_small",
+    "masked",
+    "plain",
+    "size",
+    "tensors_of",
+    "unflat",
+    "unflat_members",
+]
 
+SMALL = 10_000
+"""Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
 _LOW = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.float32, torch.float64)
 
@@ -25,6 +41,31 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     else:
         vector = torch.cat([as_real(tensor.detach()).reshape(-1) for tensor in tensors])
     return vector.float() if vector.dtype in _LOW else vector
+
+
+def array(tensors: Sequence[Tensor]) -> Any:
+    """`flat` of plain tensors on the CPU as an array: for small vectors NumPy's dispatch costs less than torch's."""
+    if len(tensors) == 1:
+        return tensors[0].detach().numpy().reshape(-1)
+    return np.concatenate([tensor.detach().numpy().reshape(-1) for tensor in tensors])
+
+
+def is_small(n: int, device: torch.device) -> bool:
+    """Whether a vector is worked on by NumPy."""
+    return n <= SMALL and device.type == "cpu"
+
+
+def plain(params: Sequence[Tensor]) -> bool:
+    """Whether `array` can be used: real, of one precision, on the CPU, strided, and not too many numbers."""
+    dtype = params[0].dtype
+    if dtype not in _PLAIN:
+        return False
+    count = 0
+    for param in params:
+        if param.dtype is not dtype or not param.is_cpu or param.layout is not torch.strided:
+            return False
+        count += param.numel()
+    return count <= SMALL
 
 
 def size(params: Sequence[Tensor]) -> int:
@@ -48,6 +89,13 @@ def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
         else:
             out.append(piece.to(param.dtype).view(param.shape))
     return out
+
+
+def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
+    """`unflat` of an array for `plain` parameters; the tensors share its memory."""
+    if len(params) == 1:
+        return [torch.from_numpy(vector.reshape(params[0].shape))]
+    return unflat(torch.from_numpy(vector), params)
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

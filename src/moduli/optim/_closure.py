@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from ..population import Population
 from ._needs import ClosureError
@@ -105,6 +106,22 @@ def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
     return Closure(fn, fixed=fixed)
 
 
+_ones: dict[torch.dtype, Tensor] = {}
+
+
+def _backward(loss: Tensor) -> None:
+    """`loss.backward()` for a loss on the CPU, without what torch does to arguments it might have been given."""
+    dtype = loss.dtype
+    usual = type(loss) is Tensor and (dtype is torch.float32 or dtype is torch.float64) and loss.is_cpu
+    if not usual or torch._C._are_functorch_transforms_active():
+        torch.autograd.backward(loss)
+        return
+    one = _ones.get(dtype)
+    if one is None or one._version:  # a hook may have changed it in place
+        one = _ones[dtype] = torch.ones((), dtype=dtype)
+    _engine_run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
 _kinds: dict[Any, str] = {}
 
 
@@ -180,9 +197,9 @@ class Evaluator:
         """The loss; gradients are left in `.grad`."""
         for param in params:
             param.grad = None
+        self.count += 1
         with torch.enable_grad():
             if self.fn is not None:
-                self.count += 1
                 loss = self.fn()
                 reduced = scalar(loss)
                 if not reduced.requires_grad:
@@ -190,7 +207,6 @@ class Evaluator:
                         "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
                         "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
                     )
-                torch.autograd.backward(reduced)
+                _backward(reduced)
                 return loss
-            self.count += 1
             return self.source()

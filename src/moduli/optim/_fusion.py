@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ._composite import Composite, Plan
 from ._settings import current, is_per_member
 from ._vectors import as_real
 
@@ -86,65 +86,6 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     return out
 
 
-class _Composite:
-    """The hooks of several links as one function of tensors and numbers, to be traced."""
-
-    def __init__(self, links: Sequence[TensorTransform], plan: _Plan) -> None:
-        self.links = links
-        self.plan = plan
-        self.__name__ = " | ".join(type(link).__name__ for link in links)
-        names = ["param", "tensor"]
-        names += ["grad"] if plan.grads else []
-        names += [] if plan.tail else ["result"]
-        for k, (states, numbers, _) in enumerate(plan.parts):
-            names += [f"state{k}_{i}" for i in range(len(states))] + [f"number{k}_{i}" for i in range(len(numbers))]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-    def __call__(self, *args: Any) -> None:
-        values = iter(args)
-        param, tensor = next(values), next(values).clone()
-        grad = next(values) if self.plan.grads else None
-        result = None if self.plan.tail else next(values)
-        for link, (states, numbers, constants) in zip(self.links, self.plan.parts, strict=True):
-            given = {key: next(values) for key in states}
-            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
-            state = dict(given)
-            if link.counts:
-                state["step"] = setting.pop("step")
-            # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
-            link.single_tensor_update(tensor, param, grad, None, state, setting)
-            tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
-            extra = set(state) - set(given) - {"step"}
-            if extra:
-                raise kernels.NotPointwiseError(
-                    f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning; make it in "
-                    "single_tensor_initialize, or set elementwise = False"
-                )
-            for key, original in given.items():
-                if state[key] is not original:
-                    original.copy_(state[key])
-        if result is None:
-            param.sub_(tensor)
-        else:
-            result.copy_(tensor)
-
-
-class _Plan:
-    """What decides the kernel: which states, numbers and constants each link has."""
-
-    __slots__ = ("grads", "parts", "tail")
-
-    def __init__(self, grads: bool, tail: bool, parts: tuple[Any, ...]) -> None:
-        self.grads = grads
-        self.tail = tail
-        self.parts = parts
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (self.grads, self.tail, self.parts)
-
-
 class _Cohort:
     """Parameters that share settings, counts and dtypes: one call."""
 
@@ -213,44 +154,50 @@ class FusedRun:
         params = objective.params
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         step = objective.current_step
+        members = [params[i] for i in kept]
+        every_row, every_raw = [], []
         for link in self.links:
-            rows = [link._state[params[i]] for i in kept]
-            if any(not row for row in rows):
+            rows = [link._state[param] for param in members]
+            raws = link.settings.raw_of_all(members)
+            every_row.append(rows)
+            every_raw.append(raws)
+            if any(not row for row in rows) and _initializes(link):
+                now = {id(raw): current(raw, step) for raw in raws}
                 link.initialize(
                     [as_real(tensors[i]) for i in kept],
-                    [as_real(params[i].detach()) for i in kept],
+                    [as_real(param.detach()) for param in members],
                     None if grads is None else [as_real(grads[i]) for i in kept],
                     None,
                     rows,  # type: ignore[arg-type]
-                    [current(link.settings.raw(params[i]), step) for i in kept],
+                    [now[id(raw)] for raw in raws],
                 )
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for i in kept:
+        kinds = [
+            [_kind(link, row, raw) for row, raw in zip(rows, raws, strict=True)]
+            for link, rows, raws in zip(self.links, every_row, every_raw, strict=True)
+        ]
+        for position, (i, *kind) in enumerate(zip(kept, *kinds, strict=True)):
             p, t = params[i], tensors[i]
-            key = (p.dtype, t.dtype, p.device, *[self._kind(link, p) for link in self.links])
-            groups.setdefault(key, []).append(i)
+            groups.setdefault((p.dtype, t.dtype, p.device, *kind), []).append(position)
         self._cohorts = []
-        for indices in groups.values():
-            first = params[indices[0]]
-            members = [params[i] for i in indices]
+        for positions in groups.values():
+            first = positions[0]
             cohort = _Cohort(
-                indices,
-                members,
-                [link.settings.raw(first) for link in self.links],
-                [link._state[first].get("step", 0) if link.counts else 0 for link in self.links],
+                [kept[position] for position in positions],
+                [members[position] for position in positions],
+                [raws[first] for raws in every_raw],
+                [
+                    rows[first].get("step", 0) if link.counts else 0
+                    for link, rows in zip(self.links, every_row, strict=True)
+                ],
             )
-            for link in self.links:
-                keys = tuple(key for key, value in link._state[first].items() if isinstance(value, Tensor))
+            for rows in every_row:
+                keys = tuple(key for key, value in rows[first].items() if isinstance(value, Tensor))
                 cohort.keys.append(keys)
-                cohort.states.append([[link._state[p][key] for p in members] for key in keys])
+                cohort.states.append([[rows[position][key] for position in positions] for key in keys])
             self._cohorts.append(cohort)
         self._params = params
         self._valid = self._stamp(objective.present)
-
-    def _kind(self, link: TensorTransform, param: Tensor) -> tuple[Any, ...]:
-        row = link._state[param]
-        states = tuple((key, value.dtype) for key, value in row.items() if isinstance(value, Tensor))
-        return (id(link.settings.raw(param)), row.get("step", 0) if link.counts else 0, states)
 
     # ------------------------------------------------------------------ the step
 
@@ -343,13 +290,13 @@ class FusedRun:
                 names, values = (*names, "step"), [*values, cohort.counts[k] + 1]
             parts.append((cohort.keys[k], names, constants))
             numbers.append(values)
-        plan = _Plan(self._grads, updates is None, tuple(parts))
+        plan = Plan(self._grads, updates is None, tuple(parts))
         key = plan.key
         bound = cohort.bound.get(key)
         if bound is None:
             fused = self._fused.get(key)
             if fused is None:
-                fused = self._fused[key] = kernels.fuse(_Composite(self.links, plan))
+                fused = self._fused[key] = kernels.fuse(Composite(self.links, plan))
             bound = cohort.bound[key] = fused.bind()
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
@@ -377,6 +324,22 @@ class FusedRun:
             if link.counts:
                 cohort.counts[k] += 1
                 link._pending = weakref.WeakMethod(self.flush)
+
+
+def _initializes(link: TensorTransform) -> bool:
+    """Whether a link has anything to write into an empty state."""
+    from .transform import TensorTransform
+
+    if link.counts:
+        return True
+    kind, hooks = type(link), ("single_tensor_initialize", "multi_tensor_initialize", "initialize")
+    return any(getattr(kind, hook) is not getattr(TensorTransform, hook) for hook in hooks)
+
+
+def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What parameters of one cohort have in common in a link."""
+    states = tuple([(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)])
+    return (id(raw), row.get("step", 0) if link.counts else 0, states)
 
 
 def _split(

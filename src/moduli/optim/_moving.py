@@ -17,13 +17,13 @@ class Moving:
     params: list[Tensor]
     _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
 
-    def _remember_start(self) -> list[Tensor]:
-        # For each parameter by itself: a link may move some of them only, and another the rest.
+    def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
+        # For each parameter by itself: a link may move some of them only, and another the rest. Whoever has a copy of
+        # the values that nobody changes can give it.
         starts = self._starts
-        for param in self.params:
+        for i, param in enumerate(self.params):
             if param not in starts:
-                starts[param] = param.detach().clone()
-        return [starts[param] for param in self.params]
+                starts[param] = param.detach().clone() if values is None else values[i]
 
     def restore_start(self) -> None:
         """Put the parameters back where the step began, if a link has moved them."""

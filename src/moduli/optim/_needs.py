@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from functools import cache
 
-__all__ = ["ChainError", "ClosureError", "Need", "join"]
+__all__ = ["ChainError", "ClosureError", "Need", "join", "keeps_graph"]
 
 
 class Need(enum.Enum):
@@ -34,6 +35,12 @@ class Need(enum.Enum):
     def graph(self) -> bool:
         """Whether the loss must be kept with its graph."""
         return self in (Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS)
+
+
+@cache
+def keeps_graph(needs: frozenset[Need]) -> bool:
+    """Whether any of these needs the graph of the loss."""
+    return any(need.graph for need in needs)
 
 
 class ChainError(ValueError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from ._binding import Binding
 
 __all__ = ["Settings", "check_number", "current"]
+
+_PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
 def check_number(where: str, key: str, value: Any) -> None:
@@ -51,13 +54,14 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
 class _Resolved:
     """The settings in force for the parameters of one group (and one local group of the link)."""
 
-    __slots__ = ("defaults", "group", "local", "values")
+    __slots__ = ("defaults", "fixed", "group", "local", "values")
 
     def __init__(self, group: int, local: dict[str, Any] | None) -> None:
         self.group = group
         self.local = local
         self.values: dict[str, Any] = {}
         self.defaults: dict[str, Any] = {}
+        self.fixed = False
 
 
 class Settings:
@@ -82,7 +86,10 @@ class Settings:
         self._resolved: dict[tuple[int, int], _Resolved] = {}
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.raw(param)
+        known = self._known(param)
+        found: Mapping[str, Any] = known.values
+        if known.fixed:
+            return found
         if self.binding is None:
             return current(found, 0)
         found = current(found, self.binding.step)
@@ -93,6 +100,9 @@ class Settings:
 
     def raw(self, param: Tensor) -> dict[str, Any]:
         """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
+        return self._known(param).values
+
+    def _known(self, param: Tensor) -> _Resolved:
         group, local = -1, self.local.get(param) if self.local else None
         if self.binding is not None:
             source = self.binding.source(param)
@@ -106,7 +116,23 @@ class Settings:
             self._fill(known)
         elif not _unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
             self._fill(known)
-        return known.values
+        return known
+
+    def raw_of_all(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The same for many parameters, with one look at each group."""
+        binding = self.binding
+        if self.local or binding is None:
+            return [self.raw(param) for param in params]
+        group_of, source = binding.group_of, binding.source
+        found: dict[int, dict[str, Any]] = {}
+        out = []
+        for param in params:
+            group = group_of.get(source(param), -1)
+            values = found.get(group)
+            if values is None:
+                values = found[group] = self.raw(param)
+            out.append(values)
+        return out
 
     def _fill(self, known: _Resolved) -> None:
         # In place: whoever holds the dictionary (a fused run) sees the new numbers.
@@ -116,6 +142,7 @@ class Settings:
         for key in [key for key in known.values if key not in fresh]:
             del known.values[key]
         known.values.update(fresh)
+        known.fixed = all(type(value) in _PLAIN for value in fresh.values())
 
     def refresh(self) -> None:
         """Take over new values of the optimizer's groups; dictionaries stay the same objects."""
@@ -131,13 +158,8 @@ class Settings:
 
 
 def _unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if len(old) != len(new):
-        return False
-    for key, value in new.items():
-        other = old.get(key, old)
-        if value is not other and (isinstance(value, Tensor) or isinstance(other, Tensor) or value != other):
-            return False
-    return True
+    # Every step asks, so this is written to run in C. An equal value that is another object only costs a refill.
+    return old.keys() == new.keys() and all(map(operator.is_, old.values(), new.values()))
 
 
 def is_per_member(value: Any) -> bool:

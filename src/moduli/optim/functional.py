@@ -42,15 +42,17 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
     if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
         with torch.no_grad():
             return step(objective, modules, owner=owner)
-    links = [modules] if isinstance(modules, Module) else list(modules)
+    return run(objective, [modules] if isinstance(modules, Module) else list(modules), owner)
+
+
+def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
+    """`step`, for a caller that has a list of links and no graph."""
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
             objective = segment.step(objective)
         elif objective.members is not None and not _members.lifts(segment):
             objective = _members.each(segment, objective)
         else:
-            if segment.vector_state:
-                segment.follow(objective.params)
             objective = segment.step(objective)
         if not isinstance(objective, Objective):
             raise TypeError(
@@ -148,6 +150,8 @@ def step_tensors(
         inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)
     out = step(inner, [link])
+    for _, part in link.links():
+        part._settle()  # a chain made for this call is gone after it, and with it what its fused runs have counted
     if objective is not None:
         objective.should_terminate = out.should_terminate or objective.should_terminate
     return out.get_updates()

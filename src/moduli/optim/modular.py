@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
+from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
 
 from ..population import Population
 from . import _explain, _groups, _members, _saved, _shards
@@ -18,7 +21,7 @@ from ._needs import ChainError, ClosureError, Need, join
 from ._processes import OverProcesses
 from ._tracing import keep_from_tracing
 from .chain import flatten
-from .functional import step as run_links
+from .functional import run as run_links
 from .module import Chainable, Module
 from .objective import Objective
 
@@ -298,8 +301,29 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ClosureError: A link needs more than `.grad` and there is no closure, or the closure can't give it.
         """
+        # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
+        # wrapper is only gone through where there is a hook or a profiler.
+        if (
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_pre_hooks
+            or _global_post_hooks
+            or _profiler_enabled()
+        ):
+            given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
+            return self._hooked_step(*given, **kwargs)  # type: ignore[no-any-return]
         with torch.no_grad():
             return self._step(closure, loss, kwargs)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _seen_step(
+        self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
+    ) -> Tensor | None:
+        with torch.no_grad():
+            return self._step(closure, loss, kwargs)
+
+    _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_seen_step)
 
     def _step(self, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]) -> Tensor | None:
         binding = self.binding
@@ -323,6 +347,7 @@ class Optimizer(torch.optim.Optimizer):
             reduce=self._reduce,
         )
         objective.matrices = self._matrices
+        objective.tail = self.modules[-1]
         evaluator = objective.evaluator
         if evaluator is None:
             self._without_closure(objective, loss)
@@ -333,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):
         elif evaluator.fixed:
             self._take_over(objective)
         try:
-            last = run_links(objective, self.modules, owner=self)
+            last = run_links(objective, self.modules, self)
             last.update_parameters()
         except BaseException:
             objective.restore_start()
@@ -372,7 +397,7 @@ class Optimizer(torch.optim.Optimizer):
             for value, param in zip(point, objective.params, strict=True)
         ):
             objective.loss = objective.loss_approx = loss
-            objective.set_gradients(grads)
+            objective.grads = grads
 
     # ------------------------------------------------------------------ looking and saving
 

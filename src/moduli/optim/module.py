@@ -82,6 +82,7 @@ class Module(metaclass=LinkType):
         self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._segments: Any = None
+        self._followed: tuple[Sequence[Tensor], list[str], list[int]] | None = None
 
     # ------------------------------------------------------------------ looking
 
@@ -395,12 +396,19 @@ class Module(metaclass=LinkType):
 
         Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
         """
+        held = self.global_state.get(VECTOR)
+        sizes = [param.numel() for param in params]
+        known = self._followed
+        # An optimizer gives the same list while its parameters are the same ones.
+        if held is not None and known is not None and known[0] is params and known[1] is held and known[2] == sizes:
+            return
         binding = self.settings.binding
         here = described(params, {} if binding is None else binding.names)
-        if self.global_state.get(VECTOR) != here:
-            if VECTOR in self.global_state:
+        if held != here:
+            if held is not None:
                 self.reset()
-            self.global_state[VECTOR] = here
+            self.global_state[VECTOR] = held = here
+        self._followed = (params, held, sizes)
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The Hessian, or this link's approximation of it, over all parameters concatenated; None where it has none."""
@@ -427,7 +435,7 @@ class Module(metaclass=LinkType):
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
-        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None}
+        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None, "_followed": None}
 
     def _settle(self) -> None:
         """Have a fused run that this link is part of write down what it counted."""

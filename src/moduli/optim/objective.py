@@ -13,7 +13,7 @@ from torch import Tensor
 from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
-from ._needs import ClosureError, Need
+from ._needs import ClosureError, Need, keeps_graph
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -56,6 +56,7 @@ class Objective(Curvature, Moving):
         skip_update: Do not move the parameters: a link has done it.
         should_terminate: Whether a termination link asked to stop training.
         present: For each parameter whether it has a gradient; None where all have.
+        tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
 
     Example:
         >>> import torch, moduli as mo
@@ -64,6 +65,21 @@ class Objective(Curvature, Moving):
         >>> objective.get_loss(backward=True), objective.grads
         (tensor(9.), [tensor([6.])])
     """
+
+    # Of a new objective; as attributes of the class, since one is made at every step.
+    updates: list[Tensor] | None = None
+    grads: list[Tensor] | None = None
+    stop: bool = False
+    skip_update: bool = False
+    should_terminate: bool | None = None
+    temp: Any = None
+    present: list[bool] | None = None
+    matrices: list[int] | None = None
+    accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+    tail: Any = None
+    _graph: tuple[Tensor, list[Tensor]] | None = None
+    _residuals: Tensor | None = None
+    _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def __init__(
         self,
@@ -91,24 +107,12 @@ class Objective(Curvature, Moving):
         self.needs = needs
         self.members = members
         self.reduce = reduce
-        self.updates: list[Tensor] | None = None
-        self.grads: list[Tensor] | None = None
         self.loss: Tensor | None = None if loss is None else torch.as_tensor(loss).detach()
         self.loss_approx: Tensor | None = self.loss
         self.post_step_hooks: list[Callable[[Objective, Sequence[Any]], None]] = []
         self.attrs: dict[str, Any] = {}
         self.storage: dict[str, Any] = {} if storage is None else storage
-        self.stop = False
-        self.skip_update = False
-        self.should_terminate: bool | None = None
-        self.temp: Any = None
-        self.present: list[bool] | None = None
-        self.matrices: list[int] | None = None
-        self.accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._starts: dict[Tensor, Tensor] = {}
-        self._graph: tuple[Tensor, list[Tensor]] | None = None
-        self._residuals: Tensor | None = None
-        self._elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     # ------------------------------------------------------------------ names
 
@@ -151,6 +155,8 @@ class Objective(Curvature, Moving):
     def _scalar(self, given: Any) -> Tensor:
         """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
         loss: Any = given
+        if type(given) is Tensor and self.members is None and given.dim() == 0:
+            return given
         if not isinstance(given, Tensor):
             loss = getattr(given, "data", None)  # a labelled 0-d tensor
             if not isinstance(loss, Tensor) or not hasattr(given, "dims"):
@@ -182,7 +188,10 @@ class Objective(Curvature, Moving):
 
     def _value(self, loss: Any) -> Tensor:
         """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
-        kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
+        if self.members is None and type(loss) is Tensor and loss.dim() == 0:
+            kept = loss.detach()
+        else:
+            kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
         return kept if self.reduce is None else self.reduce(kept)
 
     def _gradients(self) -> list[Tensor | None]:
@@ -225,7 +234,7 @@ class Objective(Curvature, Moving):
         if self.evaluator is None and self.loss is not None and self.grads is not None and not graph:
             return self.loss
         ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
-        if graph or any(need.graph for need in self.needs):
+        if graph or keeps_graph(self.needs):
             self._with_graph(ask)
         elif backward or Need.GRADIENT in self.needs:
             known = self.grads is not None
@@ -295,7 +304,7 @@ class Objective(Curvature, Moving):
         """Both at once: one evaluation."""
         graph = bool(retain_graph) or create_graph
         if not at_x0:
-            loss = self.get_loss(True, retain_graph, create_graph, at_x0=False)
+            loss = self._elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
             return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]

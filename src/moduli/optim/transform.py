@@ -72,6 +72,21 @@ class Transform(Module):
         if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.update_states(objective, *self._lists(objective))
 
+    def step(self, objective: Objective) -> Objective:
+        """`update`, then `apply`."""
+        own = type(self)
+        plain = own.update is Transform.update and own.apply is Transform.apply
+        if not plain or self.children or self.update_freq != 1 or objective.members is not None:
+            return super().step(objective)
+        if self.vector_state:
+            self.follow(objective.params)
+        states, settings = self._lists(objective)
+        self.update_states(objective, states, settings)
+        # A link that begins anew while it learns has new states.
+        if states and self._state.get(objective.params[0]) is not states[0]:
+            states, settings = self._lists(objective)
+        return self.apply_states(objective, states, settings)
+
     def apply(self, objective: Objective) -> Objective:
         """Transform the update, after the inner links have."""
         if "inner" in self.children:

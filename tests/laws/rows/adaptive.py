@@ -24,12 +24,53 @@ def _adan(x, g, memory, t):
     return 0.05 * ahead / ((memory["n"] / (1 - 0.99**t)).sqrt() + 1e-8)
 
 
+def _clipped_adam(x, g, memory, t):
+    memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+    memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+    mean = memory["m"].clamp(-5, 5) / (1 - 0.9**t)
+    return 0.05 * mean / ((2 * memory["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def _msam(params, grads, memory, t):
+    before = memory.get("v", [torch.zeros_like(g) for g in grads])
+    after = memory["v"] = [0.9 * v + g for v, g in zip(before, grads, strict=True)]
+
+    def shift(velocity):
+        size = sum(float(v.abs().square().sum()) for v in velocity) ** 0.5
+        return [1e-3 * v / size if size > 0 else v for v in velocity]
+
+    # What is trained moves by momentum; the parameters are beside it.
+    for param, v, old, new in zip(params, after, shift(before), shift(after), strict=True):
+        param.data = param.data + old - 0.02 * v - new
+
+
+_SHIFTED = {"split_groups": "parameters are at perturbed points, whatever the step size"}
+
 ROWS = [
     Row("Adam", lambda: [m.Adam(), m.LR(0.05)], reference=lambda params: torch.optim.Adam(params, 0.05)),
     Row(
         "Adam, amsgrad",
         lambda: [m.Adam(amsgrad=True), m.LR(0.05)],
         reference=lambda params: torch.optim.Adam(params, 0.05, amsgrad=True),
+    ),
+    Row(
+        "Adam, its moments through links",
+        lambda: [m.Adam(exp_avg_tfm=m.ClipValue(5.0), exp_avg_sq_tfm=m.Mul(2.0)), m.LR(0.05)],
+        steps=1500,
+        tolerance=1e-2,
+        reference=formula(_clipped_adam),
+    ),
+    Row("Adan, its moments through links", lambda: [m.Adan(m_tfm=m.EMA(0.5), n_tfm=m.Mul(2.0)), m.LR(0.05)], target=""),
+    Row("Adagrad, its sum through links", lambda: [m.Adagrad(accumulator_tfm=m.Mul(2.0)), m.LR(0.5)], steps=800),
+    Row(
+        "RMSprop, its square through links",
+        lambda: [m.RMSprop(exp_avg_sq_tfm=m.EMA(0.5)), m.LR(0.01)],
+        target="",
+    ),
+    Row(
+        "FullMatrixAdagrad, its matrix through links",
+        lambda: [m.FullMatrixAdagrad(accumulator_tfm=m.Mul(2.0)), m.LR(0.5)],
+        tolerance=1e-2,
     ),
     Row(
         "RMSprop",
@@ -56,6 +97,13 @@ ROWS = [
     Row("SignConsistencyLRs", lambda: [m.SignConsistencyLRs(), m.LR(0.01)], target=""),
     Row("Shampoo", lambda: [m.Shampoo(precond_freq=2), m.LR(0.5)], tolerance=1e-2, pieces=False),
     Row("SOAP", lambda: [m.SOAP(precond_freq=2), m.LR(0.05)], tolerance=1e-2, pieces=False),
+    Row(
+        "SOAP, its mean outside, inner",
+        lambda: [m.SOAP(precond_freq=2, proj_exp_avg=False, inner=m.EMA(0.5)), m.LR(0.05)],
+        steps=800,
+        tolerance=0.05,
+        pieces=False,
+    ),
     Row("GGT", lambda: [m.GGT(history_size=5, damping=0.1), m.Warmup(500, start_lr=0.2, end_lr=1e-3)], tolerance=1e-2),
     Row("FullMatrixAdagrad", lambda: [m.FullMatrixAdagrad(), m.LR(0.5)], tolerance=1e-2),
     Row(
@@ -73,8 +121,33 @@ ROWS = [
         random=True,
         pieces=False,
     ),
+    Row(
+        "PSGDLRAWhiten",
+        lambda: [m.PSGDLRAWhiten(rank=2, seed=0), m.Warmup(500, start_lr=0.1, end_lr=1e-3)],
+        tolerance=5e-2,
+        random=True,
+        pieces=False,
+    ),
     Row("SAM", lambda: [m.SAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
     Row("ASAM", lambda: [m.ASAM(rho=0.01), m.LR(0.1)], tolerance=1e-2, closure=True, population=False),
+    Row("BacktrackOnSignChange", lambda: [m.BacktrackOnSignChange(), m.LR(0.05)], tolerance=1e-2),
+    Row(
+        "BacktrackOnSignChange, by gradients",
+        lambda: [m.BacktrackOnSignChange(use_grad=True, backtrack=False), m.LR(0.05)],
+        tolerance=1e-2,
+    ),
+    Row("SignConsistencyMask", lambda: [m.SignConsistencyMask(), m.LR(0.01)], target=""),
+    Row(
+        "DualNormCorrection",
+        lambda: [m.Orthogonalize(), m.DualNormCorrection(), m.LR(1e-3)],
+        target="",
+        pieces=False,
+    ),
+    Row("MuonAdjustLR", lambda: [m.MuonAdjustLR(), m.LR(0.05)], pieces=False),
+    Row("MSAMMomentum", lambda: [m.MSAMMomentum(0.02, rho=1e-3)], tolerance=1e-2, reference=_msam, skip=_SHIFTED),
+    Row("MSAM", lambda: [m.MSAM([m.Adam(), m.LR(0.05)], rho=1e-3)], tolerance=1e-2, skip=_SHIFTED),
+    Row("AEGD", lambda: [m.AEGD(lr=0.5)], steps=1000, tolerance=1e-2, closure=True),
+    Row("AdaptiveHeavyBall", lambda: [m.AdaptiveHeavyBall()], tolerance=1e-6, closure=True),
     Row("Prodigy", lambda: [m.Prodigy(d0=0.01), m.LR(1.0)], tolerance=0.05),
     Row("DAdaptAdam", lambda: [m.DAdaptAdam(d0=0.01, growth_rate=1.02), m.LR(1.0)], tolerance=0.05),
     Row("AdagradNorm", lambda: [m.AdagradNorm(), m.LR(1.0)], tolerance=1e-2, pieces=False),

@@ -31,6 +31,11 @@ def _each(x, g, memory, t):
 
 ROWS = [
     Row(
+        "ClipValueByEMA, its mean through links",
+        lambda: [m.ClipValueByEMA(init="update", exp_avg_tfm=m.Mul(2.0)), m.LR(0.1)],
+        target="",
+    ),
+    Row(
         "ClipValue",
         lambda: [m.ClipValue(0.5), m.LR(0.1)],
         reference=formula(lambda x, g, memory, t: 0.1 * g.clamp(-0.5, 0.5)),

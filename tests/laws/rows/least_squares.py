@@ -8,6 +8,15 @@ __all__ = ["ROWS"]
 
 ROWS = [
     Row(
+        "SumOfSquares",
+        lambda: [m.SumOfSquares(), m.LBFGS(), m.StrongWolfe()],
+        target="least squares",
+        closure=True,
+        population=False,
+        complex=False,
+        half=False,
+    ),
+    Row(
         "GaussNewton",
         lambda: [m.GaussNewton()],
         steps=20,

@@ -13,5 +13,7 @@ def _row(name, make, **more):
 ROWS = [
     _row("Backtracking", lambda: [m.Backtracking()]),
     _row("AdaptiveBacktracking", lambda: [m.AdaptiveBacktracking()]),
+    _row("AdaptiveBisection", lambda: [m.AdaptiveBisection()]),
+    _row("ScipyMinimizeScalar", lambda: [m.ScipyMinimizeScalar()]),
     _row("StrongWolfe", lambda: [m.StrongWolfe()]),
 ]

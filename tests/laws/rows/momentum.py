@@ -27,6 +27,18 @@ def _schedule_free(params, grads, memory, t):
 
 
 ROWS = [
+    Row(
+        "IntermoduleCautious",
+        lambda: [m.IntermoduleCautious(m.EMA(0.9), m.Grad()), m.LR(0.1)],
+    ),
+    Row(
+        "IntermoduleCautious, normalised",
+        lambda: [m.IntermoduleCautious(m.EMA(0.5), m.Grad(), normalize=True), m.LR(0.05)],
+    ),
+    Row(
+        "ScaleModulesByCosineSimilarity",
+        lambda: [m.ScaleModulesByCosineSimilarity(m.EMA(0.5), m.Grad()), m.LR(0.05)],
+    ),
     Row("EMA", lambda: [m.EMA(0.9), m.LR(0.1)], reference=formula(_ema)),
     Row(
         "HeavyBall",

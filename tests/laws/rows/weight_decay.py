@@ -8,6 +8,27 @@ from moduli import m
 __all__ = ["ROWS"]
 
 ROWS = [
+    Row("Dropout", lambda: [m.Dropout(0.5, seed=0), m.LR(0.1)], random=True, pieces=False),
+    Row("Dropout, grafted", lambda: [m.Dropout(0.5, graft=True, seed=0), m.LR(0.05)], random=True, pieces=False),
+    Row(
+        "WeightDropout",
+        lambda: [m.WeightDropout(0.1, seed=0), m.LR(0.01)],
+        target="",
+        random=True,
+        pieces=False,
+        closure=True,
+        population=False,
+    ),
+    Row(
+        "PerturbWeights",
+        lambda: [m.PerturbWeights(alpha=0.01, seed=0), m.LR(0.05)],
+        tolerance=0.1,
+        random=True,
+        pieces=False,
+        closure=True,
+        population=False,
+    ),
+    Row("RandomReinitialize", lambda: [m.LR(0.1), m.RandomReinitialize(seed=0)], target="", random=True, pieces=False),
     Row(
         "WeightDecay",
         lambda: [m.Adam(), m.WeightDecay(0.1), m.LR(0.05)],

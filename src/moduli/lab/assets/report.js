@@ -187,8 +187,12 @@ function mapOf(problem, holder) {
   let frame = 0;
   const clouds = problem.clouds || [];
   const length = Math.max(0, ...clouds.map((c) => c.frames.length));
+  let painted = null;
   const draw = () => {
-    if (problem.map) paint(canvas, problem.map);
+    // The map changes with the theme only; a new generation must not wait for two hundred thousand pixels.
+    const shade = rgb("--low").join();
+    if (problem.map && painted !== shade) paint(canvas, problem.map);
+    painted = shade;
     const clip = `clip-${problem.name.replace(/[^a-z0-9]/gi, "-")}`;
     const content = node("g", { "clip-path": `url(#${clip})` });
     svg.replaceChildren(node("defs", {}, node("clipPath", { id: clip }, node("rect", { width: 100, height: 100 }))), content);
@@ -231,7 +235,7 @@ function mapOf(problem, holder) {
   const play = node("button", { type: "button", "aria-label": "Play the generations" }, "▶");
   play.addEventListener("click", () => {
     if (timer) { clearInterval(timer); timer = 0; play.textContent = "▶"; return; }
-    if (Number(slider.value) === length - 1) slider.value = 0;
+    if (Number(slider.value) === length - 1) { slider.value = 0; show(); }
     play.textContent = "❚❚";
     timer = setInterval(() => {
       slider.value = Number(slider.value) + 1;

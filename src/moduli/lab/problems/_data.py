@@ -71,7 +71,7 @@ class DigitsLogistic(Problem):
     name = "digits-logistic"
     summary = "logistic regression of 8x8 digits, all of them at once"
     tags = ("n-D", "unimodal", "smooth", "data")
-    requires = ("sklearn",)
+    requires = ("sklearn.datasets",)
     budget = 400
     tolerance = 1e-6
     optimum = 0.2639258232950745
@@ -97,7 +97,7 @@ class DigitsMLP(Problem):
     name = "digits-mlp"
     summary = "a small network on 8x8 digits, batches of 128"
     tags = ("n-D", "noisy", "data", "network")
-    requires = ("sklearn",)
+    requires = ("sklearn.datasets",)
     noisy = True
     optimum = 0.0
     tolerance = 1e-3

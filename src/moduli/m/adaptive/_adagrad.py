@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
+from ...optim import Chainable
+from .._buffers import BufferTransform
 from .._checks import non_negative
 
 __all__ = ["Adagrad"]
 
 
-class Adagrad(TensorTransform):
+class Adagrad(BufferTransform):
     r"""Divides the update by the root of the sum of its squares so far.
 
     $G_t = G_{t-1} + u_t^2,\quad u \leftarrow \frac{\alpha}{1 + (t-1)\,\delta}\,\frac{u_t}{\sqrt{G_t} + \epsilon}$
@@ -24,6 +25,7 @@ class Adagrad(TensorTransform):
         eps: Added to the denominator.
         alpha: A factor; a step size is better given by a link of its own, `LR`.
         inner: Links that transform the update before it is divided, after its square was learnt.
+        accumulator_tfm: Links that transform a copy of the sum before its root is taken.
 
     Example:
         >>> import torch, moduli as mo
@@ -40,6 +42,7 @@ class Adagrad(TensorTransform):
 
     elementwise = True
     counts = True
+    tfms = {"accumulator_tfm": ("accumulator",)}
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Adagrad(TensorTransform):
         eps: Any = 1e-10,
         alpha: Any = 1.0,
         inner: Chainable | None = None,
+        accumulator_tfm: Chainable | None = None,
     ) -> None:
         non_negative("Adagrad", lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
         super().__init__(
@@ -59,6 +63,7 @@ class Adagrad(TensorTransform):
                 "alpha": alpha,
             },
             inner=inner,
+            tfms={"accumulator_tfm": accumulator_tfm},
         )
         self.add_projected_keys("grad_sq", "accumulator")
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Chainable
+from .._buffers import BufferTransform
 
 __all__ = ["Adam"]
 
 
-class Adam(TensorTransform):
+class Adam(BufferTransform):
     r"""Divides a running mean of the update by the root of a running mean of its square.
 
     $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad v_t = \beta_2 v_{t-1} + (1-\beta_2) u_t^2,\quad
@@ -25,6 +26,8 @@ class Adam(TensorTransform):
         alpha: A factor; a step size is better given by a link of its own, `LR`.
         amsgrad: Use the largest second moment so far.
         debias: Correct for the moments starting at zero.
+        exp_avg_tfm: Links that transform a copy of the mean before it is used, `Sign()` or `Orthogonalize()` say.
+        exp_avg_sq_tfm: Links that transform a copy of the second moment before its root is taken.
 
     Example:
         >>> import torch, moduli as mo
@@ -43,6 +46,7 @@ class Adam(TensorTransform):
     counts = True
     static = ("amsgrad", "debias")
     aliases = {"betas": ("beta1", "beta2")}
+    tfms = {"exp_avg_tfm": ("exp_avg",), "exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
 
     def __init__(
         self,
@@ -53,9 +57,12 @@ class Adam(TensorTransform):
         alpha: Any = 1.0,
         amsgrad: bool = False,
         debias: bool = True,
+        exp_avg_tfm: Chainable | None = None,
+        exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
         super().__init__(
-            {"beta1": beta1, "beta2": beta2, "eps": eps, "alpha": alpha, "amsgrad": amsgrad, "debias": debias}
+            {"beta1": beta1, "beta2": beta2, "eps": eps, "alpha": alpha, "amsgrad": amsgrad, "debias": debias},
+            tfms={"exp_avg_tfm": exp_avg_tfm, "exp_avg_sq_tfm": exp_avg_sq_tfm},
         )
         self.add_projected_keys("grad", "exp_avg")
         self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")

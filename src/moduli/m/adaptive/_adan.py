@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Chainable
+from .._buffers import BufferTransform
 from .._checks import fraction, non_negative
 
 __all__ = ["Adan"]
 
 
-class Adan(TensorTransform):
+class Adan(BufferTransform):
     r"""Adaptive Nesterov momentum, with the look-ahead gradient written through differences of gradients.
 
     With $d_t = u_t - u_{t-1}$ (zero at first),
@@ -26,6 +27,9 @@ class Adan(TensorTransform):
         beta2: Memory of the mean difference.
         beta3: Memory of the mean square.
         eps: Added to the denominator.
+        m_tfm: Links that transform a copy of the mean before it is used.
+        v_tfm: The same for the mean difference.
+        n_tfm: The same for the mean square.
 
     Example:
         >>> import torch, moduli as mo
@@ -43,11 +47,25 @@ class Adan(TensorTransform):
     elementwise = True
     counts = True
     aliases = {"betas": ("beta1", "beta2", "beta3")}
+    tfms = {"m_tfm": ("exp_avg",), "v_tfm": ("exp_avg_diff",), "n_tfm": ("exp_avg_sq",)}
 
-    def __init__(self, *, beta1: Any = 0.98, beta2: Any = 0.92, beta3: Any = 0.99, eps: Any = 1e-8) -> None:
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.98,
+        beta2: Any = 0.92,
+        beta3: Any = 0.99,
+        eps: Any = 1e-8,
+        m_tfm: Chainable | None = None,
+        v_tfm: Chainable | None = None,
+        n_tfm: Chainable | None = None,
+    ) -> None:
         fraction("Adan", beta1=beta1, beta2=beta2, beta3=beta3)
         non_negative("Adan", eps=eps)
-        super().__init__({"beta1": beta1, "beta2": beta2, "beta3": beta3, "eps": eps})
+        super().__init__(
+            {"beta1": beta1, "beta2": beta2, "beta3": beta3, "eps": eps},
+            tfms={"m_tfm": m_tfm, "v_tfm": v_tfm, "n_tfm": n_tfm},
+        )
         self.add_projected_keys("grad", "exp_avg", "exp_avg_diff", "previous")
         self.add_projected_keys("grad_sq", "exp_avg_sq")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["accumulate", "covariance", "eigh", "merged_shape", "multiply", "power", "work"]
+__all__ = ["accumulate", "covariance", "eigh", "merged_shape", "multiply", "power", "whole", "work"]
 
 
 def work(tensor: Tensor) -> Tensor:
@@ -43,12 +43,29 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
 
 
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
-    """Total <- keep total + take covariance, in one product where the tensor is a real matrix."""
+    """Total <- keep total + take covariance.
+
+    Of a real matrix only the blocks on and below the diagonal are computed, for long axes two thirds: see `whole`.
+    """
     if tensor.dim() == 2 and not tensor.is_complex():
-        left, right = (tensor, tensor.mT) if axis == 0 else (tensor.mT, tensor)
-        total.addmm_(left, right, beta=keep, alpha=take)
+        slices = tensor if axis == 0 else tensor.mT
+        for low, high in _blocks(len(total)):
+            total[low:high, :high].addmm_(slices[low:high], slices[:high].mT, beta=keep, alpha=take)
     else:
         total.mul_(keep).add_(covariance(tensor, axis), alpha=take)
+
+
+def whole(total: Tensor) -> Tensor:
+    """A matrix that was accumulated, with what is above the diagonal copied from below."""
+    if not total.is_complex():
+        for low, high in _blocks(len(total)):
+            total[:low, low:high] = total[low:high, :low].mT
+    return total
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    step = max(128, -(-size // 4))
+    return [(low, min(low + step, size)) for low in range(0, size, step)]
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:
@@ -69,7 +86,7 @@ def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = 
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigendecomposition, once more in double where it does not converge."""
+    """The eigendecomposition by the lower triangle, once more in double where it does not converge."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except RuntimeError:  # LinAlgError is one
@@ -79,8 +96,11 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs") -> Tensor:
-    """(A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their size counts, or zero."""
+def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs", half: bool = False) -> Tensor:
+    """(A + reg I)^exponent of a Hermitian matrix; eigenvalues below zero are rounding: their size counts, or zero.
+
+    With `half` it is a matrix W that gives the power as W W^H, which spares a product.
+    """
     if not matrix.numel():
         return matrix
     values, vectors = eigh(matrix)
@@ -89,4 +109,4 @@ def power(matrix: Tensor, exponent: float, reg: float, method: str = "eigh_abs")
     # negative power would only blow up rounding.
     floor = values.amax() * (len(values) * torch.finfo(values.dtype).eps)
     scaled = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny) ** exponent, 0.0)
-    return (vectors * scaled) @ vectors.mH
+    return vectors * scaled**0.5 if half else (vectors * scaled) @ vectors.mH

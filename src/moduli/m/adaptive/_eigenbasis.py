@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._axes import accumulate, covariance, eigh, merged_shape, work
+from ._axes import accumulate, covariance, eigh, merged_shape, whole, work
 
 __all__ = ["begin", "follow", "learn", "matrices"]
 
@@ -21,8 +21,9 @@ def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bo
     x = work(update).reshape(shape)
     state["shape"], state["axes"] = shape, axes
     state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
-    # The largest eigenvalue comes first, the order that orthogonal iteration keeps.
-    state["bases"] = [_eigenvectors(found).flip(-1).contiguous() for found in state["covariances"]]
+    # Eigenvectors are rows, which is how QR leaves them and how they are cheap to put in order. That of the largest
+    # eigenvalue comes first, the order that orthogonal iteration keeps.
+    state["rows"] = [_eigenvectors(found).flip(-1).mH.contiguous() for found in state["covariances"]]
     return x
 
 
@@ -46,24 +47,25 @@ def learn(state: Any, update: Tensor, beta: float) -> None:
 
 def follow(state: Any) -> list[Tensor]:
     """One step of orthogonal iteration; returns, for each axis, the order its eigenvectors have moved to."""
-    orders, bases = [], []
-    for total, basis in zip(state["covariances"], state["bases"], strict=True):
-        image = total @ basis
-        found = (basis.conj() * image).sum(0).real
+    orders, found_rows = [], []
+    for total, rows in zip(state["covariances"], state["rows"], strict=True):
+        image = rows @ whole(total)
+        found = (image * rows.conj()).sum(1).real
         order = found.argsort(descending=True)
         # A multiple of the identity leaves the eigenvectors alone. It is above rounding, so that directions in which nothing
         # was ever seen stay where they are: without it the factor would make them out of the rounding of zeros.
         above = found.sum() * torch.finfo(found.dtype).eps * 64
-        # Row by row, as a checkpoint brings it back: products round differently for other strides.
-        bases.append(torch.linalg.qr((image + above * basis)[:, order])[0].contiguous())
+        packed, tau = torch.geqrf(torch.add(image, above * rows).index_select(0, order).mH)
+        # Contiguous, as a checkpoint brings it back: products round differently for other strides.
+        found_rows.append(torch.linalg.householder_product(packed, tau).mH.contiguous())
         orders.append(order)
-    state["bases"] = bases
+    state["rows"] = found_rows
     return orders
 
 
 def matrices(state: Any) -> list[Tensor | None]:
     """The basis of each axis of the shape that is rotated; None where an axis is left alone."""
     out: list[Tensor | None] = [None] * len(state["shape"])
-    for axis, basis in zip(state["axes"], state["bases"], strict=True):
-        out[axis] = basis
+    for axis, rows in zip(state["axes"], state["rows"], strict=True):
+        out[axis] = rows.mH
     return out

@@ -7,14 +7,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
+from ...optim import Chainable
+from .._buffers import BufferTransform
 from .._checks import at_least_one, choice, fraction, non_negative
 from ._axes import power, work
 
 __all__ = ["FullMatrixAdagrad"]
 
 
-class FullMatrixAdagrad(TensorTransform):
+class FullMatrixAdagrad(BufferTransform):
     r"""Adagrad with the sum of outer products, $A \leftarrow A + u u^T,\quad u \leftarrow (A + rI)^{-1/2} u$.
 
     With `beta` it is the full-matrix RMSprop, with `inner=EMA(0.9)` besides the full-matrix Adam. For small problems: the
@@ -30,6 +31,7 @@ class FullMatrixAdagrad(TensorTransform):
         matrix_power_method: What to do with eigenvalues below zero (rounding): "eigh_abs" takes their size, "eigh" zero.
         concat_params: One matrix for all parameters; False: one for each tensor.
         inner: Links that transform the update before it is preconditioned, after the matrix was learnt.
+        accumulator_tfm: Links that transform a copy of the matrix before its root is taken; with them that is at every step.
 
     Example:
         >>> import torch, moduli as mo
@@ -46,6 +48,7 @@ class FullMatrixAdagrad(TensorTransform):
     """
 
     counts = True
+    tfms = {"accumulator_tfm": ("accumulator",)}
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class FullMatrixAdagrad(TensorTransform):
         matrix_power_method: Literal["eigh_abs", "eigh"] = "eigh_abs",
         concat_params: bool = True,
         inner: Chainable | None = None,
+        accumulator_tfm: Chainable | None = None,
     ) -> None:
         non_negative("FullMatrixAdagrad", reg=reg)
         at_least_one("FullMatrixAdagrad", precond_freq=precond_freq)
@@ -78,6 +82,7 @@ class FullMatrixAdagrad(TensorTransform):
             },
             concat_params=concat_params,
             inner=inner,
+            tfms={"accumulator_tfm": accumulator_tfm},
         )
         self.add_projected_keys("covariance", "accumulator")
 
@@ -98,17 +103,23 @@ class FullMatrixAdagrad(TensorTransform):
             state["accumulator"].add_(outer)
         else:
             state["accumulator"].lerp_(outer, 1 - beta)
-        if (state["step"] - 1) % setting["precond_freq"] == 0:
-            scale = 1.0
-            if beta is not None and setting["beta_debias"] and setting["init"] == "zeros":
-                scale = 1 / (1 - beta ** state["step"])
-            state["root"] = power(
-                state["accumulator"] * scale, setting["matrix_power"], setting["reg"], setting["matrix_power_method"]
-            )
+        if (state["step"] - 1) % setting["precond_freq"] == 0 and "accumulator_tfm" not in self.children:
+            state["root"] = self._root(state, setting)
+
+    @staticmethod
+    def _root(state: Any, setting: Any) -> Tensor:
+        scale, beta = 1.0, setting["beta"]
+        if beta is not None and setting["beta_debias"] and setting["init"] == "zeros":
+            scale = 1 / (1 - beta ** state["step"])
+        return power(
+            state["accumulator"] * scale, setting["matrix_power"], setting["reg"], setting["matrix_power_method"]
+        )
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        out = state["root"] @ work(tensor).reshape(-1)
+        # What the links make of the matrix is only seen here.
+        root = self._root(state, setting) if "accumulator_tfm" in self.children else state["root"]
+        out = root @ work(tensor).reshape(-1)
         result: Tensor = out.reshape(tensor.shape).to(tensor.dtype)
         return result

@@ -20,7 +20,7 @@ class GGT(TensorTransform):
 
     Only the r by r matrix $M^T M = V \Lambda V^T$ is decomposed. With $U = M V \Lambda^{-1/2}$ the result is
     $U (\Lambda + \epsilon)^{-1/2} U^T u + \epsilon^{-1/2}(u - U U^T u)$: the part of the update outside the last ones is
-    kept.
+    kept. To run any links in that basis, `GGTBasis`.
 
     Args:
         history_size: How many updates are kept, r.

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import at_least_one, choice
 
-__all__ = ["Orthogonalize", "orthogonalize"]
+__all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "orthogonalize"]
 
 Method = Literal["newtonschulz", "polarexpress", "svd", "qr", "eigh"]
 METHODS = ("newtonschulz", "polarexpress", "svd", "qr", "eigh")
@@ -49,6 +49,8 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     slack = 1.0 if method == "newtonschulz" else _SAFETY
     norm = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
     x = matrix / (norm * slack + torch.finfo(matrix.dtype).tiny ** 0.5)
+    if x.dim() == 2 and method == "newtonschulz" and steps <= 5 and x.shape[1] >= 2 * x.shape[0]:
+        return _by_gram(x, steps)
     batched = x.dim() > 2
     flat = x.reshape(-1, *x.shape[-2:]) if batched else x
     fused = torch.baddbmm if batched else torch.addmm
@@ -57,6 +59,27 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
         flat = fused(flat, fused(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
     out: Tensor = flat.reshape(x.shape)
     return out
+
+
+def _by_gram(x: Tensor, steps: int) -> Tensor:
+    """The same for a wide matrix through its small side: the polynomials are of X X^H, and their product multiplies X once.
+
+    What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
+    far below the width of the band that singular values end in.
+    """
+    gram = x @ x.mH
+    product: Tensor | None = None
+    for k, (a, b, c) in enumerate(_coefficients("newtonschulz", steps)):
+        rest = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        if product is None:
+            product = rest.clone()
+            product.diagonal().add_(a)
+        else:
+            product = torch.addmm(product, rest, product, beta=a)
+        if k + 1 < steps:
+            half = torch.addmm(gram, rest, gram, beta=a)
+            gram = torch.addmm(half, half, rest, beta=a)
+    return x if product is None else product @ x
 
 
 def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) -> Tensor:
@@ -142,12 +165,10 @@ class Orthogonalize(TensorTransform):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        if not setting["orthogonalize"] or tensor.dim() < 2 or not tensor.numel():
+        sides = _sides(tensor, setting["channel_first"])
+        if not setting["orthogonalize"] or sides is None:
             return tensor
         first = setting["channel_first"]
-        rows, columns = (tensor.shape[0], tensor.shape[1]) if first else (tensor.shape[-2], tensor.shape[-1])
-        if min(rows, columns) < 2:
-            return tensor
         moved = first and tensor.dim() > 2
         x = tensor.movedim((0, 1), (-2, -1)) if moved else tensor
         out = orthogonalize(x, setting["method"], setting["steps"])
@@ -158,5 +179,77 @@ class Orthogonalize(TensorTransform):
                 else out * (x * out).sum((-2, -1), keepdim=True)
             )
         if setting["adjust_lr"]:
-            out = out * (0.2 * max(rows, columns) ** 0.5)
+            out = out * (0.2 * max(sides) ** 0.5)
         return out.movedim((-2, -1), (0, 1)).contiguous() if moved else out
+
+
+def _sides(tensor: Tensor, channel_first: bool) -> tuple[int, int] | None:
+    """Rows and columns of a tensor that is a matrix, or a batch of them; None for one that is not."""
+    if tensor.dim() < 2 or not tensor.numel():
+        return None
+    rows, columns = tensor.shape[:2] if channel_first else tensor.shape[-2:]
+    return (rows, columns) if min(rows, columns) > 1 else None
+
+
+class DualNormCorrection(TensorTransform):
+    r"""Multiplies each matrix of the update by its inner product with the gradient, $U \leftarrow \langle G, U\rangle U$.
+
+    After `Orthogonalize` that is the nuclear norm of the gradient, so that the step is steepest descent in the spectral norm
+    with a size of its own. Tensors that are no matrices are left as they are.
+
+    Args:
+        channel_first: The first two axes are the matrix and the others are a batch; False: the last two.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> g = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+        >>> optim.step_tensors([m.Orthogonalize(method="svd"), m.DualNormCorrection()], [g.clone()], grads=[g])
+        [tensor([[4., 0.],
+                [0., 4.]])]
+
+    References:
+        J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
+    """
+
+    def __init__(self, *, channel_first: bool = True) -> None:
+        super().__init__({"channel_first": channel_first}, uses_grad=True)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if grad is None or _sides(tensor, setting["channel_first"]) is None:
+            return tensor
+        axes = (0, 1) if setting["channel_first"] else (-2, -1)
+        product = (grad.conj() * tensor).real if tensor.is_complex() else grad * tensor
+        return tensor * product.sum(axes, keepdim=True)
+
+
+class MuonAdjustLR(TensorTransform):
+    r"""Multiplies each matrix of the update by $0.2\,\alpha\sqrt{\max(\text{rows}, \text{columns})}$.
+
+    An orthogonal matrix then has the size of a step of Adam, so that step sizes carry over; the same as
+    `Orthogonalize(adjust_lr=True)`, in a place of its own. Tensors that are no matrices are left as they are.
+
+    Args:
+        alpha: A factor.
+        channel_first: The first two axes are the matrix and the others are a batch; False: the last two.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.MuonAdjustLR(), [torch.eye(4)])[0].diagonal()
+        tensor([0.4000, 0.4000, 0.4000, 0.4000])
+
+    References:
+        J. Liu et al., "Muon is scalable for LLM training", 2025.
+    """
+
+    def __init__(self, *, alpha: float = 1.0, channel_first: bool = True) -> None:
+        super().__init__({"alpha": alpha, "channel_first": channel_first})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        sides = _sides(tensor, setting["channel_first"])
+        return tensor if sides is None else tensor * (0.2 * setting["alpha"] * max(sides) ** 0.5)

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
+from ...optim import Chainable
+from .._buffers import BufferTransform
 from .._checks import choice, fraction, non_negative
 
 __all__ = ["RMSprop"]
 
 
-class RMSprop(TensorTransform):
+class RMSprop(BufferTransform):
     r"""Divides the update by the root of a running mean of its square.
 
     $v_t = \rho v_{t-1} + (1-\rho) u_t^2,\quad u \leftarrow \frac{u_t}{\sqrt{v_t} + \epsilon}$; `centered` subtracts the
@@ -27,6 +28,7 @@ class RMSprop(TensorTransform):
         amsgrad: Use the largest second moment so far.
         init: Start from "zeros", or from the first "update".
         inner: Links that transform the update before it is divided, after its square was learnt.
+        exp_avg_sq_tfm: Links that transform a copy of the second moment before its root is taken.
 
     Example:
         >>> import torch, moduli as mo
@@ -43,6 +45,7 @@ class RMSprop(TensorTransform):
 
     elementwise = True
     counts = True
+    tfms = {"exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class RMSprop(TensorTransform):
         amsgrad: bool = False,
         init: Literal["zeros", "update"] = "zeros",
         inner: Chainable | None = None,
+        exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
         fraction("RMSprop", smoothing=smoothing)
         non_negative("RMSprop", eps=eps)
@@ -70,6 +74,7 @@ class RMSprop(TensorTransform):
                 "init": init,
             },
             inner=inner,
+            tfms={"exp_avg_sq_tfm": exp_avg_sq_tfm},
         )
         self.add_projected_keys("grad", "exp_avg")
         self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")

@@ -107,6 +107,8 @@ class Shampoo(TensorTransform):
             identity = setting["init"] == "identity"
             state["covariances"] = [matrix.fill_diagonal_(1.0) if identity else matrix for matrix in zeros]
             state["roots"] = []
+            # The product W W^H costs more than to multiply by W twice where the axis is long and roots are not used often.
+            state["halves"] = [setting["precond_freq"] * tensor.numel() < shape[axis] ** 2 for axis in axes]
         else:
             state["squares"] = torch.zeros_like(x.abs())
 
@@ -130,8 +132,14 @@ class Shampoo(TensorTransform):
                 exponent = -1 / (2 * len(state["axes"]))
             scale = self._debias(state, setting)
             state["roots"] = [
-                power(total if scale == 1 else total * scale, exponent, setting["reg"], setting["matrix_power_method"])
-                for total in state["covariances"]
+                power(
+                    total if scale == 1 else total * scale,
+                    exponent,
+                    setting["reg"],
+                    setting["matrix_power_method"],
+                    half,
+                )
+                for total, half in zip(state["covariances"], state["halves"], strict=True)
             ]
 
     @staticmethod
@@ -148,9 +156,14 @@ class Shampoo(TensorTransform):
             scale = self._debias(state, setting)
             out = x / ((state["squares"] * scale).sqrt() + setting["adagrad_eps"])
         else:
-            matrices: list[Tensor | None] = [None] * len(state["shape"])
-            for axis, root in zip(state["axes"], state["roots"], strict=True):
-                matrices[axis] = root
-            out = multiply(x.reshape(state["shape"]), matrices).reshape(tensor.shape)
+            roots: list[Tensor | None] = [None] * len(state["shape"])
+            halves = list(roots)
+            for axis, root, half in zip(state["axes"], state["roots"], state["halves"], strict=True):
+                roots[axis] = root
+                halves[axis] = root if half else None
+            out = x.reshape(state["shape"])
+            if any(state["halves"]):
+                out = multiply(out, halves, adjoint=True)
+            out = multiply(out, roots).reshape(tensor.shape)
         result: Tensor = out.to(tensor.dtype)
         return result

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Chainable, Objective, TensorTransform
 from .._checks import at_least_one, fraction, non_negative
 from ._axes import multiply, work
 from ._eigenbasis import begin, follow, learn, matrices
@@ -34,7 +34,10 @@ class SOAP(TensorTransform):
         precondition_1d: Whether vectors are rotated; otherwise they are left to Adam.
         eps: Added to the denominator after bias correction, as in `Adam`.
         debias: Correct for the moments starting at zero.
+        proj_exp_avg: Whether the mean is kept in the basis, which costs less where the basis seldom moves, or outside of it;
+            None chooses by `precond_freq`. It is the same method.
         alpha: A factor; a step size is better given by a link of its own, `LR`.
+        inner: Links that transform the update before Adam sees it, after the covariances have.
 
     Example:
         >>> import torch, moduli as mo
@@ -64,7 +67,9 @@ class SOAP(TensorTransform):
         precondition_1d: bool = True,
         eps: float = 1e-8,
         debias: bool = True,
+        proj_exp_avg: bool | None = None,
         alpha: float = 1.0,
+        inner: Chainable | None = None,
     ) -> None:
         fraction("SOAP", beta1=beta1, beta2=beta2, shampoo_beta=shampoo_beta)
         at_least_one("SOAP", precond_freq=precond_freq, max_dim=max_dim)
@@ -81,8 +86,28 @@ class SOAP(TensorTransform):
                 "eps": eps,
                 "debias": debias,
                 "alpha": alpha,
-            }
+            },
+            inner=inner,
         )
+        # To follow the basis costs two rotations, to be outside of it one at each step.
+        self.inside = precond_freq > 2 if proj_exp_avg is None else proj_exp_avg
+        self._inner: dict[int, Tensor] = {}
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """The covariances see the update, the moments what the inner links make of it."""
+        if "inner" in self.children:
+            copy = objective.clone(clone_updates=True)
+            copy = self.children["inner"].step(copy)
+            objective.update_attrs_from_clone_(copy)
+            self._inner = {id(state): update for state, update in zip(states, copy.get_updates(), strict=True)}
+        try:
+            super().update_states(objective, states, settings)
+        finally:
+            self._inner = {}
+
+    def apply(self, objective: Objective) -> Objective:
+        """The step in the basis; the inner links have had their turn when the moments learnt."""
+        return self.apply_states(objective, *self._lists(objective))
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -98,13 +123,13 @@ class SOAP(TensorTransform):
         state["exp_avg"] = torch.zeros_like(x)
         state["exp_avg_sq"] = torch.zeros_like(x.abs())
 
-    @staticmethod
-    def _follow(state: Any) -> None:
+    def _follow(self, state: Any) -> None:
         """The basis makes its step; moments move to the new one."""
-        mean = multiply(state["exp_avg"], matrices(state))
+        mean = multiply(state["exp_avg"], matrices(state)) if self.inside else None
         for axis, order in zip(state["axes"], follow(state), strict=True):
             state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
-        state["exp_avg"] = multiply(mean, matrices(state), adjoint=True)
+        if mean is not None:
+            state["exp_avg"] = multiply(mean, matrices(state), adjoint=True)
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -114,8 +139,9 @@ class SOAP(TensorTransform):
         # The basis that the last step's covariances ask for: a step is made in the basis from before it.
         if state["axes"] and t > 1 and (t - 1) % setting["precond_freq"] == 0:
             self._follow(state)
-        rotated = multiply(x, matrices(state), adjoint=True)
-        state["exp_avg"].lerp_(rotated, 1 - setting["beta1"])
+        given = work(self._inner[id(state)]).reshape(state["shape"]) if self._inner else x
+        rotated = multiply(given, matrices(state), adjoint=True)
+        state["exp_avg"].lerp_(rotated if self.inside else given, 1 - setting["beta1"])
         beta2 = setting["beta2"]
         if rotated.is_complex():
             state["exp_avg_sq"].lerp_(rotated.abs().square(), 1 - beta2)
@@ -132,6 +158,7 @@ class SOAP(TensorTransform):
             t = state["step"]
             size = size / (1 - setting["beta1"] ** t)
             grow = (1 - setting["beta2"] ** t) ** -0.5
+        mean = state["exp_avg"] if self.inside else multiply(state["exp_avg"], matrices(state), adjoint=True)
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
-        out = (state["exp_avg"] / denominator).mul_(size)
+        out = torch.div(mean, denominator, out=denominator if not mean.is_complex() else None).mul_(size)
         return multiply(out, matrices(state)).reshape(tensor.shape).to(tensor.dtype)

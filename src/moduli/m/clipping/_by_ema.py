@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
+from .._buffers import BufferTransform
 from .._checks import choice, fraction, positive
 from .._metrics import check_metric, metric, metric_of_all
 
@@ -157,13 +158,14 @@ class NormalizeByEMA(ClipNormByEMA):
     normalize = True
 
 
-class ClipValueByEMA(TensorTransform):
+class ClipValueByEMA(BufferTransform):
     r"""Keeps each element within a running mean of its size, $|u_i| \le e_i$ with $e$ the mean of $|u|$.
 
     Args:
         beta: Memory of the mean.
         init: The mean starts at zero (0), or at the first "update".
         inner: Links that transform the update before it is clipped, after the mean was learnt.
+        exp_avg_tfm: Links that transform a copy of the mean before it bounds the update.
 
     Example:
         >>> import torch
@@ -177,13 +179,19 @@ class ClipValueByEMA(TensorTransform):
 
     elementwise = True
     static = ("init",)
+    tfms = {"exp_avg_tfm": ("exp_avg_abs",)}
 
     def __init__(
-        self, *, beta: Any = 0.99, init: Literal["update"] | float = 0.0, inner: Chainable | None = None
+        self,
+        *,
+        beta: Any = 0.99,
+        init: Literal["update"] | float = 0.0,
+        inner: Chainable | None = None,
+        exp_avg_tfm: Chainable | None = None,
     ) -> None:
         fraction("ClipValueByEMA", beta=beta)
         choice("ClipValueByEMA", "init", init, (0, "update"))
-        super().__init__({"beta": beta, "init": init}, inner=inner)
+        super().__init__({"beta": beta, "init": init}, inner=inner, tfms={"exp_avg_tfm": exp_avg_tfm})
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

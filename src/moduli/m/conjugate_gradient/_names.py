@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...optim import Chainable
 from ._base import ConjugateGradient
 
@@ -17,7 +19,18 @@ __all__ = [
 ]
 
 
-class FletcherReeves(ConjugateGradient):
+class _Named(ConjugateGradient):
+    """Conjugate gradients with the rule that the class is named for."""
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
+    ) -> None:
+        super().__init__(self.name, clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+
+
+class FletcherReeves(_Named):
     r"""Conjugate gradients with $\beta = g^Tg / g_-^Tg_-$ (downhill directions $d$).
 
     Args:
@@ -39,13 +52,10 @@ class FletcherReeves(ConjugateGradient):
         R. Fletcher, C. M. Reeves, "Function minimization by conjugate gradients", Computer J. 7 (1964).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("fletcher-reeves", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "fletcher-reeves"
 
 
-class PolakRibiere(ConjugateGradient):
+class PolakRibiere(_Named):
     r"""Conjugate gradients with $\beta = g^Ty / g_-^Tg_-$ (downhill directions $d$).
 
     Args:
@@ -67,13 +77,15 @@ class PolakRibiere(ConjugateGradient):
         E. Polak, G. Ribiere, "Note sur la convergence de methodes de directions conjuguees", RIRO 3 (1969).
     """
 
+    name = "polak-ribiere"
+
     def __init__(
         self, *, clip_beta: bool = True, restart_interval: int | str | None = "auto", inner: Chainable | None = None
     ) -> None:
-        super().__init__("polak-ribiere", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+        super().__init__(clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
 
 
-class HestenesStiefel(ConjugateGradient):
+class HestenesStiefel(_Named):
     r"""Conjugate gradients with $\beta = g^Ty / d_-^Ty$ (downhill directions $d$).
 
     Args:
@@ -95,13 +107,10 @@ class HestenesStiefel(ConjugateGradient):
         M. R. Hestenes, E. Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("hestenes-stiefel", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "hestenes-stiefel"
 
 
-class DaiYuan(ConjugateGradient):
+class DaiYuan(_Named):
     r"""Conjugate gradients with $\beta = g^Tg / d_-^Ty$ (downhill directions $d$).
 
     Args:
@@ -124,13 +133,10 @@ class DaiYuan(ConjugateGradient):
         10 (1999).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("dai-yuan", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "dai-yuan"
 
 
-class HagerZhang(ConjugateGradient):
+class HagerZhang(_Named):
     r"""Conjugate gradients with guaranteed descent (downhill directions $d$).
 
     $\beta = \max\big((y - 2 d_-\,y^Ty / d_-^Ty)^T g / d_-^Ty,\ -1 / (\|d_-\| \min(0.01, \|g_-\|))\big)$
@@ -154,13 +160,10 @@ class HagerZhang(ConjugateGradient):
         W. W. Hager, H. Zhang, "A new conjugate gradient method with guaranteed descent", SIAM J. Optim. 16 (2005).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("hager-zhang", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "hager-zhang"
 
 
-class LiuStorey(ConjugateGradient):
+class LiuStorey(_Named):
     r"""Conjugate gradients with $\beta = -g^Ty / g_-^Td_-$ (downhill directions $d$).
 
     Args:
@@ -182,13 +185,10 @@ class LiuStorey(ConjugateGradient):
         Y. Liu, C. Storey, "Efficient generalized conjugate gradient algorithms", JOTA 69 (1991).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("liu-storey", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "liu-storey"
 
 
-class ConjugateDescent(ConjugateGradient):
+class ConjugateDescent(_Named):
     r"""Conjugate gradients with $\beta = -g^Tg / g_-^Td_-$ (downhill directions $d$).
 
     Args:
@@ -210,13 +210,10 @@ class ConjugateDescent(ConjugateGradient):
         R. Fletcher, Practical Methods of Optimization, Wiley (1987).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__("conjugate-descent", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner)
+    name = "conjugate-descent"
 
 
-class DYHS(ConjugateGradient):
+class DYHS(_Named):
     r"""Conjugate gradients with $\beta = \max(0, \min(\beta_{DY}, \beta_{HS}))$ (downhill directions $d$).
 
     Args:
@@ -238,9 +235,4 @@ class DYHS(ConjugateGradient):
         Y. H. Dai, Y. Yuan, "An efficient hybrid conjugate gradient method", Ann. Oper. Res. 103 (2001).
     """
 
-    def __init__(
-        self, *, clip_beta: bool = False, restart_interval: int | str | None = "auto", inner: Chainable | None = None
-    ) -> None:
-        super().__init__(
-            "dai-yuan-hestenes-stiefel", clip_beta=clip_beta, restart_interval=restart_interval, inner=inner
-        )
+    name = "dai-yuan-hestenes-stiefel"

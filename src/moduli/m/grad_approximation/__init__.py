@@ -4,6 +4,7 @@ Each replaces the gradient for the links that follow it, wherever they evaluate:
 """
 
 from ._base import GradApproximator
+from ._cd import CD
 from ._fdm import FDM
 from ._forward_gradient import ForwardGradient
 from ._gaussian_smoothing import GaussianSmoothing
@@ -11,5 +12,17 @@ from ._mezo import MeZO
 from ._randomized import RandomizedFDM
 from ._rdsa import RDSA
 from ._spsa import SPSA
+from ._spsa1 import SPSA1
 
-__all__ = ["FDM", "RDSA", "SPSA", "ForwardGradient", "GaussianSmoothing", "GradApproximator", "MeZO", "RandomizedFDM"]
+__all__ = [
+    "CD",
+    "FDM",
+    "ForwardGradient",
+    "GaussianSmoothing",
+    "GradApproximator",
+    "MeZO",
+    "RDSA",
+    "RandomizedFDM",
+    "SPSA",
+    "SPSA1",
+]

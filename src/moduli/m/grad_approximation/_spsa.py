@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...optim import Chainable
 from ._randomized import RandomizedFDM
 
 __all__ = ["SPSA"]
@@ -37,24 +34,3 @@ class SPSA(RandomizedFDM):
         J. C. Spall, "Multivariate stochastic approximation using a simultaneous perturbation gradient approximation", IEEE
         Trans. Automatic Control 37 (1992).
     """
-
-    def __init__(
-        self,
-        *,
-        h: Any = 1e-3,
-        n_samples: int = 1,
-        formula: str = "central",
-        distribution: str = "rademacher",
-        pre_generate: bool = True,
-        seed: int | None = None,
-        modules: Chainable | None = None,
-    ) -> None:
-        super().__init__(
-            h=h,
-            n_samples=n_samples,
-            formula=formula,
-            distribution=distribution,
-            pre_generate=pre_generate,
-            seed=seed,
-            modules=modules,
-        )

@@ -6,6 +6,14 @@ that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 
 from ._backtracking import AdaptiveBacktracking, Backtracking
 from ._base import LineSearchBase
+from ._scalar import AdaptiveBisection, ScipyMinimizeScalar
 from ._strong_wolfe import StrongWolfe
 
-__all__ = ["AdaptiveBacktracking", "Backtracking", "LineSearchBase", "StrongWolfe"]
+__all__ = [
+    "AdaptiveBacktracking",
+    "AdaptiveBisection",
+    "Backtracking",
+    "LineSearchBase",
+    "ScipyMinimizeScalar",
+    "StrongWolfe",
+]

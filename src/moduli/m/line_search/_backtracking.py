@@ -8,6 +8,7 @@ from typing import Any
 from ...optim import Objective
 from ._base import LineSearchBase
 from ._line import Line
+from ._more_thuente import Trials, driven
 from ._of_members import backtrack_members
 
 __all__ = ["CONDITIONS", "AdaptiveBacktracking", "Backtracking", "accepts", "check_backtracking"]
@@ -167,22 +168,30 @@ class AdaptiveBacktracking(LineSearchBase):
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Shortens until the condition holds, and learns where to start next time."""
-        first = float(self.global_state.get("first", settings["init"]))
+        return driven(self.trials(loss, slope, settings, self.global_state), lambda a: (line.value(a), 0.0))
+
+    def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
+        """The search as a generator, as for `StrongWolfe`; only the values count."""
+        first = float(memory.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
         a, found, tries = first, None, 0
+        lowest, best = math.inf, None
         while tries < settings["maxiter"]:
-            if accepts(settings["condition"], a, line.value(a), loss, slope, settings["c"]):
+            f, _ = yield a
+            if f < lowest:
+                lowest, best = f, a
+            if accepts(settings["condition"], a, f, loss, slope, settings["c"]):
                 found = a
                 break
             tries += 1
             a *= beta
-        if found is None and line.lowest is not None and line.lowest[1] < loss:
-            found = line.lowest[0]
+        if found is None and lowest < loss:
+            found = best
         if found is None:
-            self.global_state["first"] = a if a > 1e-100 else float(settings["init"])
+            memory["first"] = a if a > 1e-100 else float(settings["init"])
             return None
         wanted = found * settings["nplus"] ** target if tries == 0 else found / beta**target
-        memory = settings["scale_beta"]
-        wanted = memory * first + (1 - memory) * wanted
-        self.global_state["first"] = wanted if math.isfinite(wanted) and wanted < 1e100 else float(settings["init"])
+        keep = settings["scale_beta"]
+        wanted = keep * first + (1 - keep) * wanted
+        memory["first"] = wanted if math.isfinite(wanted) and wanted < 1e100 else float(settings["init"])
         return found

@@ -60,7 +60,8 @@ class LineSearchBase(Module):
         if found is None:
             found = objective.get_loss(backward=True)
         settings = self.settings[objective.params[0]]
-        line = Line(objective, objective.peek_updates())
+        last = objective.tail is self
+        line = Line(objective, objective.peek_updates(), last)
         slope = -line.along(grads)
         if slope > 0 and settings.get("plus_minus"):
             line.u, slope = -line.u, -slope
@@ -71,6 +72,6 @@ class LineSearchBase(Module):
             update = objective.peek_updates()
             length = dot(update, update)
             ratio = math.sqrt(length / size) if math.isfinite(length) and length > 0 else 1 / math.sqrt(size)
-            line = Line(objective, [grad * ratio for grad in grads])
+            line = Line(objective, [grad * ratio for grad in grads], last)
             slope = -size * ratio
         return line.finish(self.search(line, found.item(), slope, settings))

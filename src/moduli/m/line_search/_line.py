@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from .._flat import flat, masked, unflat
+from ...optim._needs import keeps_graph
+from .._flat import array, flat, masked, plain, tensors_of, unflat
 
 __all__ = ["Line"]
-
-_SMALL = 20_000
 
 
 class Line:
@@ -22,51 +21,67 @@ class Line:
     Args:
         objective: The objective, with its parameters at x.
         update: u, one tensor per parameter.
+        last: Whether nothing follows: then the parameters may stay at the accepted point.
     """
 
-    def __init__(self, objective: Objective, update: list[Tensor]) -> None:
+    def __init__(self, objective: Objective, update: list[Tensor], last: bool = False) -> None:
         self.objective = objective
         self.params = params = objective.params
-        objective._remember_start()
         self.held = [param.grad for param in params]
-        self.versions = tuple(param._version for param in params)
-        # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
-        x, u = flat(params), flat(masked(update, objective.present))
-        same = x.dtype is u.dtype and all(param.dtype is x.dtype for param in params)
-        self.numpy = same and x.device.type == "cpu" and x.numel() <= _SMALL
-        self.exact = same
-        self.x: Any = x.numpy().copy() if self.numpy else x.clone()
-        self.u: Any = u.numpy() if self.numpy else u.to(x.dtype)
-        self.start = None if same else [param.detach().clone() for param in params]
-        self.trials = 0
-        self.points: dict[float, tuple[float, Any, Any, Tensor, list[Tensor] | None]] = {}
-        self.lowest: tuple[float, float] | None = None
         # Where the closure stays the same, a gradient at a trial point is the next step's, if the point is accepted.
         self.carries = objective.evaluator is not None and objective.evaluator.fixed
         # Links that differentiate twice evaluate the next point again, so for them a value alone is enough.
-        self.eager = self.carries and not any(need.graph for need in objective.needs)
+        self.eager = self.carries and not keeps_graph(objective.needs)
+        self.last = last and objective._graph is None
+        self.versions = tuple(param._version for param in params) if objective._graph is not None else ()
+        if objective.present is not None:
+            update = masked(update, objective.present)
+        self.start: list[Tensor] | None = None
+        self.x: Any
+        self.u: Any
+        # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
+        self.numpy = plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
+        if self.numpy:
+            self.x, self.u = array(params), array(update)
+            self.x = self.x.copy() if len(params) == 1 else self.x
+            objective._remember_start(self.pieces(self.x))
+        else:
+            objective._remember_start()
+            x, u = flat(params), flat(update)
+            self.x, self.u = x.clone(), u.to(x.dtype)
+            if x.dtype is not u.dtype or any(param.dtype is not x.dtype for param in params):
+                self.start = [param.detach().clone() for param in params]
+        self.trials = 0
+        self.at: float | None = 0.0
+        self.points: dict[float, tuple[float, Any, Any, Tensor, list[Tensor] | None]] = {}
+        self.lowest: tuple[float, float] | None = None
 
     def pieces(self, vector: Any) -> list[Tensor]:
         """A vector as tensors like the parameters."""
-        return unflat(torch.from_numpy(vector) if self.numpy else vector, self.params)
+        return tensors_of(vector, self.params) if self.numpy else unflat(vector, self.params)
 
     def along(self, tensors: list[Tensor]) -> float:
         """The inner product of a gradient with the update."""
+        if self.numpy:
+            return float(array(tensors).dot(self.u))
         vector = flat(tensors)
-        return float(vector.numpy() @ self.u) if self.numpy else torch.dot(vector, self.u.to(vector.dtype)).item()
+        return torch.dot(vector, self.u.to(vector.dtype)).item()
 
     def _place(self, a: float) -> tuple[Any, Any]:
         scaled = self.u * a
         if self.start is None:
             point: Any = self.x - scaled
-            for param, value in zip(self.params, self.pieces(point), strict=True):
-                param.copy_(value)
+            self._write(self.pieces(point))
         else:
             # Parameters of several precisions are rounded as the optimizer will round them.
             point = [x - u for x, u in zip(self.start, self.pieces(scaled), strict=True)]
-            for param, value in zip(self.params, point, strict=True):
-                param.copy_(value)
+            self._write(point)
+        self.at = a
         return scaled, point
+
+    def _write(self, values: list[Tensor]) -> None:
+        for param, value in zip(self.params, values, strict=True):
+            param.copy_(value)
 
     def _remember(self, a: float, f: float) -> float:
         self.trials += 1
@@ -98,23 +113,30 @@ class Line:
         return f, slope if math.isfinite(slope) else math.inf
 
     def finish(self, a: float | None) -> Objective:
-        """The objective with the update that leads to x - a u (to x itself for None); parameters go back to x."""
+        """The objective with the update that leads to x - a u (to x itself for None); parameters go back to x.
+
+        Where nothing follows they stay at the accepted point instead, as going back and moving again would end there.
+        """
         objective = self.objective
-        for param, value in zip(self.params, self.pieces(self.x) if self.start is None else self.start, strict=True):
-            param.copy_(value)
+        found = None if a is None or a == 0.0 else self.points.get(a)
+        if found is not None and self.last and not objective.post_step_hooks:
+            if self.at != a:
+                self._write(self.pieces(found[2]) if self.start is None else found[2])
+            objective.skip_update = True
+        else:
+            self._write(self.pieces(self.x) if self.start is None else self.start)
         for param, grad in zip(self.params, self.held, strict=True):
             param.grad = grad
-        if objective._graph is not None:
+        if self.versions:
             # The parameters hold the same numbers as before, so the graph that was recorded there is still right.
             torch._C._autograd._unsafe_set_version_counter(tuple(self.params), self.versions)
         if a is None or a == 0.0:
             objective.updates = [torch.zeros_like(param) for param in self.params]
-            return objective
-        if a not in self.points:
+        elif found is None:
             objective.updates = self.pieces(self.u * a)
-            return objective
-        _, scaled, point, loss, grads = self.points[a]
-        objective.updates = self.pieces(scaled)
-        if grads is not None and self.carries:
-            objective.accepted = (self.pieces(point) if self.start is None else point, loss, grads)
+        else:
+            _, scaled, point, loss, grads = found
+            objective.updates = self.pieces(scaled)
+            if grads is not None and self.carries:
+                objective.accepted = (self.pieces(point) if self.start is None else point, loss, grads)
         return objective

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
-__all__ = ["Trial", "more_thuente", "trial_step"]
+__all__ = ["Trial", "Trials", "driven", "more_thuente", "more_thuente_trials", "trial_step"]
+
+Found = TypeVar("Found")
+Trials = Generator[float, tuple[float, float], float | None]
+"""A search that yields lengths and is sent the value and slope there."""
 
 Trial = tuple[float, float, float]
 """A length, the value there, and the slope there."""
@@ -68,8 +73,27 @@ def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
     return new, other, False
 
 
+def driven(
+    trials: Generator[float, tuple[float, float], Found], evaluate: Callable[[float], tuple[float, float]]
+) -> Found:
+    """What a search finds, its trials evaluated one by one."""
+    try:
+        a = next(trials)
+        while True:
+            a = trials.send(evaluate(a))
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+
+
 def more_thuente(
-    evaluate: Callable[[float], tuple[float, float]],
+    evaluate: Callable[[float], tuple[float, float]], loss: float, slope: float, first: float, **settings: float
+) -> tuple[float | None, bool]:
+    """The search of `more_thuente_trials`, with a function that gives the value and the slope at a length."""
+    return driven(more_thuente_trials(loss, slope, first, **settings), evaluate)[:2]  # type: ignore[arg-type]
+
+
+def more_thuente_trials(
     loss: float,
     slope: float,
     first: float,
@@ -79,11 +103,12 @@ def more_thuente(
     most: float,
     maxiter: int,
     width: float = 0.1,
-) -> tuple[float | None, bool]:
+) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
     r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
 
+    It yields the lengths to try and is sent the value and the slope there, so that many searches can be evaluated at once.
+
     Args:
-        evaluate: The value and the slope at a length.
         loss: The value at 0.
         slope: The slope at 0, negative.
         first: The first length to try.
@@ -94,8 +119,8 @@ def more_thuente(
         width: Stop when the interval is this small relative to its upper end.
 
     Returns:
-        The length (the best end of the interval where the search ended otherwise; None where there is none), and whether
-        both conditions hold there.
+        The length (the best end of the interval where the search ended otherwise; None where there is none), whether
+        both conditions hold there, and the lowest value that was seen with its length.
     """
     demanded = c1 * slope
     low = other = (0.0, loss, slope)
@@ -104,10 +129,13 @@ def more_thuente(
     a = min(first, most)
     least, upper = 0.0, a + 4 * a
     ceiling = most
+    lowest, best = math.inf, None
     for _ in range(maxiter):
-        f, d = evaluate(a)
+        f, d = yield a
+        if f < lowest:
+            lowest, best = f, a
         if f == -math.inf:
-            return a, False
+            return a, False, lowest, best
         if not math.isfinite(f) or not math.isfinite(d):
             # Outside of where the function is defined: nothing beyond is of use.
             ceiling = a
@@ -119,7 +147,7 @@ def more_thuente(
         new = (a, f, d)
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
-            return a, True
+            return a, True, lowest, best
         if first_stage and f <= enough and d >= 0:
             first_stage = False
         if bracketed and (a <= least or a >= upper or upper - least <= width * upper):
@@ -156,4 +184,4 @@ def more_thuente(
             a = low[0]
         if a == 0.0:
             break
-    return (low[0] if low[0] > 0 else None), False
+    return (low[0] if low[0] > 0 else None), False, lowest, best

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...optim import Objective
 from .._flat import flat_members, masked, unflat_members
 
-__all__ = ["backtrack_members"]
+__all__ = ["backtrack_members", "downhill"]
 
 
 def backtrack_members(objective: Objective, setting: Any, memory: dict[str, Any]) -> Objective:
@@ -26,7 +26,7 @@ def backtrack_members(objective: Objective, setting: Any, memory: dict[str, Any]
         losses = objective.get_loss(backward=True)
     loss = losses.double()
     x = flat_members(objective.params)
-    u, slope, can = _downhill(flat_members(masked(grads, objective.present)), _update(objective))
+    u, slope, can = downhill(flat_members(masked(grads, objective.present)), _update(objective))
     scale = memory.get("scale")
     if scale is None or not setting["adaptive"]:
         scale = torch.ones_like(loss)
@@ -64,7 +64,7 @@ def _update(objective: Objective) -> Tensor:
     return flat_members(masked(objective.peek_updates(), objective.present))
 
 
-def _downhill(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def downhill(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The update (or the gradient at its length, where it points uphill), the slope, and whether there is one."""
     slope = -(g * u).sum(1).double()
     down = (slope < 0) & slope.isfinite()

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._base import LineSearchBase
 from ._line import Line
-from ._more_thuente import more_thuente
+from ._more_thuente import Trials, driven, more_thuente_trials
 
 __all__ = ["StrongWolfe"]
 
@@ -91,10 +91,10 @@ class StrongWolfe(LineSearchBase):
             }
         )
 
-    def first_length(self, loss: float, slope: float, settings: Any) -> float:
+    def first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
         """The first length to try."""
         kind, start = settings["a_init"], float(settings["init_value"])
-        last = self.global_state.get("last")
+        last = memory.get("last")
         out = start
         if kind != "fixed" and last is not None:
             a, slope_before, loss_before = last
@@ -108,16 +108,25 @@ class StrongWolfe(LineSearchBase):
                     out = min(1.0, 1.01 * out)
         if not math.isfinite(out) or out <= 0:
             out = start
-        return out * (self.global_state.get("scale", 1.0) if settings["adaptive"] else 1.0)
+        return out * (memory.get("scale", 1.0) if settings["adaptive"] else 1.0)
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Looks for a length where both conditions hold."""
-        first = self.first_length(loss, slope, settings)
-        found, good = more_thuente(
-            line.slope,
+        return driven(self.trials(loss, slope, settings, self.global_state), line.slope)
+
+    def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
+        """The search as a generator: yields lengths, is sent the value and slope there, returns the length or None.
+
+        Args:
+            loss: The value at 0.
+            slope: The derivative at 0, negative.
+            settings: The settings in force.
+            memory: What is remembered from one search to the next.
+        """
+        found, good, lowest, best = yield from more_thuente_trials(
             loss,
             slope,
-            first,
+            self.first_length(loss, slope, settings, memory),
             c1=settings["c1"],
             c2=settings["c2"],
             most=settings["a_max"],
@@ -125,16 +134,13 @@ class StrongWolfe(LineSearchBase):
             width=settings["tol_change"],
         )
         if not good:
-            best = line.lowest
-            found = best[0] if settings["fallback"] and best is not None and best[1] < loss else None
-            if math.inf in (-f for f, *_ in line.points.values()):
-                found = next(a for a, (f, *_) in line.points.items() if f == -math.inf)
+            found = best if lowest == -math.inf or (settings["fallback"] and lowest < loss) else None
         if found is None:
-            scale = self.global_state.get("scale", 1.0)
-            self.global_state["scale"] = scale / 2 if scale > 1e-30 else 1.0
+            scale = memory.get("scale", 1.0)
+            memory["scale"] = scale / 2 if scale > 1e-30 else 1.0
             return None
-        self.global_state["scale"] = 1.0
-        self.global_state["last"] = (found, slope, loss)
+        memory["scale"] = 1.0
+        memory["last"] = (found, slope, loss)
         return found
 
     def reset_for_online(self) -> None:

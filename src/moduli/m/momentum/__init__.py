@@ -5,6 +5,7 @@ from ._averaging import Averaging, MedianAveraging, WeightedAveraging
 from ._cautious import Cautious
 from ._ema import EMA
 from ._heavy_ball import HeavyBall
+from ._intermodule import IntermoduleCautious, ScaleModulesByCosineSimilarity
 from ._nag import NAG
 from ._schedule_free import ScheduleFree
 
@@ -13,9 +14,11 @@ __all__ = [
     "Cautious",
     "EMA",
     "HeavyBall",
+    "IntermoduleCautious",
     "MedianAveraging",
     "NAG",
     "ScaleByGradCosineSimilarity",
+    "ScaleModulesByCosineSimilarity",
     "ScheduleFree",
     "UpdateGradientSignConsistency",
     "WeightedAveraging",

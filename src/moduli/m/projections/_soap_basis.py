@@ -77,7 +77,7 @@ class SOAPBasis(Projection):
             if objective.present is not None and not objective.present[i]:
                 continue
             state, beta = self.state[param], self.settings[param]["shampoo_beta"]
-            if "bases" not in state:
+            if "rows" not in state:
                 begin(state, update, beta, self.max_dim, self.merge_small, self.precondition_1d)
                 state["step"] = 1
                 continue
@@ -132,15 +132,13 @@ class SOAPBasis(Projection):
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return [
-            multiply(work(tensor).reshape(row["shape"]), matrices(row), adjoint=True)
-            if "bases" in row
-            else work(tensor)
+            multiply(work(tensor).reshape(row["shape"]), matrices(row), adjoint=True) if "rows" in row else work(tensor)
             for tensor, row in zip(tensors, self._rows, strict=True)
         ]
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         return [
-            (multiply(tensor, matrices(row)) if "bases" in row else tensor).reshape(param.shape).to(param.dtype)
+            (multiply(tensor, matrices(row)) if "rows" in row else tensor).reshape(param.shape).to(param.dtype)
             for tensor, row, param in zip(tensors, self._rows, params, strict=True)
         ]
 

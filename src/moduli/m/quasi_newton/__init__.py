@@ -5,7 +5,7 @@
 * Each gives a direction, to be followed by a line search, and a Hessian (`get_H`), for a trust region.
 """
 
-from ._bfgs import BFGS
+from ._bfgs import BFGS, FletcherVMM
 from ._dense import QuasiNewton
 from ._dfp import DFP
 from ._diagonal import (
@@ -17,6 +17,7 @@ from ._diagonal import (
     DiagonalWeightedQuasiCauchi,
     NewDQN,
 )
+from ._gradient_correction import GradientCorrection
 from ._hoshino import Horisho
 from ._lbfgs import LBFGS
 from ._lsr1 import LSR1
@@ -26,32 +27,37 @@ from ._sg2 import SG2
 from ._shor import ProjectedGradientMethod, ShorR
 from ._sr1 import SR1
 from ._ssvm import SSVM
+from ._two_matrices import ProjectedNewtonRaphson, ThomasOptimalMethod
 
 __all__ = [
     "BFGS",
-    "DFP",
-    "DNRTR",
-    "ICUM",
-    "LBFGS",
-    "LSR1",
-    "PSB",
-    "SG2",
-    "SR1",
-    "SSVM",
     "BroydenBad",
     "BroydenGood",
+    "DFP",
+    "DNRTR",
     "DiagonalBFGS",
     "DiagonalQuasiCauchi",
     "DiagonalQuasiNewton",
     "DiagonalSR1",
     "DiagonalWeightedQuasiCauchi",
+    "FletcherVMM",
+    "GradientCorrection",
     "Greenstadt1",
     "Greenstadt2",
     "Horisho",
+    "ICUM",
+    "LBFGS",
+    "LSR1",
     "McCormick",
     "NewDQN",
+    "PSB",
     "Pearson",
     "ProjectedGradientMethod",
+    "ProjectedNewtonRaphson",
     "QuasiNewton",
+    "SG2",
+    "SR1",
+    "SSVM",
     "ShorR",
+    "ThomasOptimalMethod",
 ]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, bfgs, dfp
 
-__all__ = ["BFGS"]
+__all__ = ["BFGS", "FletcherVMM"]
 
 
 class BFGS(QuasiNewton):
@@ -34,3 +34,28 @@ class BFGS(QuasiNewton):
     """
 
     rules: ClassVar[dict[str, Rule]] = {"inverse": bfgs, "hessian": dfp}
+
+
+class FletcherVMM(QuasiNewton):
+    r"""Fletcher's variable metric method, which is `BFGS` for the inverse, under the name of its first author.
+
+    $H \leftarrow (I - \rho s y^T) H (I - \rho y s^T) + \rho s s^T,\ \rho = 1/s^Ty$. It keeps the inverse only.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.FletcherVMM(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        R. Fletcher, "A new approach to variable metric algorithms", Computer J. 13 (1970).
+    """
+
+    rules: ClassVar[dict[str, Rule]] = {"inverse": bfgs}

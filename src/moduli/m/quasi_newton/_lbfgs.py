@@ -11,12 +11,14 @@ from torch import Tensor
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
 from ...optim import Chainable, ChainError, Objective, Optimizer, Transform
 from ...optim._vector_state import described
-from .._flat import flat, masked, size, unflat
+from .._flat import array, flat, masked, plain, size, tensors_of, unflat
 from ._memory import PairMemory
 from ._of_members import learn_members, multiply_members
-from ._pairs import changed, forget_point
+from ._pairs import changed, exceeds_array, forget_point
 
 __all__ = ["LBFGS"]
+
+_LOW = (torch.float16, torch.bfloat16)
 
 
 class LBFGS(Transform):
@@ -112,10 +114,13 @@ class LBFGS(Transform):
                 self.reset()
             self.global_state["members of"] = here
 
-    def _memory(self, like: Tensor, state: Any, setting: Any) -> PairMemory:
+    def _memory(self, state: Any, n: int, like: Tensor, history: int) -> PairMemory:
         held: PairMemory | None = self.__dict__.get("_held")
-        if held is None or not held.still(state, like, setting["history_size"]):
-            held = self._held = PairMemory(state, like, setting["history_size"])
+        dtype = like.dtype
+        if dtype is not torch.float64 and dtype is not torch.float32:
+            dtype = torch.float32 if dtype in _LOW else dtype.to_real()
+        if held is None or not held.still(state, n, dtype, history):
+            held = self._held = PairMemory(state, n, dtype, like.device, history)
         return held
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,37 +136,81 @@ class LBFGS(Transform):
             learn_members(objective, states, self.global_state, settings[0])
             return
         state, setting = states[0], settings[0]
-        x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
-        memory = self._memory(x, state, setting)
-        if s is None or y is None:
-            if verdict == "new":
+        if plain(objective.params):
+            memory, s, y, sy, verdict = self._small_pair(objective, state, setting)
+        else:
+            x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
+            memory = self._memory(state, len(x), x, setting["history_size"])
+            sy = None
+        if verdict:
+            restart = (setting["ptol_restart"] and verdict == "step") or (
+                setting["gtol_restart"] and verdict == "gradient"
+            )
+            if restart or verdict == "new":
                 memory.clear()
             return
-        if verdict:
-            if (setting["ptol_restart"] and verdict == "step") or (setting["gtol_restart"] and verdict == "gradient"):
-                memory.clear()
+        if s is None or y is None:
             return
         if setting["damping"] == "powell":
-            y = _powell(s, y, self._operator(memory))
-        pair: tuple[Any, Any] = (s.numpy(), y.numpy()) if memory.numpy else (s, y)
-        sy, lengths = float(pair[0].dot(pair[1])), float(pair[0].dot(pair[0])) * float(pair[1].dot(pair[1]))
-        if sy > setting["sy_tol"] and sy > torch.finfo(x.dtype).eps * math.sqrt(lengths) and sy < math.inf:
-            memory.add(*pair, sy)
+            y, sy = _powell(torch.as_tensor(s), torch.as_tensor(y), self._operator(memory)), None
+        if sy is None:
+            s, y = (torch.as_tensor(s).numpy(), torch.as_tensor(y).numpy()) if memory.numpy else (s, y)
+            sy = (float(s.dot(y)), float(s.dot(s)), float(y.dot(y)))
+        along, ss, yy = sy
+        if along > setting["sy_tol"] and math.inf > along > memory.eps * math.sqrt(ss * yy):
+            memory.add(s, y, along)
+
+    def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[PairMemory, Any, Any, Any, str]:
+        """What `changed` finds, as arrays, with the inner products of s and y."""
+        params, updates = objective.params, objective.peek_updates()
+        x, u = array(params), array(masked(updates, objective.present))
+        memory = self._memory(state, x.size, params[0], setting["history_size"])
+        same = len(params) == 1 and objective.present is None and updates[0].dtype is params[0].dtype
+        memory.seen = (updates[0], u) if same and updates[0].is_contiguous() else None
+        held = state.get("x")
+        if held is None or held.shape != x.shape or held.dtype is not params[0].dtype:
+            state["x"], state["u"] = torch.from_numpy(x.copy()), torch.from_numpy(u.copy())
+            return memory, None, None, None, "first" if held is None else "new"
+        x_before, u_before = memory.point(state)
+        s, y = x - x_before, u - u_before
+        x_before[:], u_before[:] = x, u
+        ss, yy = float(s.dot(s)), float(y.dot(y))
+        verdict = ""
+        if not exceeds_array(s, ss, setting["ptol"]):
+            verdict = "step"
+        elif not exceeds_array(y, yy, setting["gtol"]):
+            verdict = "gradient"
+        return memory, s, y, (float(s.dot(y)), ss, yy), verdict
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""
         if objective.members is not None:
             return multiply_members(objective, states, self.global_state, settings[0])
         state, setting = states[0], settings[0]
-        u = flat(masked(objective.peek_updates(), objective.present))
-        memory = self._memory(u, state, setting)
+        params, updates = objective.params, objective.peek_updates()
+        held: PairMemory | None = self.__dict__.get("_held")
+        if held is not None and held.slots and held.rows is state.get("rows"):
+            seen = held.seen
+            if seen is not None and seen[0] is updates[0]:
+                # The vector that was just learnt from; the array is a view, so it is that tensor as it is now.
+                objective.updates = tensors_of(held.direction(seen[1]), params)
+                return objective
+        updates = masked(updates, objective.present)
+        if plain(params) and all(update.dtype is params[0].dtype for update in updates):
+            v = array(updates)
+            memory = self._memory(state, len(v), params[0], setting["history_size"])
+            if memory.slots:
+                objective.updates = tensors_of(memory.direction(v), params)
+                return objective
+        u = flat(updates)
+        memory = self._memory(state, len(u), u, setting["history_size"])
         if memory.slots:
             out = torch.from_numpy(memory.direction(u.numpy())) if memory.numpy else memory.direction(u)
-            objective.updates = unflat(out, objective.params)
+            objective.updates = unflat(out, params)
         elif setting["scale_first"]:
             length = float(torch.linalg.vector_norm(u))
             if length > 1 and math.isfinite(length):
-                objective.updates = unflat(u / length, objective.params)
+                objective.updates = unflat(u / length, params)
         return objective
 
     def _operator(self, memory: PairMemory) -> LinearOperator:
@@ -176,7 +225,7 @@ class LBFGS(Transform):
         """The BFGS matrix of the pairs, in compact form."""
         param = objective.params[0]
         like = flat([param.detach()]).new_empty(size(objective.params))
-        return self._operator(self._memory(like, self.state[param], self.settings[param]))
+        return self._operator(self._memory(self.state[param], len(like), like, self.settings[param]["history_size"]))
 
     def reset_for_online(self) -> None:
         """Forgets the last point; the pairs stay."""

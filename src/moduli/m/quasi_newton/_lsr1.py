@@ -26,6 +26,9 @@ class LSR1(Transform):
         init_scale: $\gamma$.
         ptol: A step whose largest component is not above this gives no pair.
         gtol: A change of the gradient whose largest component is not above this gives no pair.
+        ptol_restart: Forget all pairs after a step that gives none.
+        gtol_restart: Forget all pairs after a change of the gradient that gives none.
+        scale_first: Before there is a pair, scale the update to a length of at most one.
         update_freq: Take in a pair at every n-th step only.
         inner: Links between learning and the product.
 
@@ -54,13 +57,24 @@ class LSR1(Transform):
         init_scale: float = 1.0,
         ptol: float = 1e-32,
         gtol: float = 1e-32,
+        ptol_restart: bool = False,
+        gtol_restart: bool = False,
+        scale_first: bool = False,
         update_freq: int = 1,
         inner: Chainable | None = None,
     ) -> None:
         if history_size < 1 or not init_scale > 0:
             raise ValueError(f"LSR1: history_size is {history_size} and init_scale {init_scale}; both are positive")
         super().__init__(
-            {"history_size": history_size, "init_scale": init_scale, "ptol": ptol, "gtol": gtol},
+            {
+                "history_size": history_size,
+                "init_scale": init_scale,
+                "ptol": ptol,
+                "gtol": gtol,
+                "ptol_restart": ptol_restart,
+                "gtol_restart": gtol_restart,
+                "scale_first": scale_first,
+            },
             update_freq=update_freq,
             inner=inner,
         )
@@ -84,6 +98,9 @@ class LSR1(Transform):
         if held and held[0].shape != x.shape:
             held.clear()
             other.clear()
+        if (verdict == "step" and setting["ptol_restart"]) or (verdict == "gradient" and setting["gtol_restart"]):
+            held.clear()
+            other.clear()
         if s is None or y is None or verdict:
             return
         z = s - self._times(state, y, float(setting["init_scale"]))
@@ -97,6 +114,9 @@ class LSR1(Transform):
         """Multiplies by the inverse Hessian of the pairs."""
         u = flat(masked(objective.peek_updates(), objective.present))
         out = self._times(states[0], u, float(settings[0]["init_scale"]))
+        if settings[0]["scale_first"] and not states[0].get("s"):
+            length = float(torch.linalg.vector_norm(out))
+            out = out / length if 1 < length < float("inf") else out
         objective.updates = unflat(out, objective.params)
         return objective
 

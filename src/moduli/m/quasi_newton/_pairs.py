@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from .._flat import flat, masked
-from ._memory import SMALL
+from .._flat import flat, is_small, masked
 
-__all__ = ["changed", "exceeds", "forget_point"]
+__all__ = ["changed", "exceeds", "exceeds_array", "forget_point"]
 
 
 def changed(
@@ -27,7 +26,7 @@ def changed(
     if x_before is None or x_before.shape != x.shape or x_before.dtype != x.dtype:
         state["x"], state["u"] = x.clone(), u.clone()
         return x, u, None, None, "first" if x_before is None else "new"
-    if x.device.type == "cpu" and x.numel() < SMALL:
+    if is_small(x.numel(), x.device):
         a, b, c, d = x.numpy(), x_before.numpy(), u.numpy(), u_before.numpy()
         s, y = torch.from_numpy(a - b), torch.from_numpy(c - d)
         b[:], d[:] = a, c
@@ -46,15 +45,18 @@ def exceeds(vector: Tensor, tol: float) -> bool:
     """Whether the largest component is above a threshold, and all are finite."""
     if vector.numel() == 0:
         return False
-    if vector.device.type == "cpu" and vector.numel() < SMALL:
+    if is_small(vector.numel(), vector.device):
         array = vector.numpy()
-        square = float(array @ array)
-        if tol * tol * vector.numel() < square < float("inf"):
-            return True  # the mean square is above the threshold's
-        largest = float(abs(array).max())
-    else:
-        largest = float(torch.linalg.vector_norm(vector, float("inf")))
+        return exceeds_array(array, float(array.dot(array)), tol)
+    largest = float(torch.linalg.vector_norm(vector, float("inf")))
     return tol < largest < float("inf")
+
+
+def exceeds_array(array: Any, square: float, tol: float) -> bool:
+    """The same for an array whose squared length is known."""
+    if tol * tol * len(array) < square < float("inf"):
+        return True  # the mean square is above the threshold's
+    return len(array) > 0 and tol < float(abs(array).max()) < float("inf")
 
 
 def forget_point(state: Any) -> None:

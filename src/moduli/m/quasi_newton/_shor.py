@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from ._dense import QuasiNewton
-from ._rules import Rule, dilation
+from ._rules import Pair, Rule, dilation
 
 __all__ = ["ProjectedGradientMethod", "ShorR"]
 
@@ -44,9 +46,12 @@ class ShorR(QuasiNewton):
 class ProjectedGradientMethod(QuasiNewton):
     r"""Pearson's projected gradients: every difference of gradients is projected out, until a restart.
 
-    $H \leftarrow H - H y y^T H / y^THy$, from the identity again after n + 1 pairs.
+    $H \leftarrow H - H y y^T H / y^THy$, from the identity again after n + 1 pairs, and where nothing is left to project: a
+    pair that the rule refuses, or a step that went nowhere.
 
     Args:
+        restart_interval: Start from the identity again after this many pairs; "auto" for n + 1, None for never.
+        ptol_restart: Start from the identity again after a step that went nowhere.
         **settings: Those of `QuasiNewton`.
 
     Example:
@@ -66,6 +71,24 @@ class ProjectedGradientMethod(QuasiNewton):
     rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
 
     def __init__(
-        self, *, init_scale: float | str = 1, restart_interval: int | str | None = "auto", **settings: Any
+        self,
+        *,
+        init_scale: float | str = 1,
+        restart_interval: int | str | None = "auto",
+        ptol_restart: bool = True,
+        **settings: Any,
     ) -> None:
-        super().__init__(alpha=0.0, init_scale=init_scale, restart_interval=restart_interval, **settings)
+        super().__init__(
+            alpha=0.0,
+            init_scale=init_scale,
+            restart_interval=restart_interval,
+            ptol_restart=ptol_restart,
+            **settings,
+        )
+
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+        """One pair; where the rule refuses it, everything is projected out already."""
+        pairs = state["pairs"]
+        super().learn(matrix, pair, state, setting)
+        if state["pairs"] == pairs and setting["restart_interval"] is not None:
+            self._start(state, pair.s, setting)

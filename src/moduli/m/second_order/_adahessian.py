@@ -35,6 +35,8 @@ class AdaHessian(HutchinsonBase):
         debias: Correct for the moments starting at zero.
         seed: Draws from a generator of its own, which is saved; None for torch's.
         inner: Links between learning and the transformation.
+        exp_avg_tfm: Links that transform a copy of the mean before it is used.
+        D_exp_avg_sq_tfm: Links that transform a copy of the mean square before its power is taken.
 
     Example:
         >>> import torch, moduli as mo
@@ -66,6 +68,8 @@ class AdaHessian(HutchinsonBase):
         debias: bool = True,
         seed: int | None = None,
         inner: Chainable | None = None,
+        exp_avg_tfm: Chainable | None = None,
+        D_exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
         super().__init__(
             {
@@ -85,6 +89,7 @@ class AdaHessian(HutchinsonBase):
             update_freq,
             seed,
             inner,
+            {"exp_avg_tfm": exp_avg_tfm, "D_exp_avg_sq_tfm": D_exp_avg_sq_tfm},
         )
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
@@ -106,9 +111,8 @@ class AdaHessian(HutchinsonBase):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides one moment by the other."""
         out = list(objective.get_updates())
-        for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
-            if "exp_avg" not in state:
-                continue
+        for i, state in self.known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_sq_tfm="D_exp_avg_sq"):
+            setting = settings[i]
             m, v = state["exp_avg"], state["D_exp_avg_sq"]
             if setting["debias"]:
                 m = m / (1 - setting["beta1"] ** state["step"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Transform
+from .._buffers import transformed
 from ._newton_cg import check_hvp, product_needs
 
 __all__ = ["HutchinsonBase"]
@@ -22,11 +24,19 @@ class HutchinsonBase(Transform):
         every: Estimate at every n-th step.
         seed: Draws from a generator of its own; None for torch's.
         inner: Links between learning and the transformation.
+        tfms: Links that transform copies of what is remembered before it is used, by argument.
     """
 
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
-    def __init__(self, defaults: dict[str, Any], every: int, seed: int | None, inner: Chainable | None) -> None:
+    def __init__(
+        self,
+        defaults: dict[str, Any],
+        every: int,
+        seed: int | None,
+        inner: Chainable | None,
+        tfms: Mapping[str, Chainable | None],
+    ) -> None:
         name = type(self).__name__
         check_hvp(name, defaults["hvp_method"])
         if defaults["distribution"] not in _DISTRIBUTIONS:
@@ -38,6 +48,27 @@ class HutchinsonBase(Transform):
         super().__init__(defaults, inner=inner)
         self.every = every
         self.seed = seed
+        for key, links in tfms.items():
+            self.set_child(key, links)
+
+    def known(
+        self, objective: Objective, states: list[dict[str, Any]], **buffers: str
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """The parameters that something is known about, with their states as the `*_tfm` links make them.
+
+        Args:
+            objective: The objective.
+            states: The states.
+            **buffers: The state that each argument's links are for.
+        """
+        kept = [i for i, state in enumerate(states) if all(name in state for name in buffers.values())]
+        rows = [dict(states[i]) for i in kept]
+        params = [objective.params[i] for i in kept]
+        for key, name in buffers.items():
+            found = transformed(self, key, [row[name] for row in rows], params, objective)
+            for row, buffer in zip(rows, found, strict=True):
+                row[name] = buffer
+        return list(zip(kept, rows, strict=True))
 
     def all_needs(self) -> frozenset[Need]:
         """Products with the Hessian, or evaluations elsewhere."""

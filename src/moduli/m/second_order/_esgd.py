@@ -30,6 +30,7 @@ class ESGD(HutchinsonBase):
         beta: Memory of an exponential mean; None for the mean of all draws.
         beta_debias: Correct that mean for starting at zero.
         inner: Links between learning and the transformation.
+        Hz_sq_acc_tfm: Links that transform a copy of the accumulated squares before they are used.
 
     Example:
         >>> import torch, moduli as mo
@@ -60,6 +61,7 @@ class ESGD(HutchinsonBase):
         beta: float | None = None,
         beta_debias: bool = True,
         inner: Chainable | None = None,
+        Hz_sq_acc_tfm: Chainable | None = None,
     ) -> None:
         super().__init__(
             {
@@ -75,6 +77,7 @@ class ESGD(HutchinsonBase):
             update_freq,
             seed,
             inner,
+            {"Hz_sq_acc_tfm": Hz_sq_acc_tfm},
         )
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
@@ -102,9 +105,8 @@ class ESGD(HutchinsonBase):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides by the roots of the means."""
         out = list(objective.get_updates())
-        for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
-            if "Hz_sq" not in state:
-                continue
+        for i, state in self.known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
+            setting = settings[i]
             mean = state["Hz_sq"]
             if setting["beta"] is None:
                 mean = mean / state["draws"]

@@ -69,17 +69,12 @@ class NaturalGradient(Transform):
         G = torch.stack(states[0]["G"])
         gram = G @ G.T
         reg = float(settings[0]["reg"])
-        if settings[0]["sqrt"]:
-            values, vectors = torch.linalg.eigh(gram)
-            ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
-            # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda): the weights below are of the rows of G.
-            weights = vectors @ torch.where(
-                ok, vectors.T.sum(1) / (values.clamp(min=0).sqrt() + reg), torch.zeros_like(values)
-            )
-        else:
-            gram.diagonal().add_(reg)
-            ones = torch.ones(len(G), dtype=G.dtype, device=G.device)
-            weights = torch.linalg.lstsq(gram, ones.unsqueeze(1)).solution.squeeze(1)
+        # Not lstsq, whose last bit depends on where its workspace lies: a resumed run would differ.
+        values, vectors = torch.linalg.eigh(gram)
+        ok = values > values.max() * torch.finfo(G.dtype).eps * len(values)
+        # V Lambda^-1/2 V' G'1 with V = G' U / sqrt(lambda), or the shortest solution of (G G' + reg) w = 1.
+        scale = values.clamp(min=0).sqrt() + reg if settings[0]["sqrt"] else values + reg
+        weights = vectors @ torch.where(ok, vectors.T.sum(1) / scale, torch.zeros_like(values))
         objective.updates = unflat(G.T @ weights, objective.params)
         return objective
 

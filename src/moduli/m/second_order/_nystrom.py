@@ -53,6 +53,10 @@ class _Sketch(Transform):
         check_hvp(type(self).__name__, defaults["hvp_method"])
         if defaults["rank"] < 1:
             raise ValueError(f"{type(self).__name__}: rank is {defaults['rank']}; sketch at least one direction")
+        if not 0 <= defaults["eigv_tol"] < 1:
+            raise ValueError(
+                f"{type(self).__name__}: eigv_tol is {defaults['eigv_tol']}; it is a fraction of the largest eigenvalue"
+            )
         super().__init__(defaults, update_freq=update_freq, inner=inner)
         self.seed = seed
 
@@ -74,7 +78,12 @@ class _Sketch(Transform):
         if "values" not in state:
             self.update_states(objective, [state], [setting])
         Q = torch.stack(state["vectors"], 1)
-        return Eigendecomposition(torch.tensor(state["values"], dtype=Q.dtype, device=Q.device), Q)
+        values = torch.tensor(state["values"], dtype=Q.dtype, device=Q.device)
+        # Largest first; one is always kept, so that there is a sketch.
+        kept = max(1, int((values >= setting["eigv_tol"] * values[0]).sum()))
+        kept = min(kept, setting.get("truncate") or kept)
+        more = setting.get("damping", 0.0) + setting.get("rdamping", 0.0) * values[0]
+        return Eigendecomposition(values[:kept] + more, Q[:, :kept])
 
 
 class NystromSketchAndSolve(_Sketch):
@@ -85,6 +94,10 @@ class NystromSketchAndSolve(_Sketch):
     Args:
         rank: How many products are made.
         reg: $\rho$; None for the pseudo-inverse on the span of the sketch.
+        eigv_tol: Leave out eigenvalues of the sketch below this fraction of the largest.
+        truncate: Keep only this many of its largest eigenvalues.
+        damping: Added to those that are kept.
+        rdamping: Added to them, relative to the largest.
         update_freq: Sketch at every n-th step only.
         hvp_method: As for `NewtonCG`.
         h: The length of difference steps.
@@ -113,6 +126,10 @@ class NystromSketchAndSolve(_Sketch):
         *,
         rank: int = 100,
         reg: float | None = 1e-2,
+        eigv_tol: float = 0.0,
+        truncate: int | None = None,
+        damping: float = 0.0,
+        rdamping: float = 0.0,
         update_freq: int = 1,
         hvp_method: str = "batched_autograd",
         h: float = 1e-3,
@@ -121,7 +138,27 @@ class NystromSketchAndSolve(_Sketch):
     ) -> None:
         if reg is not None and not reg > 0:
             raise ValueError(f"NystromSketchAndSolve: reg is {reg}; it is positive, or None")
-        super().__init__({"rank": rank, "reg": reg, "hvp_method": hvp_method, "h": h}, update_freq, seed, inner)
+        if truncate is not None and truncate < 1:
+            raise ValueError(f"NystromSketchAndSolve: truncate is {truncate}; keep at least one eigenvalue")
+        if damping < 0 or rdamping < 0:
+            raise ValueError(
+                f"NystromSketchAndSolve: damping is {damping} and rdamping {rdamping}; neither is negative"
+            )
+        super().__init__(
+            {
+                "rank": rank,
+                "reg": reg,
+                "eigv_tol": eigv_tol,
+                "truncate": truncate,
+                "damping": damping,
+                "rdamping": rdamping,
+                "hvp_method": hvp_method,
+                "h": h,
+            },
+            update_freq,
+            seed,
+            inner,
+        )
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves with the sketch."""
@@ -157,6 +194,7 @@ class NystromPCG(_Sketch):
         maxiter: The largest number of further products; n by default.
         tol: Stop when the residual has fallen to this part of the right-hand side.
         reg: $\rho$.
+        eigv_tol: Leave out eigenvalues of the sketch below this fraction of the largest.
         update_freq: Sketch at every n-th step only.
         hvp_method: As for `NewtonCG`.
         h: The length of difference steps.
@@ -184,6 +222,7 @@ class NystromPCG(_Sketch):
         maxiter: int | None = None,
         tol: float = 1e-8,
         reg: float = 1e-6,
+        eigv_tol: float = 0.0,
         update_freq: int = 1,
         hvp_method: str = "batched_autograd",
         h: float = 1e-3,
@@ -193,7 +232,15 @@ class NystromPCG(_Sketch):
         if not reg > 0:
             raise ValueError(f"NystromPCG: reg is {reg}; it is positive")
         super().__init__(
-            {"rank": rank, "maxiter": maxiter, "tol": tol, "reg": reg, "hvp_method": hvp_method, "h": h},
+            {
+                "rank": rank,
+                "maxiter": maxiter,
+                "tol": tol,
+                "reg": reg,
+                "eigv_tol": eigv_tol,
+                "hvp_method": hvp_method,
+                "h": h,
+            },
             update_freq,
             seed,
             inner,

@@ -33,6 +33,8 @@ class SophiaH(HutchinsonBase):
         debias: Correct for the means starting at zero.
         seed: Draws from a generator of its own, which is saved; None for torch's.
         inner: Links between learning and the transformation.
+        exp_avg_tfm: Links that transform a copy of the mean before it is used.
+        D_exp_avg_tfm: Links that transform a copy of the mean diagonal before it is used.
 
     Example:
         >>> import torch, moduli as mo
@@ -65,6 +67,8 @@ class SophiaH(HutchinsonBase):
         debias: bool = False,
         seed: int | None = None,
         inner: Chainable | None = None,
+        exp_avg_tfm: Chainable | None = None,
+        D_exp_avg_tfm: Chainable | None = None,
     ) -> None:
         super().__init__(
             {
@@ -83,6 +87,7 @@ class SophiaH(HutchinsonBase):
             update_freq,
             seed,
             inner,
+            {"exp_avg_tfm": exp_avg_tfm, "D_exp_avg_tfm": D_exp_avg_tfm},
         )
 
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
@@ -103,9 +108,8 @@ class SophiaH(HutchinsonBase):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides and clips."""
         out = list(objective.get_updates())
-        for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
-            if "exp_avg" not in state:
-                continue
+        for i, state in self.known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_tfm="D_exp_avg"):
+            setting = settings[i]
             m, D = state["exp_avg"], state["D_exp_avg"]
             if setting["debias"]:
                 m = m / (1 - setting["beta1"] ** state["step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ...linalg import Eigendecomposition, LinearOperator
 from ...optim import Chainable, Need, Objective, Transform
 from .._flat import flat, masked, unflat
 from ._newton_cg import check_hvp, product_needs
-from ._solve import refuse_complex, solve
+from ._solve import decompose, refuse_complex, shortest, solve
 
 __all__ = ["SubspaceNewton"]
 
@@ -27,6 +28,10 @@ class SubspaceNewton(Transform):
             coordinates), "topk" (coordinates with the largest gradients), "mixed" (gradient, its slow and fast means, the
             last step, and random ones).
         damping: $\lambda$.
+        eigval_fn: A function of the eigenvalues in the subspace, applied before they are inverted (`torch.abs`: saddle-free).
+        eigv_tol: Leave out eigenvalues below this fraction of the largest (by magnitude).
+        truncate: Keep only this many eigenvalues, the largest by magnitude.
+        use_lstsq: Always take the shortest least-squares solution.
         update_freq: Evaluate the Hessian in the subspace at every n-th step only.
         hvp_method: As for `NewtonCG`.
         h: The length of difference steps.
@@ -58,6 +63,10 @@ class SubspaceNewton(Transform):
         sketch_size: int = 100,
         sketch_type: str = "common_directions",
         damping: float = 0.0,
+        eigval_fn: Callable[[Tensor], Tensor] | None = None,
+        eigv_tol: float | None = None,
+        truncate: int | None = None,
+        use_lstsq: bool = False,
         update_freq: int = 1,
         hvp_method: str = "batched_autograd",
         h: float = 1e-2,
@@ -69,11 +78,18 @@ class SubspaceNewton(Transform):
             raise ValueError(f"SubspaceNewton: sketch_type is {sketch_type!r}; it can be {', '.join(_TYPES)}")
         if sketch_size < 1 or damping < 0:
             raise ValueError("SubspaceNewton: sketch_size is at least 1, damping not negative")
+        if truncate is not None and truncate < 1:
+            raise ValueError(f"SubspaceNewton: truncate is {truncate}; keep at least one eigenvalue")
+        if eigv_tol is not None and not 0 <= eigv_tol < 1:
+            raise ValueError(f"SubspaceNewton: eigv_tol is {eigv_tol}; it is a fraction of the largest eigenvalue")
         super().__init__(
             {
                 "sketch_size": sketch_size,
                 "sketch_type": sketch_type,
                 "damping": damping,
+                "eigv_tol": eigv_tol,
+                "truncate": truncate,
+                "use_lstsq": use_lstsq,
                 "hvp_method": hvp_method,
                 "h": h,
             },
@@ -81,6 +97,8 @@ class SubspaceNewton(Transform):
             inner=inner,
         )
         self.seed = seed
+        # Not a setting: a setting that can be called is a schedule.
+        self.eigval_fn = eigval_fn
 
     def all_needs(self) -> frozenset[Need]:
         """Products with the Hessian, or evaluations elsewhere."""
@@ -140,16 +158,28 @@ class SubspaceNewton(Transform):
         """Solves in the subspace."""
         u = flat(masked(objective.peek_updates(), objective.present))
         S, small = self._parts(objective, states[0], settings[0])
-        out = S @ solve(small, S.T @ u)
+        setting = settings[0]
+        if self._by_eigenvalues(setting):
+            kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
+            out = S @ (kept.vectors @ ((kept.vectors.mT @ (S.T @ u)) / kept.values))
+        else:
+            out = S @ (shortest if setting["use_lstsq"] else solve)(small, S.T @ u)
         if torch.dot(out, u).item() <= 0:
             out = S @ (S.T @ u)  # indefinite there: the gradient's part in the subspace goes downhill
         objective.updates = unflat(out, objective.params)
         return objective
 
+    def _by_eigenvalues(self, setting: Any) -> bool:
+        return self.eigval_fn is not None or setting["eigv_tol"] is not None or setting["truncate"] is not None
+
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The Hessian's part in the subspace."""
         param = objective.params[0]
-        S, small = self._parts(objective, self.state[param], self.settings[param])
+        setting = self.settings[param]
+        S, small = self._parts(objective, self.state[param], setting)
+        if self._by_eigenvalues(setting):
+            kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
+            return Eigendecomposition(kept.values, S @ kept.vectors)
         values, vectors = torch.linalg.eigh(small)
         return Eigendecomposition(values, S @ vectors)
 

@@ -1,0 +1,78 @@
+"""Links run on what another link remembers: the `*_tfm` arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from ..optim import Chainable, Module, TensorTransform
+from ..optim._vectors import as_real, like
+
+if TYPE_CHECKING:
+    from ..optim import Objective
+
+__all__ = ["BufferTransform", "transformed"]
+
+
+def transformed(
+    link: Module, key: str, buffers: Sequence[Tensor], params: Sequence[Tensor], objective: Objective
+) -> list[Tensor]:
+    """What the child makes of copies of these buffers, which stay as they are; without the child, the buffers."""
+    if key not in link.children:
+        return list(buffers)
+    # Pointwise links keep complex numbers as pairs, but a child sees tensors like the parameters.
+    given = [
+        like(buffer.clone(), param) if buffer.shape == as_real(param.detach()).shape else buffer.clone()
+        for buffer, param in zip(buffers, params, strict=True)
+    ]
+    shaped = all(tensor.shape == param.shape for tensor, param in zip(given, params, strict=True))
+    out = link.inner_step_tensors(key, given, clone=False, params=params if shaped else None, objective=objective)
+    return [
+        as_real(tensor) if tensor.is_complex() and not buffer.is_complex() else tensor
+        for tensor, buffer in zip(out, buffers, strict=True)
+    ]
+
+
+class BufferTransform(TensorTransform):
+    """A tensor transform whose buffers can pass through links of their own before they are used.
+
+    A subclass names them in `tfms`: the argument, and the state it is for (the first of these that there is). The links see
+    a copy of the buffer in place of the update, so what is remembered is not changed. They learn where this link is applied,
+    as `inner` does.
+
+    Args:
+        defaults: The settings.
+        inner: Links between this link's learning and its transformation.
+        tfms: Links by argument; None for none.
+        **options: Those of `TensorTransform`.
+    """
+
+    tfms: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init__(
+        self,
+        defaults: dict[str, Any] | None = None,
+        *,
+        inner: Chainable | None = None,
+        tfms: Mapping[str, Chainable | None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(defaults, inner=inner, **options)
+        for key, links in (tfms or {}).items():
+            self.set_child(key, links)
+
+    def _gather(self, objective: Objective, states: Any, settings: Any, owned: bool) -> Any:
+        kept, tensors, params, grads, loss, rows, chosen = super()._gather(objective, states, settings, owned)
+        if owned and rows and any(key in self.children for key in self.tfms):
+            rows = [dict(row) for row in rows]
+            own = objective.params[:1] if self.concat_params else [objective.params[i] for i in kept]
+            for key, names in self.tfms.items():
+                name = next((name for name in names if name in rows[0]), None)
+                if key in self.children and name is not None:
+                    for row, buffer in zip(
+                        rows, transformed(self, key, [row[name] for row in rows], own, objective), strict=True
+                    ):
+                        row[name] = buffer
+        return kept, tensors, params, grads, loss, rows, chosen

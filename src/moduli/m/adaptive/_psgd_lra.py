@@ -1,0 +1,132 @@
+"""PSGD with a preconditioner of low rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, TensorTransform
+from .._checks import at_least_one, fraction, non_negative, positive
+from ._axes import work
+from ._lra import begin, fit, precondition
+
+__all__ = ["PSGDLRAWhiten"]
+
+
+class PSGDLRAWhiten(TensorTransform):
+    r"""Fits a diagonal and a correction of low rank so that together they whiten the update, and preconditions with them.
+
+    $P = Q^T Q$ with $Q = (I + U V^T)\operatorname{diag}(d)$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v. With
+    $a = Qu$ and $b = Q^{-T}v$, either $U \leftarrow U - \frac{\mu}{L}(a a^T - b b^T) V (I + V^TU)$ or
+    $V \leftarrow V - \frac{\mu}{L}(I + VU^T)(a a^T - b b^T) U$ (by a coin), and
+    $d \leftarrow d - \frac{\mu}{L} d \odot (Pu \odot u - v \odot P^{-1}v)$, where each $L$ bounds the size of the change.
+    Finally $u \leftarrow Pu$.
+
+    Args:
+        rank: Columns of U and V.
+        init_scale: The scale of d at the start; None takes $\overline{u^4}^{-1/8}$ of the first update.
+        lr_preconditioner: The step $\mu$.
+        betaL: Memory of the bounds, which rise at once and fall slowly.
+        damping: Size of the noise that is added to the update the factors are fitted to.
+        grad_clip_max_amp: Bound on the root mean square of the result.
+        update_probability: How often factors are fitted.
+        concat_params: One preconditioner for all parameters; False: one for each tensor.
+        inner: Links that transform the update before it is preconditioned, after the factors were fitted to it.
+        seed: Seed of the noise; None uses torch's own generator.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.PSGDLRAWhiten(rank=1, seed=0), torch.zeros(2)
+        >>> noise = torch.Generator().manual_seed(0)
+        >>> out = [
+        ...     optim.step_tensors(link, [torch.tensor([10.0, 0.1]) * torch.randn(2, generator=noise)], params=[w])[0]
+        ...     for _ in range(600)
+        ... ]
+        >>> (torch.stack(out[300:]).square().mean(0) - 1).abs() < 0.5
+        tensor([True, True])
+
+    References:
+        O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
+        arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
+    """
+
+    counts = True
+
+    def __init__(
+        self,
+        *,
+        rank: int = 10,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        grad_clip_max_amp: float = float("inf"),
+        update_probability: float = 1.0,
+        concat_params: bool = True,
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        at_least_one("PSGDLRAWhiten", rank=rank)
+        positive("PSGDLRAWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
+        non_negative("PSGDLRAWhiten", damping=damping)
+        fraction("PSGDLRAWhiten", betaL=betaL)
+        if not 0 <= update_probability <= 1:
+            raise ValueError(f"PSGDLRAWhiten: update_probability is {update_probability!r}; give a number from 0 to 1")
+        if init_scale is not None:
+            positive("PSGDLRAWhiten", init_scale=init_scale)
+        super().__init__(
+            {
+                "rank": rank,
+                "init_scale": init_scale,
+                "lr_preconditioner": lr_preconditioner,
+                "betaL": betaL,
+                "damping": damping,
+                "grad_clip_max_amp": grad_clip_max_amp,
+                "update_probability": update_probability,
+                "seed": seed,
+            },
+            concat_params=concat_params,
+            inner=inner,
+        )
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        x = _vector(tensor)
+        begin(state, x, setting, self.get_generator(x.device, setting["seed"]))
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        if not tensor.numel():
+            return
+        chance = torch.rand(2, generator=self.get_generator("cpu", setting["seed"]))
+        if float(chance[0]) >= setting["update_probability"]:
+            return
+        x = _vector(tensor)
+        noise = torch.randn(
+            x.shape, dtype=x.dtype, device=x.device, generator=self.get_generator(x.device, setting["seed"])
+        )
+        fit(state, x.add(noise, alpha=setting["damping"]), noise, bool(chance[1] < 0.5), setting)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        out = precondition(state, _vector(tensor))
+        if setting["grad_clip_max_amp"] != float("inf"):
+            amplitude = out.square().mean().sqrt()
+            out = out * (setting["grad_clip_max_amp"] / amplitude.clamp(min=setting["grad_clip_max_amp"]))
+        if tensor.is_complex():
+            out = torch.view_as_complex(out.reshape(*tensor.shape, 2).contiguous())
+        return out.reshape(tensor.shape).to(tensor.dtype)
+
+
+def _vector(tensor: Tensor) -> Tensor:
+    """All numbers of a tensor as one real vector."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return work(real).reshape(-1)

@@ -1,0 +1,102 @@
+"""Where the sign of the update has changed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+
+__all__ = ["BacktrackOnSignChange", "SignConsistencyMask"]
+
+
+class BacktrackOnSignChange(TensorTransform):
+    """Takes the last step of a weight back where the sign of its update flips.
+
+    It is the part of `Rprop` that is not about sizes; the comparison after a flip is neutral, as there.
+
+    Args:
+        use_grad: Compare signs of gradients in place of those of updates.
+        backtrack: False: the weight waits instead.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.BacktrackOnSignChange(), torch.zeros(1)
+        >>> [optim.step_tensors(link, [torch.tensor([u])], params=[w])[0].item() for u in (2.0, -1.0, -1.0)]
+        [2.0, -2.0, -1.0]
+
+    References:
+        M. Riedmiller, H. Braun, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm", 1993.
+    """
+
+    elementwise = True
+
+    def __init__(self, *, use_grad: bool = False, backtrack: bool = True) -> None:
+        super().__init__({"use_grad": use_grad, "backtrack": backtrack}, uses_grad=use_grad)
+        self.add_projected_keys("grad", "previous", "last")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["previous"] = torch.zeros_like(tensor)
+        state["last"] = torch.zeros_like(tensor)
+        state["flipped"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        seen = cast(Tensor, grad) if setting["use_grad"] else tensor
+        flipped = seen * state["previous"] < 0
+        zero = torch.zeros_like(tensor)
+        # What was emitted before, where it is to be taken back; else what is emitted now.
+        state["last"].copy_(torch.where(flipped, -state["last"], tensor))
+        state["flipped"].copy_(torch.where(flipped, torch.ones_like(tensor), zero))
+        state["previous"].copy_(torch.where(flipped, zero, seen))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        back = state["last"] if setting["backtrack"] else torch.zeros_like(tensor)
+        return torch.where(state["flipped"] > 0, back, tensor)
+
+
+class SignConsistencyMask(TensorTransform):
+    r"""Replaces the update by the mask $[u_t u_{t-1} > 0]$: one where its sign has stayed; zero at first.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> link, w = m.SignConsistencyMask(), torch.zeros(2)
+        >>> for u in ([1.0, 1.0], [2.0, -2.0]):
+        ...     out = optim.step_tensors(link, [torch.tensor(u)], params=[w])
+        >>> out
+        [tensor([1., 0.])]
+    """
+
+    elementwise = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_projected_keys("grad", "previous")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["previous"] = torch.zeros_like(tensor)
+        state["mask"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        same = tensor * state["previous"] > 0
+        state["mask"].copy_(torch.where(same, torch.ones_like(tensor), torch.zeros_like(tensor)))
+        state["previous"].copy_(tensor)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        out: Tensor = state["mask"].clone()
+        return out

@@ -1,0 +1,117 @@
+"""Coordinate descent."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import Module, Need, Objective
+from .._checks import choice, positive
+
+__all__ = ["CD"]
+
+
+class CD(Module):
+    r"""Moves along one coordinate at a time, whose slope is found from two or three values of the loss.
+
+    The update is zero but for that coordinate, where it is the sign of the slope (or the slope); with a line search behind
+    it this is coordinate descent, without any gradient. A coordinate that neither side of improves gets a smaller step to
+    look with, one that does a larger one.
+
+    Args:
+        h: The first step to look with.
+        grad: Use the slope itself, by differences, in place of its sign.
+        adaptive: Adapt the step of each coordinate.
+        index: How coordinates are chosen: "cyclic", "cyclic2" (forth and back) or "random".
+        threepoint: Look to both sides; False: to one side only.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.CD(), m.AdaptiveBisection())
+        >>> for _ in range(99):
+        ...     _ = opt.step(mo.closure(lambda: w[0] ** 2 + w[0] * w[1] + 3 * w[1] ** 2))
+        >>> bool(w.abs().max() < 1e-3)
+        True
+
+    References:
+        S. J. Wright, "Coordinate descent algorithms", Math. Programming 151 (2015).
+    """
+
+    needs = frozenset({Need.LOSS, Need.CLOSURE})
+
+    def __init__(
+        self,
+        *,
+        h: Any = 1e-3,
+        grad: bool = False,
+        adaptive: bool = True,
+        index: Literal["cyclic", "cyclic2", "random"] = "cyclic2",
+        threepoint: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        positive("CD", h=h)
+        choice("CD", "index", index, ("cyclic", "cyclic2", "random"))
+        super().__init__({"h": h, "grad": grad, "adaptive": adaptive})
+        self.index, self.threepoint, self.seed = index, threepoint, seed
+
+    def _which(self, count: int) -> int:
+        if self.index == "random":
+            return int(torch.randint(0, count, (), generator=self.get_generator("cpu", self.seed)))
+        turn = self.increment_counter("turn", 0)
+        if self.index == "cyclic" or count == 1:
+            return turn % count
+        place = turn % (2 * count - 2)
+        return place if place < count else 2 * count - 2 - place
+
+    def _place(self, objective: Objective) -> tuple[Tensor, int]:
+        """The parameter, and the number in it, whose turn it is."""
+        params = [param for param in objective.params if param.numel()]
+        at = self._which(sum(param.numel() for param in params))
+        for param in params:
+            if at < param.numel():
+                return param, at
+            at -= param.numel()
+        raise ValueError("CD has no parameters to move")
+
+    def apply(self, objective: Objective) -> Objective:
+        """Looks along one coordinate."""
+        for param in objective.params:
+            if param.is_complex():
+                raise TypeError(f"CD takes real parameters, got {param.dtype}; optimize torch.view_as_real(w)")
+        param, at = self._place(objective)
+        setting, state = self.settings[param], self.state[param]
+        if "h" not in state:
+            state["h"] = torch.full_like(param.detach(), float(setting["h"]))
+        h = float(state["h"].reshape(-1)[at]) if setting["adaptive"] else float(setting["h"])
+        here = float(objective.get_loss(backward=False))
+        with objective.moved() as start, torch.no_grad():
+            x = dict(zip(objective.params, start, strict=True))[param].reshape(-1)[at].clone()
+            values = []
+            for sign in (1, -1) if self.threepoint else (1,):
+                # A view of the parameter may need its own strides, so the number is written through them.
+                flat = param.detach().clone().reshape(-1)
+                flat[at] = x + sign * h
+                param.copy_(flat.reshape(param.shape))
+                values.append(float(objective.get_loss(backward=False, at_x0=False)))
+        slope = (values[0] - values[1]) / (2 * h) if self.threepoint else (values[0] - here) / h
+        better = min(values) < here or not self.threepoint
+        if setting["adaptive"]:
+            grown = min(2 * h, 1e10) if min(values) < here else max(h / 2, 1e-12)
+            sizes = state["h"].clone().reshape(-1)
+            sizes[at] = grown
+            state["h"] = sizes.reshape(param.shape)
+        out = [torch.zeros_like(other) for other in objective.params]
+        if better and slope == slope:
+            mine = next(u for u, other in zip(out, objective.params, strict=True) if other is param)
+            amount = slope if setting["grad"] else float((slope > 0) - (slope < 0))
+            flat = mine.reshape(-1)
+            flat[at] = amount
+            if flat.data_ptr() != mine.data_ptr():
+                mine.copy_(flat.reshape(mine.shape))
+        objective.updates = out
+        return objective

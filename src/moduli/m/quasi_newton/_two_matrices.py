@@ -1,0 +1,125 @@
+"""Quasi-Newton methods that keep a second matrix beside the first."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ._dense import QuasiNewton
+from ._rules import Pair, Rule, dilation, rank_one
+
+__all__ = ["ProjectedNewtonRaphson", "ThomasOptimalMethod"]
+
+
+class ProjectedNewtonRaphson(QuasiNewton):
+    r"""Pearson's projected Newton method: one matrix projects gradients out, another learns the inverse Hessian meanwhile.
+
+    $R \leftarrow R + (s - Ry)(Hy)^T / y^THy,\quad H \leftarrow H - Hy(Hy)^T / y^THy$, and after
+    n + 1 pairs $H \leftarrow R$. Directions are $Hu$; on a quadratic R is the inverse Hessian after n pairs.
+
+    Args:
+        init_scale: Both matrices start as this multiple of the identity.
+        restart_interval: After how many pairs R takes the place of H; "auto" for n + 1.
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.ProjectedNewtonRaphson(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        J. D. Pearson, "Variable metric methods of minimisation", Computer J. 12 (1969), algorithm 7.
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": dilation}
+
+    def __init__(
+        self,
+        *,
+        init_scale: float | str = 1,
+        restart_interval: int | str | None = "auto",
+        ptol_restart: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            alpha=0.0,
+            init_scale=init_scale,
+            restart_interval=restart_interval,
+            ptol_restart=ptol_restart,
+            **settings,
+        )
+
+    def _start(self, state: Any, like: Tensor, setting: Any) -> Tensor:
+        # What was learnt takes over; where nothing was since the last time, it does not help, and all begins again.
+        learnt: Tensor | None = state.pop("learnt", None) if state.get("pairs") else None
+        matrix = super()._start(state, like, setting)
+        if learnt is not None and learnt.shape == matrix.shape and bool(torch.isfinite(learnt).all()):
+            matrix.copy_(learnt)
+        state["learnt"] = matrix.clone()
+        return matrix
+
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+        """R first, from the projection as it was before the pair."""
+        projected = matrix @ pair.y
+        rank_one(lambda H, p: projected)(state["learnt"], pair)
+        pairs = state["pairs"]
+        super().learn(matrix, pair, state, setting)
+        if state["pairs"] == pairs and setting["restart_interval"] is not None:
+            self._start(state, pair.s, setting)  # everything is projected out already
+
+
+class ThomasOptimalMethod(QuasiNewton):
+    r"""Thomas' optimal update: a rank-one update along a direction that a second matrix chooses.
+
+    $d = (R + \tfrac12 \|s\| I) s,\quad R \leftarrow (1 + \|s\|)(\|s\| I + R - d d^T / d^Ts)$, and with $c = H^Td$,
+    $H \leftarrow H + (s - Hy) c^T / c^Ty$. It keeps the inverse only.
+
+    Args:
+        **settings: Those of `QuasiNewton`.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.ThomasOptimalMethod(), m.StrongWolfe())
+        >>> for _ in range(30):
+        ...     _ = opt.step(mo.closure(lambda: (w[0] - 1) ** 2 + 3 * w[1] ** 2, fixed=True))
+        >>> bool((w - torch.tensor([1.0, 0.0])).abs().max() < 1e-3)
+        True
+
+    References:
+        S. W. Thomas, Sequential Estimation Techniques for Quasi-Newton Algorithms, Cornell University (1975).
+    """
+
+    symmetric = False
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(lambda H, pair: H.T @ pair.setting["direction"])}
+
+    def _start(self, state: Any, like: Tensor, setting: Any) -> Tensor:
+        matrix = super()._start(state, like, setting)
+        state["other"] = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return matrix
+
+    def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
+        """The second matrix, and the rank-one update along what it chooses."""
+        s, R = pair.s, state["other"]
+        length = float(torch.linalg.vector_norm(s))
+        d = R @ s + 0.5 * length * s
+        ds = torch.dot(d, s).item()
+        if not ds > 0:
+            return
+        R = R - torch.outer(d, d) / ds
+        R.diagonal().add_(length)
+        R.mul_(1 + length)
+        if float(R.diagonal().abs().max()) > 1e30:  # it grows with every step, and is begun again before it overflows
+            R = torch.eye(len(R), dtype=R.dtype, device=R.device)
+        state["other"] = R
+        chosen = Pair(s, pair.y, pair.before, pair.after, pair.tol, {**pair.setting, "direction": d})
+        super().learn(matrix, chosen, state, setting)

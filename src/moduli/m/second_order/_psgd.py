@@ -1,0 +1,382 @@
+"""PSGD fitted to products with the Hessian: a preconditioner that becomes the inverse of its absolute value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Need, Objective, Transform
+from ...optim._vectors import sample_like
+from .._checks import at_least_one, choice, fraction, non_negative, positive
+from .._flat import flat, masked, unflat
+from ..adaptive import _kron, _lra
+from ..adaptive._axes import work
+from ..adaptive._psgd import Geometry
+from ._newton_cg import check_hvp, product_needs
+from ._solve import refuse_complex
+
+__all__ = ["PSGDDenseNewton", "PSGDKronNewton", "PSGDLRANewton"]
+
+
+class _PSGDNewton(Transform):
+    """What the three have in common: pairs of random vectors and their products with the Hessian.
+
+    Args:
+        defaults: The settings of the factors.
+        **common: Those of all: see the subclasses.
+    """
+
+    needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
+
+    def __init__(
+        self,
+        defaults: dict[str, Any],
+        *,
+        init_scale: float | None,
+        lr_preconditioner: float,
+        betaL: float,
+        damping: float,
+        largest: dict[str, float],
+        update_probability: float,
+        hvp_method: str,
+        h: float,
+        distribution: str,
+        inner: Chainable | None,
+        seed: int | None,
+    ) -> None:
+        name = type(self).__name__
+        positive(name, lr_preconditioner=lr_preconditioner, h=h, **largest)
+        non_negative(name, damping=damping)
+        fraction(name, betaL=betaL)
+        check_hvp(name, hvp_method)
+        choice(name, "distribution", distribution, ("normal", "gaussian", "uniform", "rademacher", "sphere"))
+        if not 0 <= update_probability <= 1:
+            raise ValueError(f"{name}: update_probability is {update_probability!r}; give a number from 0 to 1")
+        if init_scale is not None:
+            positive(name, init_scale=init_scale)
+        super().__init__(
+            {
+                **defaults,
+                "init_scale": init_scale,
+                "lr_preconditioner": lr_preconditioner,
+                "betaL": betaL,
+                "damping": damping,
+                **largest,
+                "update_probability": update_probability,
+                "hvp_method": hvp_method,
+                "h": h,
+                "distribution": distribution,
+            },
+            inner=inner,
+        )
+        self.seed = seed
+
+    def all_needs(self) -> frozenset[Need]:
+        """Products with the Hessian, or evaluations elsewhere."""
+        return product_needs(super().all_needs(), self.defaults["hvp_method"])
+
+    def _chance(self, probability: float) -> bool:
+        if probability >= 1 or probability <= 0:
+            return probability >= 1
+        return bool(torch.rand((), generator=self.get_generator("cpu", self.seed)) < probability)
+
+    def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Random vectors and their products, with a little noise; None where it is not the turn."""
+        refuse_complex(type(self).__name__, objective.params)
+        started = "started" in self.global_state
+        self.global_state["started"] = True
+        if not self._chance(setting["update_probability"]) and started:
+            return None
+        generator = self.get_generator(objective.params[0].device, self.seed)
+        v = sample_like(objective.params, setting["distribution"], generator=generator)
+        products = objective.hessian_vector_product(v, hvp_method=setting["hvp_method"], h=setting["h"])[0]
+        noise = sample_like(objective.params, "normal", generator=generator)
+        products = [Hv + setting["damping"] * z for Hv, z in zip(products, noise, strict=True)]
+        return v, masked(products, objective.present)
+
+
+class PSGDKronNewton(_PSGDNewton):
+    r"""Fits one factor per axis so that their product becomes about $|H|^{-1}$, and preconditions with it.
+
+    $P = Q^T Q$ with $Q = Q_1 \otimes \cdots \otimes Q_k$ for each tensor minimises $E[h^T P h + v^T P^{-1} v]$ for random
+    v and $h = Hv$, so that $E[P h h^T P] = E[v v^T]$. With $T_i$ and $C_i$ the contractions of $Ph$ and of v with
+    themselves along all axes but i, $Q_i \leftarrow Q_i - \frac{\mu}{L_i}(T_i - C_i) Q_i$; `PSGDKronWhiten` has the details.
+
+    Args:
+        max_dim: Longer axes have a diagonal factor.
+        max_skew: So have axes with $n_i^2$ above this times the number of elements.
+        init_scale: The scale of Q at the start; None takes $\overline{h^4}^{-1/8}$ of the first product.
+        lr_preconditioner: The step $\mu$ of the factors.
+        betaL: Memory of $L_i$, which rises at once and falls slowly.
+        damping: Size of the noise that is added to products.
+        grad_clip_max_amp: Bound on the root mean square of the result, of each tensor.
+        update_probability: How often factors are fitted.
+        dQ: The local coordinates of a step, as for `PSGDKronWhiten`.
+        balance_probability: How often factors are brought to the same size.
+        hvp_method: "autograd", "batched_autograd", "fd_forward" or "fd_central".
+        h: The length of difference steps.
+        distribution: "normal", "rademacher", "uniform" or "sphere".
+        inner: Links that transform the update before it is preconditioned, after the factors were fitted.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.PSGDKronNewton(seed=0), m.LR(0.3))
+        >>> for _ in range(100):
+        ...     _ = opt.step(mo.closure(lambda: 4 * w[0] ** 2 + 0.5 * w[1] ** 2))
+        >>> bool(w.abs().max() < 0.05)
+        True
+
+    References:
+        X.-L. Li, "Preconditioned stochastic gradient descent", arXiv:1512.04202; "Stochastic Hessian fittings with Lie
+        groups", arXiv:2402.11858.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_dim: int = 10_000,
+        max_skew: float = 1.0,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        grad_clip_max_amp: float = float("inf"),
+        update_probability: float = 1.0,
+        dQ: Geometry = "Q0.5EQ1.5",
+        balance_probability: float = 0.01,
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        distribution: str = "normal",
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        at_least_one("PSGDKronNewton", max_dim=max_dim)
+        non_negative("PSGDKronNewton", max_skew=max_skew, balance_probability=balance_probability)
+        choice("PSGDKronNewton", "dQ", dQ, _kron.GEOMETRIES)
+        super().__init__(
+            {"max_dim": max_dim, "max_skew": max_skew, "dQ": dQ, "balance_probability": balance_probability},
+            init_scale=init_scale,
+            lr_preconditioner=lr_preconditioner,
+            betaL=betaL,
+            damping=damping,
+            largest={"grad_clip_max_amp": grad_clip_max_amp},
+            update_probability=update_probability,
+            hvp_method=hvp_method,
+            h=h,
+            distribution=distribution,
+            inner=inner,
+            seed=seed,
+        )
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Fits the factors to one more product."""
+        found = self.pairs(objective, settings[0])
+        if found is None:
+            return
+        for i, (v, Hv, state, setting) in enumerate(zip(*found, states, settings, strict=True)):
+            if not v.numel() or (objective.present is not None and not objective.present[i]):
+                continue
+            if "factors" not in state:
+                _kron.begin(state, Hv, setting)
+            if self._chance(setting["balance_probability"]):
+                _kron.balance(state, setting)
+            shape = state["shape"]
+            _kron.fit(state, work(Hv).reshape(shape), work(v).reshape(shape), setting)
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Preconditions each tensor."""
+        out = list(objective.get_updates())
+        for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
+            if "factors" in state:
+                found = _kron.precondition(state, work(out[i]).reshape(state["shape"]))
+                limit = setting["grad_clip_max_amp"]
+                if limit != float("inf"):
+                    found = found * (limit / found.square().mean().sqrt().clamp(min=limit))
+                out[i] = found.reshape(out[i].shape).to(out[i].dtype)
+        objective.updates = out
+        return objective
+
+
+class _OneVector(_PSGDNewton):
+    """One preconditioner for all parameters, as one vector."""
+
+    vector_state = True
+
+    def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
+        raise TypeError(f"{type(self).__name__} does not say how it fits")
+
+    def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it preconditions")
+
+    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+        """Fits the factors to one more product."""
+        found = self.pairs(objective, settings[0])
+        if found is not None:
+            self._fit(states[0], flat(found[1]).clone(), flat(found[0]).clone(), settings[0])
+
+    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+        """Preconditions the vector of all parameters."""
+        u = flat(masked(objective.peek_updates(), objective.present))
+        out, limit = self._precondition(states[0], u), settings[0]["grad_clip_max_norm"]
+        if limit != float("inf"):
+            out = out * (limit / torch.linalg.vector_norm(out).clamp(min=limit))
+        objective.updates = unflat(out, objective.params)
+        return objective
+
+
+class PSGDDenseNewton(_OneVector):
+    r"""Fits a dense matrix over all parameters until it is about $|H|^{-1}$, and preconditions with it.
+
+    $P = Q^T Q$ minimises $E[h^T P h + v^T P^{-1} v]$ for random v and $h = Hv$:
+    $Q \leftarrow Q - \frac{\mu}{L}(p p^T - v v^T) Q$ with $p = Ph$, then Q is turned towards a symmetric matrix. No system is
+    solved, and negative curvature counts by its size. For small problems: the matrix has a row for each parameter.
+
+    Args:
+        init_scale: The scale of Q at the start; None takes $\overline{h^4}^{-1/8}$ of the first product.
+        lr_preconditioner: The step $\mu$.
+        betaL: Memory of $L$, which rises at once and falls slowly.
+        damping: Size of the noise that is added to products.
+        grad_clip_max_norm: Bound on the norm of the result.
+        update_probability: How often Q is fitted.
+        dQ: The local coordinates of a step, as for `PSGDKronWhiten`.
+        hvp_method: "autograd", "batched_autograd", "fd_forward" or "fd_central".
+        h: The length of difference steps.
+        distribution: "normal", "rademacher", "uniform" or "sphere".
+        inner: Links that transform the update before it is preconditioned, after Q was fitted.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.PSGDDenseNewton(seed=0), m.LR(0.3))
+        >>> for _ in range(100):
+        ...     _ = opt.step(mo.closure(lambda: 4 * w[0] ** 2 + 0.5 * w[1] ** 2))
+        >>> bool(w.abs().max() < 0.05)
+        True
+
+    References:
+        X.-L. Li, "Preconditioned stochastic gradient descent", arXiv:1512.04202; "Stochastic Hessian fittings with Lie
+        groups", arXiv:2402.11858.
+    """
+
+    def __init__(
+        self,
+        *,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        grad_clip_max_norm: float = float("inf"),
+        update_probability: float = 1.0,
+        dQ: Geometry = "Q0.5EQ1.5",
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        distribution: str = "normal",
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        choice("PSGDDenseNewton", "dQ", dQ, _kron.GEOMETRIES)
+        super().__init__(
+            {"dQ": dQ},
+            init_scale=init_scale,
+            lr_preconditioner=lr_preconditioner,
+            betaL=betaL,
+            damping=damping,
+            largest={"grad_clip_max_norm": grad_clip_max_norm},
+            update_probability=update_probability,
+            hvp_method=hvp_method,
+            h=h,
+            distribution=distribution,
+            inner=inner,
+            seed=seed,
+        )
+
+    def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
+        if "factors" not in state:
+            _kron.begin(state, Hv, {**setting, "max_dim": Hv.numel(), "max_skew": float("inf")})
+        _kron.fit(state, Hv.reshape(state["shape"]), v.reshape(state["shape"]), setting)
+
+    def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor:
+        return _kron.precondition(state, u.reshape(state["shape"])).reshape(-1)
+
+
+class PSGDLRANewton(_OneVector):
+    r"""Fits a diagonal and a correction of low rank until their product is about $|H|^{-1}$, and preconditions with it.
+
+    As `PSGDLRAWhiten`, $P = Q^T Q$ with $Q = (I + U V^T)\operatorname{diag}(d)$, fitted to pairs of random v and $h = Hv$.
+
+    Args:
+        rank: Columns of U and V.
+        init_scale: The scale of d at the start; None takes $\overline{h^4}^{-1/8}$ of the first product.
+        lr_preconditioner: The step of the factors.
+        betaL: Memory of the bounds on their changes, which rise at once and fall slowly.
+        damping: Size of the noise that is added to products.
+        grad_clip_max_norm: Bound on the norm of the result.
+        update_probability: How often factors are fitted.
+        hvp_method: "autograd", "batched_autograd", "fd_forward" or "fd_central".
+        h: The length of difference steps.
+        distribution: "normal", "rademacher", "uniform" or "sphere".
+        inner: Links that transform the update before it is preconditioned, after the factors were fitted.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> opt = mo.Optimizer([w], m.PSGDLRANewton(rank=1, seed=0), m.LR(0.3))
+        >>> for _ in range(100):
+        ...     _ = opt.step(mo.closure(lambda: 4 * w[0] ** 2 + 0.5 * w[1] ** 2))
+        >>> bool(w.abs().max() < 0.05)
+        True
+
+    References:
+        O. Pooladzandi, X.-L. Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
+        arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 10,
+        init_scale: float | None = None,
+        lr_preconditioner: float = 0.1,
+        betaL: float = 0.9,
+        damping: float = 1e-9,
+        grad_clip_max_norm: float = float("inf"),
+        update_probability: float = 1.0,
+        hvp_method: str = "autograd",
+        h: float = 1e-3,
+        distribution: str = "normal",
+        inner: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        at_least_one("PSGDLRANewton", rank=rank)
+        super().__init__(
+            {"rank": rank},
+            init_scale=init_scale,
+            lr_preconditioner=lr_preconditioner,
+            betaL=betaL,
+            damping=damping,
+            largest={"grad_clip_max_norm": grad_clip_max_norm},
+            update_probability=update_probability,
+            hvp_method=hvp_method,
+            h=h,
+            distribution=distribution,
+            inner=inner,
+            seed=seed,
+        )
+
+    def _fit(self, state: dict[str, Any], Hv: Tensor, v: Tensor, setting: Any) -> None:
+        if "d" not in state:
+            _lra.begin(state, Hv, setting, self.get_generator(Hv.device, self.seed))
+        coin = torch.rand((), generator=self.get_generator("cpu", self.seed))
+        _lra.fit(state, Hv, v, bool(coin < 0.5), setting)
+
+    def _precondition(self, state: dict[str, Any], u: Tensor) -> Tensor:
+        return _lra.precondition(state, u)

@@ -1,0 +1,244 @@
+"""Regularisation by chance: updates and weights that are dropped, perturbed or begun again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform
+from ...optim._vectors import sample_like
+from .._checks import at_least_one, choice, fraction, non_negative
+from .._metrics import metric
+
+__all__ = ["Dropout", "PerturbWeights", "RandomReinitialize", "WeightDropout"]
+
+
+def _probability(link: str, **values: float) -> None:
+    for key, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{link}: {key} is {value!r}; give a number from 0 to 1")
+
+
+def _coins(tensor: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
+    """True with this probability, for each number of a tensor."""
+    return torch.rand(tensor.shape, device=tensor.device, generator=generator) < probability
+
+
+class Dropout(TensorTransform):
+    """Sets each element of the update to zero with a probability.
+
+    Args:
+        p: The probability.
+        graft: Scale what is left to the norm of the whole, for each tensor.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> out = optim.step_tensors(m.Dropout(0.5, seed=0), [torch.ones(1000)])[0]
+        >>> sorted(set(out.tolist())), bool(abs(out.mean() - 0.5) < 0.1)
+        ([0.0, 1.0], True)
+    """
+
+    def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
+        _probability("Dropout", p=p)
+        super().__init__({"p": p, "graft": graft, "seed": seed})
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        dropped = _coins(tensor, setting["p"], self.get_generator(tensor.device, setting["seed"]))
+        out = torch.where(dropped, torch.zeros_like(tensor), tensor)
+        if setting["graft"]:
+            left = torch.linalg.vector_norm(out)
+            out = out * torch.where(left > 0, torch.linalg.vector_norm(tensor) / torch.where(left > 0, left, 1.0), 0.0)
+        return out
+
+
+class WeightDropout(Reformulation):
+    """Evaluates the loss with each weight set to zero with a probability; the same ones within a step.
+
+    Args:
+        p: The probability that a weight is dropped.
+        modules: Links that see that loss; by default all that follow.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(1000))
+        >>> _ = mo.Optimizer([w], m.WeightDropout(0.25, seed=0), m.LR(0.5)).step(mo.closure(lambda: (w**2).sum()))
+        >>> sorted(set(w.tolist())), bool(abs(w.mean() - 0.25) < 0.1)
+        ([0.0, 1.0], True)
+
+    References:
+        L. Wan et al., "Regularization of neural networks using DropConnect", ICML 2013.
+    """
+
+    def __init__(self, p: float = 0.5, *, modules: Chainable | None = None, seed: int | None = None) -> None:
+        _probability("WeightDropout", p=p)
+        super().__init__({"p": p}, modules)
+        self.seed = seed
+        self._dropped: list[Tensor] = []
+
+    def pre_step(self, objective: Objective) -> None:
+        """Chooses the weights of this step."""
+        self._dropped = [
+            _coins(param, self.settings[param]["p"], self.get_generator(param.device, self.seed))
+            for param in objective.params
+        ]
+
+    def closure(
+        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
+    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
+        """The loss without them."""
+        for param, dropped in zip(params, self._dropped, strict=True):
+            param.masked_fill_(dropped, 0)
+        loss = closure(backward)
+        return loss, [_taken(param) for param in params] if backward else None  # type: ignore[misc]
+
+
+class PerturbWeights(Reformulation):
+    r"""Evaluates the loss at weights with noise, $x + \alpha\,s\,z$; the same noise within a step.
+
+    Args:
+        alpha: The size of the noise.
+        relative: Whether it is relative to the size s of each tensor, by `metric`; else s is one.
+        distribution: "normal", "uniform", "rademacher" or "sphere".
+        metric: The size of a tensor: "mad" (the mean of absolute values), "std", or a norm as in `ClipNorm`.
+        modules: Links that see that loss; by default all that follow.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([2.0]))
+        >>> opt = mo.Optimizer([w], m.PerturbWeights(alpha=0.5, distribution="rademacher", seed=0), m.LR(0.5))
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.abs().item()
+        1.0
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: Any = 0.1,
+        relative: bool = True,
+        distribution: Literal["normal", "uniform", "rademacher", "sphere"] = "normal",
+        metric: Any = "mad",
+        modules: Chainable | None = None,
+        seed: int | None = None,
+    ) -> None:
+        non_negative("PerturbWeights", alpha=alpha)
+        choice("PerturbWeights", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
+        super().__init__({"alpha": alpha, "relative": relative, "metric": metric}, modules)
+        self.distribution, self.seed = distribution, seed
+        self._noise: list[Tensor] = []
+
+    def pre_step(self, objective: Objective) -> None:
+        """Draws the noise of this step."""
+        params = objective.params
+        generator = self.get_generator(params[0].device, self.seed)
+        self._noise = []
+        for param, z in zip(params, sample_like(params, self.distribution, 1.0, generator), strict=True):
+            setting = self.settings[param]
+            size: Any = 1.0
+            if setting["relative"] and param.numel():
+                size = float(metric(param.detach(), setting["metric"], tuple(range(param.dim()))).reshape(()))
+            self._noise.append(z * (setting["alpha"] * size))
+
+    def closure(
+        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
+    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
+        """The loss with the noise."""
+        for param, z in zip(params, self._noise, strict=True):
+            param.add_(z)
+        loss = closure(backward)
+        return loss, [_taken(param) for param in params] if backward else None  # type: ignore[misc]
+
+
+def _taken(param: Tensor) -> Tensor | None:
+    return None if param.grad is None else param.grad.clone()
+
+
+class RandomReinitialize(Module):
+    """Now and then puts some weights back to where they were at first: the update is the way there.
+
+    Put it last, so that the weights get where they are meant to.
+
+    Args:
+        p_reinit: The probability of it at a step.
+        p_weights: The probability of each weight then.
+        store_every: Store the weights anew at every n-th step; None keeps the first ones.
+        beta: Mix what is stored with what was stored before, of which this part is kept.
+        reset: Whether all other links forget what they learnt, too.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.LR(0.1), m.RandomReinitialize(p_reinit=0.5, p_weights=1.0, seed=0))
+        >>> seen = []
+        >>> for _ in range(20):
+        ...     _ = opt.step(mo.closure(lambda: w.sum()))
+        ...     seen.append(round(w.item(), 1))
+        >>> seen.count(1.0) > 3, min(seen) < 0.9
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        *,
+        p_reinit: float = 0.01,
+        p_weights: float = 0.1,
+        store_every: int | None = None,
+        beta: float = 0.0,
+        reset: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        _probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
+        fraction("RandomReinitialize", beta=beta)
+        if store_every is not None:
+            at_least_one("RandomReinitialize", store_every=store_every)
+        super().__init__({"p_reinit": p_reinit, "p_weights": p_weights, "beta": beta})
+        self.store_every, self.reset_others, self.seed = store_every, reset, seed
+
+    def update(self, objective: Objective) -> None:
+        """Stores weights, and throws the dice."""
+        params = objective.params
+        steps = self.increment_counter("steps", 0)
+        for param in params:
+            state, beta = self.state[param], self.settings[param]["beta"]
+            if "stored" not in state:
+                state["stored"] = param.detach().clone()
+            elif self.store_every is not None and steps % self.store_every == 0:
+                state["stored"].lerp_(param.detach(), 1 - beta)
+        coin = float(torch.rand((), generator=self.get_generator("cpu", self.seed)))
+        again = coin < self.settings[params[0]]["p_reinit"]
+        for param in params:
+            state = self.state[param]
+            state.pop("chosen", None)
+            if again:
+                generator = self.get_generator(param.device, self.seed)
+                state["chosen"] = _coins(param, self.settings[param]["p_weights"], generator)
+        if again and self.reset_others:
+            objective.post_step_hooks.append(self._reset)
+
+    def _reset(self, objective: Objective, modules: Sequence[Module]) -> None:
+        for module in modules:
+            if all(link is not self for _, link in module.links()):
+                module.reset()
+
+    def apply(self, objective: Objective) -> Objective:
+        """Leads the chosen weights back."""
+        out = list(objective.get_updates())
+        for i, param in enumerate(objective.params):
+            state = self.state[param]
+            if "chosen" in state and (objective.present is None or objective.present[i]):
+                out[i] = torch.where(state["chosen"], param.detach() - state["stored"], out[i])
+        objective.updates = out
+        return objective

@@ -1,0 +1,73 @@
+"""The hooks of links in a row as one function, and what decides its kernel."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import kernels
+
+if TYPE_CHECKING:
+    from .transform import TensorTransform
+
+__all__ = ["Composite", "Plan"]
+
+
+class Composite:
+    """The hooks of several links as one function of tensors and numbers, to be traced."""
+
+    def __init__(self, links: Sequence[TensorTransform], plan: Plan) -> None:
+        self.links = links
+        self.plan = plan
+        self.__name__ = " | ".join(type(link).__name__ for link in links)
+        names = ["param", "tensor"]
+        names += ["grad"] if plan.grads else []
+        names += [] if plan.tail else ["result"]
+        for k, (states, numbers, _) in enumerate(plan.parts):
+            names += [f"state{k}_{i}" for i in range(len(states))] + [f"number{k}_{i}" for i in range(len(numbers))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any) -> None:
+        values = iter(args)
+        param, tensor = next(values), next(values).clone()
+        grad = next(values) if self.plan.grads else None
+        result = None if self.plan.tail else next(values)
+        for link, (states, numbers, constants) in zip(self.links, self.plan.parts, strict=True):
+            given = {key: next(values) for key in states}
+            setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
+            state = dict(given)
+            if link.counts:
+                state["step"] = setting.pop("step")
+            # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
+            link.single_tensor_update(tensor, param, grad, None, state, setting)
+            tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
+            extra = set(state) - set(given) - {"step"}
+            if extra:
+                raise kernels.NotPointwiseError(
+                    f"{type(link).__name__} makes the state {sorted(extra)[0]!r} while learning; make it in "
+                    "single_tensor_initialize, or set elementwise = False"
+                )
+            for key, original in given.items():
+                if state[key] is not original:
+                    original.copy_(state[key])
+        if result is None:
+            param.sub_(tensor)
+        else:
+            result.copy_(tensor)
+
+
+class Plan:
+    """What decides the kernel: which states, numbers and constants each link has."""
+
+    __slots__ = ("grads", "parts", "tail")
+
+    def __init__(self, grads: bool, tail: bool, parts: tuple[Any, ...]) -> None:
+        self.grads = grads
+        self.tail = tail
+        self.parts = parts
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.grads, self.tail, self.parts)
