@@ -40,8 +40,9 @@ def gradients(
     noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: float, antithetic: bool
 ) -> Iterator[tuple[slice, Tensor]]:
     """The same in parts, each to be used before the next."""
-    weights = direction_weights(fitness, antithetic).to(noise.dtype)
+    weights = direction_weights(fitness, antithetic).to(noise.dtype, copy=True)
     # A mean that was estimated from the same members takes one of them, as in a variance.
     count = len(fitness) if antithetic else max(len(fitness) - 1, 1)
-    for columns, total, _ in noise.sums(seed, counter, weights):
-        yield columns, total.div_(count * sigma)
+    # Divided before the sum: there are fewer members than coordinates.
+    for columns, total, _ in noise.sums(seed, counter, weights.div_(count * sigma)):
+        yield columns, total

@@ -80,7 +80,9 @@ class Distribution(Search):
             else:
                 torch.add(mean, step, alpha=scale, out=pairs[:, 0])
                 torch.sub(mean, step, alpha=scale, out=pairs[:, 1])
-            x = pairs.view(-1, self.dim)[start - 2 * left : stop - 2 * left]
+            x = pairs.view(-1, self.dim)
+            if stop - start < len(x):
+                x = x[start - 2 * left : stop - 2 * left]
         else:
             sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
             step = self._directions(first, first + stop - start)
