@@ -16,8 +16,8 @@ def interleaved(
 ) -> dict[str, float]:
     """Seconds per call of each candidate: the median over rounds in which all of them take turns.
 
-    Taking turns means that a slow moment of the machine falls on all candidates alike; rotating the order means that
-    none always runs in the wake of the same other. One thread, and no garbage collection while the clock runs.
+    Taking turns means that a slow moment of the machine falls on all candidates alike; rotating and reversing the order
+    means that none always runs in the wake of the same other. One thread, and no garbage collection while the clock runs.
 
     Args:
         candidates: What to call, by name.
@@ -34,8 +34,9 @@ def interleaved(
         counts = {name: number or _calls_in(candidates[name], seconds) for name in names}
         turns: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(rounds):
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
+            shift = turn // 2 % len(names)
+            order = names[shift:] + names[:shift]
+            for name in order if turn % 2 else reversed(order):
                 turns[name].append(_clocked(candidates[name], counts[name]) / counts[name])
             gc.collect()
     finally:
