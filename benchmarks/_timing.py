@@ -36,7 +36,7 @@ def interleaved(
         for turn in range(rounds):
             shift = turn // 2 % len(names)
             order = names[shift:] + names[:shift]
-            for name in order if turn % 2 else reversed(order):
+            for name in reversed(order) if turn % 2 else order:
                 turns[name].append(_clocked(candidates[name], counts[name]) / counts[name])
             gc.collect()
     finally:
