@@ -72,3 +72,18 @@ def test_a_failure_in_the_search_puts_the_parameters_back():
         opt.step(mo.closure(fails))
     assert torch.equal(w, before)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_links_that_are_not_fused_compute_halves_in_single_precision_too(dtype):
+    """Adam's 1e-8 is zero in half precision: a gradient of zero gave 0 / 0."""
+    w = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
+    twin = torch.nn.Parameter(w.detach().clone())
+    for param, fuse in ((w, False), (twin, "auto")):
+        opt = mo.Optimizer([param], m.Adam(), m.LR(0.1), fuse=fuse)
+        for _ in range(3):
+            param.grad = torch.tensor([0.0, 1e-4, 1.0], dtype=dtype)
+            opt.step()
+    assert w.isfinite().all()
+    assert w[0] == 1.0
+    torch.testing.assert_close(w, twin, rtol=0.01, atol=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -211,6 +212,12 @@ class TensorTransform(Transform):
     ) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
         for i, tensor in enumerate(tensors):
+            if self.elementwise and tensor.dtype in _HALVES:
+                with _widened(states[i]) as state:
+                    self.single_tensor_update(
+                        tensor.float(), params[i].float(), _wide(_at(grads, i)), loss, state, settings[i]
+                    )
+                continue
             self.single_tensor_update(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
 
     def multi_tensor_apply(
@@ -223,10 +230,17 @@ class TensorTransform(Transform):
         settings: Sequence[Setting],
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them."""
-        return [
-            self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
-            for i, tensor in enumerate(tensors)
-        ]
+        out = []
+        for i, tensor in enumerate(tensors):
+            if self.elementwise and tensor.dtype in _HALVES:
+                with _widened(states[i]) as state:
+                    found = self.single_tensor_apply(
+                        tensor.float(), params[i].float(), _wide(_at(grads, i)), loss, state, settings[i]
+                    )
+                out.append(found.to(tensor.dtype))
+                continue
+            out.append(self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i]))
+        return out
 
     # ------------------------------------------------------------------ running them
 
@@ -335,6 +349,27 @@ class TensorTransform(Transform):
         return [
             {**setting, **_per_member(found, tensor, False)} for setting, tensor in zip(settings, tensors, strict=True)
         ]
+
+
+# A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _wide(tensor: Tensor | None) -> Tensor | None:
+    return tensor.float() if tensor is not None and tensor.dtype in _HALVES else tensor
+
+
+@contextmanager
+def _widened(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A state in single precision; what the hooks made of it is rounded back when they are done."""
+    wide = {key: _wide(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+    yield wide
+    for key, value in wide.items():
+        held = state.get(key)
+        if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
+            held.copy_(value)
+        elif held is not value:
+            state[key] = value
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

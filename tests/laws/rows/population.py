@@ -33,6 +33,5 @@ ROWS = [
         "PBT",
         lambda: [m.Adam(), m.LR(0.05), m.PBT({"lr.lr": (1e-3, 0.3)}, every=3, seed=1)],
         tolerance=0.01,
-        skip={"half": "with a learning rate for each member Adam works in float16, where its eps is zero"},
     ),
 ]

@@ -71,9 +71,11 @@ class Adam(BufferTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
+        # The square of 1e-4 is zero in float16, and dividing by it would throw the parameter out of the window.
+        squares = torch.float32 if tensor.dtype is torch.float16 else tensor.dtype
+        state["exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
         if setting["amsgrad"]:
-            state["max_exp_avg_sq"] = torch.zeros_like(tensor)
+            state["max_exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
