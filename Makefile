@@ -35,8 +35,8 @@ picture: $(VENV)/.run  ## the default race, kept in docs/img as what the picture
 
 # Coverage doubles the time of what it looks at, so laws that try thousands of cases run without it.
 test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; without what takes minutes
-	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term --part covered $(ARGS)
-	@$(BIN)/python -m pytest -n $(WORKERS) --part uncovered $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --part covered $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --part uncovered $(ARGS)
 
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"

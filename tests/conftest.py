@@ -6,32 +6,31 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 # Derandomised, so that a red build is red for everybody; deadlines measure the machine, not the code.
-settings.register_profile(
-    "moduli", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
+for name, examples in (("moduli", 30), ("moduli-all", 60)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("moduli")
 
 # Minutes, for what seldom breaks: every link saved and resumed in a new process. `make test-all` runs it.
 LONG = ("tests/io/test_resume.py",)
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
-SHARES = {"tests/laws/test_laws.py": 4, "tests/evolve/test_laws.py": 5}
+SHARES = {"tests/laws/test_laws.py": 5, "tests/evolve/test_laws.py": 5}
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.
 UNCOVERED = (
     "tests/laws/test_laws.py",
-    "tests/evolve/test_laws.py",
     "tests/labels/test_compile.py",
     "tests/labels/test_elementwise_laws.py",
     "tests/io/test_crash.py",
-    "tests/linalg/test_laws.py",
-    "tests/m/test_members.py",
-    "tests/m/test_population.py",
-    "tests/m/test_second_products.py",
     "tests/particles/merge/test_formulas.py",
     "tests/particles/merge/test_laws.py",
     "tests/particles/test_laws.py",
     "tests/particles/test_versions.py",
-    "tests/population/test_deferred.py",
     "tests/population/test_loop.py",
     "tests/test_examples.py",
     "tests/test_layout.py",
@@ -45,8 +44,13 @@ def pytest_addoption(parser):
         help="only the tests that coverage is measured on, or only the others",
     )
     parser.addoption(
-        "--all", action="store_true", help="also the tests that take minutes, and every pair of the law book"
+        "--all", action="store_true", help="also the tests that take minutes, every pair of the law book, more examples"
     )
+
+
+def pytest_configure(config):
+    if config.getoption("--all"):
+        settings.load_profile("moduli-all")
 
 
 def pytest_ignore_collect(collection_path, config):
