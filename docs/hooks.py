@@ -13,13 +13,16 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache, cached_property
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 
 import griffe
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 # In the order of the house: each room uses only those before it.
 ROOMS = (
@@ -316,6 +319,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "labels-functions.md", content=supported_functions()))
     files.append(File.generated(config, "links.md", content=catalogue()))
     return files
+
+
+_MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def maths(html: str, where: str) -> str:
+    """Formulas as MathML, which browsers draw by themselves: nothing is loaded for them."""
+
+    def drawn(found: re.Match[str]) -> str:
+        formula = unescape(found[2])
+        try:
+            return convert(formula, display="inline" if found[1] == "span" else "block")
+        except Exception as error:  # latex2mathml has no class of its own for all of them
+            raise PluginError(f"{where}: the formula {formula!r} can't be drawn: {error!r}") from error
+
+    return _MATHS.sub(drawn, html)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw the formulas of a page."""
+    return maths(html, page.file.src_uri)
 
 
 _FOREIGN = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=\"?(https?:)?//[^>]*>")

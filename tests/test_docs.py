@@ -284,6 +284,14 @@ def test_the_front_door_links_to_the_rooms(hooks):
     assert "\n::: moduli.device.Device\n" in hooks.page(moduli.device, [front, moduli.device])
 
 
+def test_formulas_are_drawn_without_loading_anything(hooks):
+    drawn = hooks.maths('<p><span class="arithmatex">\\(m_t &lt; \\beta^2\\)</span> $5</p>', "page")
+    assert drawn.startswith("<p><math ")
+    assert "<msup>" in drawn
+    assert "&#x0003C;" in drawn or "&lt;" in drawn
+    assert drawn.endswith("</math> $5</p>")
+
+
 def test_the_catalogue_has_every_link(hooks):
     from moduli import m
 
