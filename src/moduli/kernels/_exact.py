@@ -13,12 +13,36 @@ _SPLIT = 134217729.0  # 2**27 + 1 halves the digits of a double (Veltkamp)
 
 
 def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+    """The elements in vectors of double precision, small tensors together: each operation costs the same for few numbers."""
+    waiting: list[list[torch.Tensor]] = []
+    held = 0
     for parts in zip(*lists, strict=True):
         flats = [part.detach().to_dense() if part.layout is not torch.strided else part.detach() for part in parts]
         flats = [flat.reshape(-1) for flat in flats]
-        for start in range(0, flats[0].numel(), _BLOCK):
-            double = torch.float32 if flats[0].device.type == "mps" else torch.float64
-            yield [flat[start : start + _BLOCK].to(double) for flat in flats]
+        size = flats[0].numel()
+        if waiting and (held + size > _BLOCK or _kinds(waiting[0]) != _kinds(flats)):
+            yield _joined(waiting)
+            waiting, held = [], 0
+        if size <= _BLOCK:
+            waiting.append(flats)
+            held += size
+            continue
+        for start in range(0, size, _BLOCK):
+            yield _joined([[flat[start : start + _BLOCK] for flat in flats]])
+    if held:
+        yield _joined(waiting)
+
+
+def _kinds(flats: Sequence[torch.Tensor]) -> list[tuple[torch.device, torch.dtype]]:
+    return [(flat.device, flat.dtype) for flat in flats]
+
+
+def _joined(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    double = torch.float32 if parts[0][0].device.type == "mps" else torch.float64
+    return [
+        column[0].to(double) if len(column) == 1 else torch.cat(column).to(double)
+        for column in zip(*parts, strict=True)
+    ]
 
 
 def _two_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,10 +79,24 @@ def eager(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float) -> t
         dtype = torch.float32 if device.type == "mps" else torch.float64
         total = torch.full((), float("-inf") if kind == "amax" else 0.0, dtype=dtype, device=device)
         error = torch.zeros_like(total)
+        single = dtype is torch.float64 and all(
+            tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) for tensors in lists for tensor in tensors
+        )
         for block in _blocks(lists):
             x = block[0]
             if kind in ("amax", "largest"):
                 total = torch.maximum(total, (x if kind == "amax" else x.abs()).amax().to(device))
+                continue
+            if single and kind != "sum":
+                # Products of single precision are exact in double, and so nearly are sums of a block of them: what is
+                # lost is far below what the result is rounded to.
+                if kind == "absolutes":
+                    part = x.abs().sum()
+                else:
+                    x = x * scale if kind == "squares" else x
+                    part = torch.dot(x, block[1] if kind == "dot" else x)
+                total, missed = _two_sum(total, part.to(device))
+                error = error + missed
                 continue
             lost = torch.zeros_like(x)
             if kind == "dot":
