@@ -454,3 +454,20 @@ def test_an_unknown_setting_is_refused(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "fast")
     with pytest.raises(ValueError, match="auto, c, eager"):
         kernels.fuse(axpy)
+
+
+def test_versions_of_private_roles_are_left_alone(backend):
+    def step(p, m):
+        m.mul_(0.5)
+        p.sub_(m)
+
+    p, m = [torch.ones(3)], [torch.ones(3)]
+    fused = kernels.fuse(step, private=["m"])
+    before = p[0]._version
+    for _ in range(3):
+        fused(p, m)
+    assert torch.equal(m[0], torch.full((3,), 0.125))
+    assert torch.equal(p[0], torch.full((3,), 0.125))
+    assert p[0]._version == before + 3
+    with pytest.raises(ValueError, match="private names 'q', but .* takes p, m"):
+        kernels.fuse(step, private=["q"])

@@ -33,9 +33,12 @@ class Fused:
         [tensor([2., 2.]), tensor([3., 3., 3.])]
     """
 
-    def __init__(self, fn: Callable[..., Any], inplace: tuple[str | None, ...]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], inplace: tuple[str | None, ...], private: frozenset[str] = frozenset()
+    ) -> None:
         self.fn = fn
         self.inplace = inplace
+        self.private = private
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self._signature = inspect.signature(fn)
         self._names: list[str] = []
@@ -51,6 +54,9 @@ class Fused:
         unknown = [name for name in inplace if name is not None and name not in self._names]
         if unknown:
             raise ValueError(f"inplace names {unknown[0]!r}, but {self.where} takes {', '.join(self._names)}")
+        strange = sorted(private - set(self._names))
+        if strange:
+            raise ValueError(f"private names {strange[0]!r}, but {self.where} takes {', '.join(self._names)}")
         named = [name for name in inplace if name is not None]
         if len(set(named)) != len(named):
             raise ValueError(f"inplace={inplace} names a role twice; two results can't be written to one place")
@@ -307,7 +313,9 @@ class Bound:
         return _run.call(self.fused, values, *self._options, self._plans)
 
 
-def fuse(fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None = None) -> Fused:
+def fuse(
+    fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None = None, private: Iterable[str] = ()
+) -> Fused:
     """Make one pass over lists of tensors out of a pointwise function of tensors.
 
     The function is ordinary Python over torch tensors, one per role, and scalars. It may return new values, or change
@@ -317,6 +325,8 @@ def fuse(fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None =
     Args:
         fn: The function.
         inplace: For each returned value the name of the role it overwrites, or None for new storage.
+        private: Names of roles that no graph of autograd can know, such as moments of an optimizer. Counting up the
+            versions of what is written costs more than writing it where tensors are small; theirs are left alone.
 
     Returns:
         The fused function, called with a list of tensors for each role.
@@ -342,4 +352,4 @@ def fuse(fn: Callable[..., Any], *, inplace: str | Sequence[str | None] | None =
         raise TypeError(f"fuse takes a function, got a {type(fn).__name__}")
     _backend.mode()
     names = () if inplace is None else (inplace,) if isinstance(inplace, str) else tuple(inplace)
-    return Fused(fn, names)
+    return Fused(fn, names, frozenset(private))

@@ -33,7 +33,7 @@ class Hot:
         piece = plan.pieces[0]
         self._kernel = piece.form.kernel
         self._piece = (piece.sizes.buffer_info()[0], piece.starts.buffer_info()[0], piece.elements)
-        self._written = [output.role for output in plan.outputs if output.role is not None]
+        self._written = [output.role for output in plan.outputs if output.role is not None and not output.quiet]
         self._columns = list(range(plan.roles))
         position = plan.roles
         for output in plan.outputs:

@@ -36,6 +36,7 @@ class Output:
 
     kind: str
     role: int | None = None
+    quiet: bool = False  # no one but the caller ever sees it, so autograd is not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +84,10 @@ def prepare(
     graphs = {signature: fused._graph(marks, signature[1 : len(roles) + 1], whole) for signature in signatures}
     first = next(iter(graphs.values()))
     slots = slots_of(fused, marks, first)
-    outputs = _outputs(fused, slots, outs, flat, offsets)
+    outputs = [
+        replace(output, quiet=output.role is not None and names[output.role] in fused.private)
+        for output in _outputs(fused, slots, outs, flat, offsets)
+    ]
     sizes = [tensor.numel() for tensor in roles[0]]
     places = _offsets(fused, sizes, offsets, outputs, outs)
     dtypes = _storage(fused, marks, outputs, outs, roles, graphs, signatures)

@@ -201,7 +201,7 @@ def _execute(
 def _tell(outputs: Sequence[Output], targets: Sequence[Target], piece: Piece) -> None:
     """Count up the versions of what a kernel wrote, as an in-place operation of torch does."""
     for output, target in zip(outputs, targets, strict=True):
-        if output.kind in ("new", "newflat"):
+        if output.kind in ("new", "newflat") or output.quiet:
             continue
         if isinstance(target, tuple):
             written = [target[0]]

@@ -26,6 +26,8 @@ class Composite:
         names += [] if plan.tail else ["result"]
         for k, (states, numbers, _) in enumerate(plan.parts):
             names += [f"state{k}_{i}" for i in range(len(states))] + [f"number{k}_{i}" for i in range(len(numbers))]
+        #: What links remember is theirs: no graph holds it.
+        self.private = [name for name in names if name.startswith("state")]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 

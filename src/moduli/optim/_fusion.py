@@ -296,7 +296,7 @@ class FusedRun:
         if bound is None:
             fused = self._fused.get(key)
             if fused is None:
-                fused = self._fused[key] = kernels.fuse(Composite(self.links, plan))
+                fused = self._fused[key] = kernels.fuse((run := Composite(self.links, plan)), private=run.private)
             bound = cohort.bound[key] = fused.bind()
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
