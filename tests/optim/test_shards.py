@@ -36,21 +36,24 @@ CHAINS = [
     lambda: [m.HeavyBall(0.9), m.Normalize(0.3), m.LR(0.1)],
     lambda: [m.OrthoGrad(dim="global"), m.LR(0.1)],
     lambda: [m.Lion(), m.LR(0.01)],
+    lambda: [m.Backtracking()],
+    lambda: [m.Adam(), m.StrongWolfe(), m.LR(0.5)],
+    lambda: [m.HeavyBall(0.5), m.StrongWolfe()],
 ]
 torch.manual_seed(5)
 X, Y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
 x, y = X[4 * rank : 4 * rank + 4], Y[4 * rank : 4 * rank + 4]
-for links in CHAINS:
+for index, links in enumerate(CHAINS):
     sharded, plain = make(), make()
-    for layer in (sharded[0], sharded[2]):
+    for layer in (sharded[0], sharded[2]) if index % 2 else ():  # otherwise the root holds all parameters
         fully_shard(layer)
     fully_shard(sharded)
-    a, b = mo.Optimizer(sharded, *links()), mo.Optimizer(plain, *links())
+    a, b = mo.Optimizer(sharded, *links()), mo.Optimizer(plain, *links(), reduce=None)
     for step in range(6):
         if step == 3:
             saved, a = a.state_dict(), mo.Optimizer(sharded, *links())
             a.load_state_dict(saved)
-        if step % 2:
+        if step % 2 or any(isinstance(link, m.LineSearchBase) for link in a.modules):
             a.step(mo.closure(lambda: (sharded(x) - y).square().mean()))
         else:
             a.zero_grad()

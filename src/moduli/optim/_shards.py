@@ -30,10 +30,12 @@ def check(params: Iterable[Tensor], links: Sequence[Module]) -> bool:
         fits = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
         if isinstance(link, TensorTransform) and _fusion._measures(link):
             fits = fits and link.sharded
+        if not isinstance(link, TensorTransform):
+            fits = link.sharded
         if not fits:
             raise ChainError(
                 f"{type(link).__name__} looks at all elements of a parameter, but parameters here are shards of tensors "
-                "(DTensor, as FSDP makes them), of which each process holds a part. Pointwise links, ClipNorm, Normalize "
-                "and OrthoGrad work on shards; for the others train with DistributedDataParallel"
+                "(DTensor, as FSDP makes them), of which each process holds a part. Pointwise links, ClipNorm, Normalize, "
+                "OrthoGrad and line searches work on shards; for the others train with DistributedDataParallel"
             )
     return True

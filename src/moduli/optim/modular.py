@@ -192,10 +192,13 @@ class Optimizer(torch.optim.Optimizer):
             decides = any(need.evaluates for need in self._needs)
             if not several or not decides:
                 return None
-            if not isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+            model = self.model
+            one = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+            # Parameters in shards are those of one model, whoever wraps it.
+            if not one and not (model is not None and any(map(_shards.is_sharded, model.parameters()))):
                 raise ChainError(
                     "there are several processes, and this chain decides on the loss, so that they could take "
-                    "different decisions. Give the DistributedDataParallel module itself, or say reduce='mean' (all "
+                    "different decisions. Give the DistributedDataParallel (or FSDP) module itself, or say reduce='mean' (all "
                     "processes train one model) or reduce=None (each trains its own)"
                 )
             reduce = "mean"

@@ -44,6 +44,7 @@ class Module(metaclass=LinkType):
         needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
         members: Whether the link works on all members of a population at once.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
+        sharded: Whether it is right for parameters of which each process holds a shard, beyond pointwise hooks.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         aliases: Names in parameter groups that stand for several settings, such as "betas".
@@ -63,6 +64,7 @@ class Module(metaclass=LinkType):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
     members: ClassVar[bool] = False
     vector_state: bool = False
+    sharded: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False
     aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
 

@@ -135,7 +135,6 @@ class TensorTransform(Transform):
 
     elementwise: bool = False
     measures: bool = True
-    sharded: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     static: ClassVar[tuple[str, ...]] = ()
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import kernels
 from ...optim import Objective
 from ...optim._needs import keeps_graph
+from ...optim._shards import is_sharded
 from .._flat import array, flat, masked, plain, tensors_of, unflat
 
-__all__ = ["Line"]
+__all__ = ["Line", "ShardedLine", "line_of"]
 
 
 class Line:
@@ -39,6 +41,15 @@ class Line:
         self.start: list[Tensor] | None = None
         self.x: Any
         self.u: Any
+        self.trials = 0
+        self.at: float | None = 0.0
+        self.points: dict[float, tuple[float, Any, Any, Tensor, list[Tensor] | None]] = {}
+        self.lowest: tuple[float, float] | None = None
+        self._lay_out(update)
+
+    def _lay_out(self, update: list[Tensor]) -> None:
+        """Remember x and u as they are calculated with."""
+        objective, params = self.objective, self.params
         # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
         self.numpy = plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
         if self.numpy:
@@ -51,10 +62,6 @@ class Line:
             self.x, self.u = x.clone(), u.to(x.dtype)
             if x.dtype is not u.dtype or any(param.dtype is not x.dtype for param in params):
                 self.start = [param.detach().clone() for param in params]
-        self.trials = 0
-        self.at: float | None = 0.0
-        self.points: dict[float, tuple[float, Any, Any, Tensor, list[Tensor] | None]] = {}
-        self.lowest: tuple[float, float] | None = None
 
     def pieces(self, vector: Any) -> list[Tensor]:
         """A vector as tensors like the parameters."""
@@ -140,3 +147,42 @@ class Line:
             if grads is not None and self.carries:
                 objective.accepted = (self.pieces(point) if self.start is None else point, loss, grads)
         return objective
+
+
+class _Pieces:
+    """A vector that stays in pieces, since processes hold shards of them."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    def __mul__(self, a: float) -> _Pieces:
+        return _Pieces([tensor * a for tensor in self.tensors])
+
+    def __neg__(self) -> _Pieces:
+        return self * -1.0
+
+
+class ShardedLine(Line):
+    """The same for parameters in shards: every process moves what it holds, and slopes are summed over processes."""
+
+    def _lay_out(self, update: list[Tensor]) -> None:
+        self.objective._remember_start()
+        self.numpy = False
+        self.start = [param.detach().clone() for param in self.params]
+        self.x, self.u = _Pieces(self.start), _Pieces(list(update))
+        # A forward without a backward may leave whole parameters behind (FSDP's root), which the next one would use again.
+        self.eager = True
+        self.carries = False
+
+    def pieces(self, vector: Any) -> list[Tensor]:
+        tensors: list[Tensor] = vector.tensors
+        return tensors
+
+    def along(self, tensors: list[Tensor]) -> float:
+        return float(kernels.dot(tensors, self.u.tensors))
+
+
+def line_of(objective: Objective, update: list[Tensor], last: bool = False) -> Line:
+    """The line through the parameters along an update."""
+    kind = ShardedLine if any(map(is_sharded, objective.params)) else Line
+    return kind(objective, update, last)
