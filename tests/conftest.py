@@ -19,7 +19,7 @@ settings.load_profile("moduli")
 # Minutes, for what seldom breaks: every link saved and resumed in a new process. `make test-all` runs it.
 LONG = ("tests/io/test_resume.py",)
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
-SHARES = {"tests/laws/test_laws.py": 3, "tests/evolve/test_laws.py": 5}
+SHARES = {"tests/laws/test_laws.py": 5, "tests/evolve/test_laws.py": 5}
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.
 UNCOVERED = (
