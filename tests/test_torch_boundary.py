@@ -1,0 +1,201 @@
+"""The boundary to torch: every shim answers alike with the private name and without it.
+
+A test named `test_<shim>` for every shim, given `shims`: the module as it is, then a second copy of it in which no
+private name is found. Where the fallback can only give the safe answer, the test says so with `shims.known`.
+"""
+
+import ast
+import importlib.util
+import inspect
+import pathlib
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import moduli._torch
+
+
+def _without_private_names() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("moduli_torch_without", moduli._torch.__file__)
+    made = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODULI_PRIVATE", "0")
+        spec.loader.exec_module(made)
+    return made
+
+
+class Shims:
+    """The module's names, and whether they know (or give the safe answer)."""
+
+    def __init__(self, module: ModuleType, known: bool) -> None:
+        self.module = module
+        self.known = known
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.module, name)
+
+
+@pytest.fixture(params=["private", "public"])
+def shims(request):
+    if request.param == "private":
+        return Shims(moduli._torch, True)
+    return Shims(_without_private_names(), False)
+
+
+# -- the conventions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", moduli._torch.__all__)
+def test_every_shim_has_a_test_and_says_since_when(name):
+    assert f"test_{name}" in globals(), f"tests/test_torch_boundary.py has no test_{name}"
+    assert "shims" in inspect.signature(globals()[f"test_{name}"]).parameters
+    assert "Since " in _docstrings()[name]
+    assert "Fallback: " in _docstrings()[name]
+
+
+def _docstrings() -> dict[str, str]:
+    """The docstring of each function, and the string after each assignment."""
+    body = ast.parse(pathlib.Path(moduli._torch.__file__).read_text()).body
+    found = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[node.target.id] = str(after.value.value)
+    return found
+
+
+def test_hidden_names_are_not_found():
+    assert moduli._torch._find("sys.getrefcount") is sys.getrefcount
+    assert moduli._torch._find("torch._C._no_such_name") is None
+    assert moduli._torch._find("torch._no_such_module.name") is None
+    assert _without_private_names()._find("sys.getrefcount") is None
+
+
+# -- what torch is doing with operations -------------------------------------------------------------------------------
+
+
+def test_in_transform(shims):
+    seen = []
+
+    def look(x):
+        seen.append(shims.in_transform())
+        return x.sum()
+
+    x = torch.ones(3)
+    look(x)
+    torch.func.grad(look)(x)
+    torch.vmap(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    look(x)
+    with torch.inference_mode():
+        look(x)
+    assert seen == [False, True, True, True, False, False]
+
+
+def test_is_wrapped(shims):
+    seen = []
+    outside = torch.ones(2)
+
+    def look(x):
+        seen.append(shims.is_wrapped(x))
+        seen.append(shims.is_wrapped(outside))
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.grad(look)(torch.ones(2))
+    torch.vmap(look)(torch.ones(2))
+    assert seen == [False, False, True, False, True, False]
+
+
+def test_has_dispatch_mode(shims):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    assert shims.has_dispatch_mode() is not shims.known
+    with Watching():
+        assert shims.has_dispatch_mode()
+
+
+def test_has_function_mode(shims):
+    assert shims.has_function_mode() is not shims.known
+    with torch.overrides.TorchFunctionMode():
+        assert shims.has_function_mode()
+
+
+def test_has_saved_tensor_hooks(shims):
+    if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        assert shims.has_saved_tensor_hooks() is not shims.known
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert shims.has_saved_tensor_hooks()
+
+
+def test_run_outside(shims):
+    made = []
+
+    def make(value):
+        assert not moduli._torch.in_transform()
+        return torch.tensor([value])
+
+    def inside(x):
+        made.append(shims.run_outside(make, 2.0))
+        return (x * made[-1]).sum()
+
+    torch.vmap(inside)(torch.ones(2, 1))
+    torch.func.grad(inside)(torch.ones(1))
+    with torch.inference_mode():
+        made.append(shims.run_outside(make, value=2.0))
+    for tensor in made:
+        assert not tensor.is_inference()
+        assert not moduli._torch.is_wrapped(tensor)
+        assert tensor.tolist() == [2.0]
+    with torch.no_grad():
+        assert shims.run_outside(torch.is_grad_enabled) is False
+    with pytest.raises(ZeroDivisionError):
+        shims.run_outside(lambda: 1 / 0)
+
+
+def test_set_grad_enabled(shims):
+    try:
+        shims.set_grad_enabled(False)
+        assert not torch.is_grad_enabled()
+    finally:
+        shims.set_grad_enabled(True)
+    assert torch.is_grad_enabled()
+
+
+# -- the compiler ------------------------------------------------------------------------------------------------------
+
+
+def test_mark_constant(shims):
+    calls = []
+
+    @shims.mark_constant
+    def read() -> int:
+        calls.append(1)
+        return len(calls)
+
+    compiled = torch.compile(lambda x: x + read(), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(())).item() == compiled(torch.zeros(())).item() == 1
+
+
+# -- who else holds it -------------------------------------------------------------------------------------------------
+
+
+def test_count_references(shims):
+    held = [object()]
+    before = shims.count_references(held[0])
+    held.append(held[0])
+    assert shims.count_references(held[0]) == (before + 1 if shims.known else moduli._torch.UNKNOWN)
+
+
+def test_count_storage_uses(shims):
+    tensor = torch.zeros(3)
+    before = shims.count_storage_uses(tensor)
+    view = tensor[1:]
+    assert shims.count_storage_uses(view) == (before + 1 if shims.known else moduli._torch.UNKNOWN)
