@@ -140,7 +140,7 @@ _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function as at the top of a program: in no transform, no dispatch mode, no inference mode.
+    """Call a function as at the top of a program: in no transform or mode, with gradients recorded.
 
     What it makes may outlive the transform or mode that is active now.
 
@@ -151,12 +151,10 @@ def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
         with _no_modes(), _no_transforms(), torch.inference_mode(False):
             return function(*args, **kwargs)
     outcome: list[tuple[bool, Any]] = []
-    grad = torch.is_grad_enabled()
 
     def run() -> None:
         try:
-            with torch.set_grad_enabled(grad):
-                outcome.append((True, function(*args, **kwargs)))
+            outcome.append((True, function(*args, **kwargs)))
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asked
             outcome.append((False, error))
 
