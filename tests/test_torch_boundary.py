@@ -10,9 +10,11 @@ import inspect
 import pathlib
 import sys
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import moduli._torch
 
@@ -110,6 +112,32 @@ def test_is_wrapped(shims):
     assert seen == [False, False, True, False, True, False]
 
 
+def test_transform_level(shims):
+    seen = []
+
+    def look(x):
+        seen.append(shims.transform_level())
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.grad(look)(torch.ones(2))
+    torch.vmap(torch.func.grad(look))(torch.ones(2, 2))
+    unknown = moduli._torch.UNKNOWN
+    assert seen == ([0, 1, 2] if shims.known else [0, unknown, unknown])
+
+
+def test_batch_axis(shims):
+    seen = []
+
+    def look(x):
+        seen.extend([shims.batch_axis(x, 0), shims.batch_axis(x, 1)])
+        return x.sum()
+
+    look(torch.ones(2, 3))
+    torch.vmap(look, 1)(torch.ones(2, 3))
+    assert seen == [None, None, 1 if shims.known else None, None]
+
+
 def test_has_dispatch_mode(shims):
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -182,6 +210,99 @@ def test_mark_constant(shims):
 
     compiled = torch.compile(lambda x: x + read(), backend="eager", fullgraph=True)
     assert compiled(torch.zeros(())).item() == compiled(torch.zeros(())).item() == 1
+
+
+def test_keep_from_tracing(shims):
+    def inner(x):
+        return x + (1.0 if torch.compiler.is_compiling() else 2.0)
+
+    def kept(x):
+        return inner(x) if torch.compiler.is_compiling() else inner(x) + 10.0
+
+    # The mark is one of the code, which functions made by the same line share.
+    kept.__code__ = kept.__code__.replace(co_name=f"kept_{shims.known}")
+    shims.keep_from_tracing(kept)
+    compiled = torch.compile(lambda x: kept(x * 1.0) * 1.0, backend="eager")
+    assert compiled(torch.zeros(())).item() == (12.0 if shims.known else 1.0)
+
+
+def test_register_constant_type(shims):
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            return type(other) is Named and self.name == other.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+        def __fx_repr__(self):
+            return f"Named({self.name!r})", {"Named": Named}
+
+        def size(self):
+            return len(self.name)
+
+    shims.register_constant_type(Named, ("size",))
+    compiled = torch.compile(lambda x, named: x + named.size(), backend="eager")
+    assert compiled(torch.zeros(()), Named("abc")).item() == 3
+    assert compiled(torch.zeros(()), Named("abcd")).item() == 4
+
+
+# -- autograd and optimizers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_run_backward(shims, dtype):
+    x = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    for _ in range(2):
+        loss = (x * x).sum()
+        # A hook that changes the gradient it is given must not change the next pass.
+        loss.register_hook(lambda grad: grad.mul_(2.0) and None)
+        shims.run_backward(loss)
+    plain = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    for _ in range(2):
+        loss = (plain * plain).sum()
+        loss.register_hook(lambda grad: grad.mul_(2.0) and None)
+        loss.backward()
+    assert torch.equal(x.grad, plain.grad)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        shims.run_backward(torch.ones((), dtype=dtype))
+
+
+def test_is_observed(shims):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+    assert shims.is_observed(optimizer) is not shims.known
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        hook = register(lambda *args: None)
+        assert shims.is_observed(optimizer)
+        hook.remove()
+    hook = register_optimizer_step_pre_hook(lambda *args: None)
+    assert shims.is_observed(optimizer)
+    hook.remove()
+    assert shims.is_observed(optimizer) is not shims.known
+
+
+# -- nested containers -------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def test_pytree(shims):
+    tree = {"a": [1, (torch.ones(2), None)], "b": Pair(2, [[], {"c": 3.0}])}
+    leaves, spec = shims.pytree.tree_flatten(tree)
+    assert shims.pytree.tree_unflatten(leaves, spec) == tree
+    numbered = shims.pytree.tree_unflatten([f"leaf {i}" for i in range(len(leaves))], spec)
+    assert isinstance(numbered["b"], Pair)
+    assert shims.pytree.tree_leaves(numbered) == [f"leaf {i}" for i in range(len(leaves))]
+    whole, spec = shims.pytree.tree_flatten(tree, is_leaf=lambda node: isinstance(node, tuple))
+    assert [type(leaf) for leaf in whole] == [int, tuple, Pair]
+    assert shims.pytree.tree_unflatten(whole, spec) == tree
+    assert shims.pytree.tree_map_only(int, lambda i: -i, tree)["b"] == Pair(-2, [[], {"c": 3.0}])
+    shims.pytree.register_pytree_node(type("Fresh", (), {}), lambda x: ([], None), lambda leaves, spec: None)
 
 
 # -- who else holds it -------------------------------------------------------------------------------------------------

@@ -23,16 +23,23 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 __all__ = [
+    "batch_axis",
     "count_references",
     "count_storage_uses",
     "has_dispatch_mode",
     "has_function_mode",
     "has_saved_tensor_hooks",
     "in_transform",
+    "is_observed",
     "is_wrapped",
+    "keep_from_tracing",
     "mark_constant",
+    "pytree",
+    "register_constant_type",
+    "run_backward",
     "run_outside",
     "set_grad_enabled",
+    "transform_level",
 ]
 
 P = ParamSpec("P")
@@ -104,6 +111,33 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 _is_wrapped: Final = _find("torch._C._functorch.is_functorch_wrapped_tensor")
+
+
+def transform_level() -> int:
+    """How many transforms of `torch.func` are active, one inside the other.
+
+    Since torch 2.0: `torch._C._functorch.peek_interpreter_stack`. Fallback: 0 in none, and in one more than any level.
+    """
+    if _interpreter is not None:
+        top = _interpreter()
+        return 0 if top is None else int(top.level())
+    return UNKNOWN if in_transform() else 0
+
+
+_interpreter: Final = _find("torch._C._functorch.peek_interpreter_stack")
+
+
+def batch_axis(tensor: torch.Tensor, above: int) -> int | None:
+    """Which axis a vmap at a level above the given one took from a tensor; None where none did, or it is not known.
+
+    Since torch 2.0: `torch._C._functorch.is_batchedtensor`, `maybe_get_level`, `maybe_get_bdim`. Fallback: None.
+    """
+    if _functorch is not None and _functorch.is_batchedtensor(tensor) and _functorch.maybe_get_level(tensor) > above:
+        return int(_functorch.maybe_get_bdim(tensor))
+    return None
+
+
+_functorch: Final = _find("torch._C._functorch")
 
 
 def has_dispatch_mode() -> bool:
@@ -192,6 +226,139 @@ def mark_constant(function: F) -> F:
         return torch.compiler.assume_constant_result(function)  # type: ignore[no-any-return, no-untyped-call]
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def keep_from_tracing(*functions: Any) -> None:
+    """Have `torch.compile` run these functions as they are, and all they call.
+
+    `torch.compiler.disable` would import the compiler, which takes longer than all of moduli.
+
+    Since torch 2.5: the attribute `_torchdynamo_disable`; since torch 2.7 also
+    `torch._C._dynamo.eval_frame.set_code_exec_strategy`, before which what they call is traced, with graph breaks, to the
+    same result. Fallback: nothing is marked, and all of it is traced.
+    """
+    if _HIDDEN:
+        return
+    frames = _find("torch._C._dynamo.eval_frame")
+    for function in functions:
+        function._torchdynamo_disable = True
+        if hasattr(frames, "set_code_exec_strategy") and hasattr(frames, "_FrameExecStrategy"):
+            skip = frames._FrameAction.SKIP
+            frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
+    """Have `torch.compile` treat instances as values: guarded by equality, the members called while it traces.
+
+    Since torch 2.11: `torch._library.opaque_object.register_opaque_type`. Fallback: the class is traced like any other,
+    and where the compiler can't, the graph breaks.
+    """
+    opaque = _find("torch._library.opaque_object")
+    if opaque is not None and hasattr(opaque, "MemberType"):
+        opaque.register_opaque_type(cls, typ="value", members=dict.fromkeys(members, opaque.MemberType.USE_REAL))
+
+
+# -- autograd and optimizers -------------------------------------------------------------------------------------------
+
+
+def run_backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`; for an ordinary loss on the CPU without the checks of arguments that are not given.
+
+    Since torch 2.2: `torch.autograd.graph._engine_run_backward`. Fallback: `torch.autograd.backward`.
+    """
+    dtype = loss.dtype
+    usual = type(loss) is torch.Tensor and (dtype is torch.float32 or dtype is torch.float64) and loss.is_cpu
+    if not usual or _engine is None or in_transform():
+        torch.autograd.backward(loss)
+        return
+    one = _ones.get(dtype)
+    if one is None or one._version:  # a hook may have changed it in place
+        one = _ones[dtype] = torch.ones((), dtype=dtype)
+    _engine((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+_engine: Final = _find("torch.autograd.graph._engine_run_backward")
+_ones: Final[dict[torch.dtype, torch.Tensor]] = {}
+
+
+def is_observed(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether anything would notice if `step` did not go through torch's wrapper: a hook or a profiler.
+
+    Since torch 2.0: `torch.optim.optimizer._global_optimizer_pre_hooks` and `_global_optimizer_post_hooks`,
+    `torch._C._autograd._profiler_enabled`. Fallback: True.
+    """
+    if _pre_hooks is None or _post_hooks is None or _profiling is None:
+        return True
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _pre_hooks or _post_hooks or _profiling())
+
+
+_pre_hooks: Final = _find("torch.optim.optimizer._global_optimizer_pre_hooks")
+_post_hooks: Final = _find("torch.optim.optimizer._global_optimizer_post_hooks")
+_profiling: Final = _find("torch._C._autograd._profiler_enabled")
+
+
+# -- nested containers -------------------------------------------------------------------------------------------------
+
+
+class _Containers:
+    """Lists, tuples, named tuples and dictionaries taken apart and put together, for a torch without its pytrees."""
+
+    @classmethod
+    def tree_flatten(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+        """The leaves in order, and what `tree_unflatten` needs to put others in their places."""
+        leaves: list[Any] = []
+
+        def take(node: Any) -> Any:
+            if is_leaf is not None and is_leaf(node):
+                pass
+            elif isinstance(node, dict):
+                return type(node), list(node), [take(each) for each in node.values()]
+            elif isinstance(node, list | tuple):
+                return type(node), None, [take(each) for each in node]
+            leaves.append(node)
+            return None
+
+        return leaves, take(tree)
+
+    @classmethod
+    def tree_unflatten(cls, leaves: Any, spec: Any) -> Any:
+        """The containers with these leaves."""
+        rest = iter(leaves)
+
+        def put(spec: Any) -> Any:
+            if spec is None:
+                return next(rest)
+            kind, keys, inner = spec
+            made = [put(each) for each in inner]
+            if keys is not None:
+                return kind(zip(keys, made, strict=True))
+            return kind(*made) if hasattr(kind, "_fields") else kind(made)
+
+        return put(spec)
+
+    @classmethod
+    def tree_leaves(cls, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+        """The leaves in order."""
+        return cls.tree_flatten(tree, is_leaf)[0]
+
+    @classmethod
+    def tree_map_only(cls, kind: Any, function: Callable[[Any], Any], tree: Any) -> Any:
+        """The containers with the function of every leaf of a type, and the others as they are."""
+        leaves, spec = cls.tree_flatten(tree)
+        return cls.tree_unflatten([function(each) if isinstance(each, kind) else each for each in leaves], spec)
+
+    @classmethod
+    def register_pytree_node(cls, kind: type, *functions: Any, **more: Any) -> None:
+        """Nothing: there is no table to enter a type into."""
+
+
+pytree: Final[Any] = _find("torch.utils._pytree") or _Containers
+"""What takes nested containers apart and puts them together, and the table in which labelled tensors are entered.
+
+Since torch 2.0: the module `torch.utils._pytree`. Fallback: a class with the same functions for lists, tuples, named tuples
+and dictionaries.
+"""
 
 
 # -- who else holds it -------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import pickle
 import weakref
 from typing import Any, TypeVar
 
+from .._torch import register_constant_type
+
 __all__ = ["constant"]
 
 C = TypeVar("C", bound=type[Any])
@@ -23,11 +25,7 @@ def constant(*members: str) -> Any:
 
     def decorate(cls: C) -> C:
         cls.__fx_repr__ = _fx_repr
-        try:
-            from torch._library.opaque_object import MemberType, register_opaque_type
-        except ImportError:  # a torch from before opaque values: everything but torch.compile works
-            return cls
-        register_opaque_type(cls, typ="value", members=dict.fromkeys(members, MemberType.USE_REAL))
+        register_constant_type(cls, members)
         return cls
 
     return decorate

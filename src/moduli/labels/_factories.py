@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from .._torch import mark_constant
 from ..device import Device, DeviceLike
 from ._axes import SCALAR, Axes, intern, split_names, static, unnamed
 from ._space import Space
@@ -167,7 +168,7 @@ def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Ax
 
 
 # Which machine this is is known at trace time, and not a matter of labels.
-_place._dynamo_marked_constant = True  # type: ignore[attr-defined]
+mark_constant(_place)
 
 
 # -- filled ------------------------------------------------------------------------------------------------------------

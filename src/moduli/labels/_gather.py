@@ -9,6 +9,7 @@ from typing import Any, Final, final
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._torch import mark_constant, run_outside
 from ._constant import constant
 
 __all__ = ["Gather", "gather"]
@@ -58,8 +59,7 @@ class Gather:
         """The function that compiled code calls, while it is traced, for the index or the mask.
 
         What a function marked like this returns is a constant of the graph, and goes by the name of the function: so
-        every Gather has functions, and names, of its own. `torch.compiler.assume_constant_result` sets the same mark,
-        but importing the compiler takes a second.
+        every Gather has functions, and names, of its own.
         """
         found = self._readers.get(what)
         if found is None:
@@ -69,8 +69,7 @@ class Gather:
                 return make(device)
 
             found.__code__ = found.__code__.replace(co_name=f"moduli_{what}_{next(_numbers)}")
-            found._dynamo_marked_constant = True  # type: ignore[attr-defined]
-            self._readers[what] = found
+            self._readers[what] = mark_constant(found)
         return found
 
     def index(self, device: torch.device) -> torch.Tensor:
@@ -93,12 +92,8 @@ _numbers: Final = itertools.count()
 
 def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Tensor:
     # It outlives the call, so it must not belong to a function transform, a tracer or inference mode that is active now.
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch.utils._python_dispatch import _disable_current_modes
-
     dtype = torch.bool if values and isinstance(values[0], bool) else torch.int64
-    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
-        made = torch.tensor(values, dtype=dtype, device=device)
+    made = run_outside(torch.tensor, values, dtype=dtype, device=device)
     made._moduli_constant = True  # type: ignore[attr-defined]  # what was computed with it depends on nothing more
     return made
 

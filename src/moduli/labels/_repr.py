@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from .._torch import is_wrapped, run_outside
 from ._axes import Axes, UnfitAxes
 from ._numbers import format_number, format_numbers
 from ._space import Space
@@ -159,24 +160,25 @@ def _shown(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) ->
     """The values at the ends of the axes as text, nested as the axes are; None where there is nothing to look at."""
     if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta:
         return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(data):
+    if is_wrapped(data):
         return None
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch.utils._python_dispatch import _disable_current_modes
-
     try:
         # What is looked at must not be recorded by a tracer that happens to be active.
-        with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.no_grad():
-            part = data.detach()
-            for axis, kept in enumerate(positions):
-                if None in kept:
-                    index = torch.tensor([at for at in kept if at is not None], device=part.device)
-                    part = part.index_select(axis, index)
-            values = part.reshape(-1).tolist()
+        values = run_outside(_values_at, data, positions)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     words = [format_number(values[0])] if not positions else format_numbers(values)
     return _Shown(positions, _nested(words, positions))
+
+
+@torch.no_grad()
+def _values_at(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> list[Any]:
+    part = data.detach()
+    for axis, kept in enumerate(positions):
+        if None in kept:
+            index = torch.tensor([at for at in kept if at is not None], device=part.device)
+            part = part.index_select(axis, index)
+    return part.reshape(-1).tolist()
 
 
 def _nested(words: list[str], positions: tuple[tuple[int | None, ...], ...]) -> Any:

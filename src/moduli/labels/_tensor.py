@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import numpy as np
 import torch
 
+from .._torch import in_transform, mark_constant
 from ..device import Device, DeviceBounded, DeviceLike
 from ._axes import SCALAR, Axes, axes_of, static, unnamed
 from ._space import Space
@@ -32,7 +33,6 @@ __all__ = ["AmbiguousTruthError", "Tensor", "method", "wrap"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _new: Final = object.__new__
-_functorch_active: Final = torch._C._functorch.peek_interpreter_stack
 
 
 class AmbiguousTruthError(ValueError, RuntimeError):
@@ -423,11 +423,11 @@ def finish(data: torch.Tensor, axes: Axes) -> Tensor:
 
 
 def _in_transform() -> bool:
-    return _functorch_active() is not None
+    return in_transform()
 
 
 # The transform is known at trace time, and torch.compile can't look into the interpreter stack itself.
-_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+mark_constant(_in_transform)
 
 
 def as_tensor(value: Any) -> Tensor:

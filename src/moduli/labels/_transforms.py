@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from .._torch import batch_axis, mark_constant, pytree, transform_level
 from ._axes import SCALAR, Axes, UnfitAxes, intern_pairs, static, unnamed
 from ._gather import Gather, gather
 from ._pairing import differing
@@ -24,13 +24,8 @@ __all__ = ["vmap"]
 _Context = tuple[Axes, tuple[int, ...], int]
 
 
-def _level() -> int:
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    return 0 if interpreter is None else interpreter.level()
-
-
 # The level is known while a compiler traces, which can't look into the interpreter stack itself.
-_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_level = mark_constant(transform_level)
 
 
 def _flatten(t: Tensor) -> tuple[list[Any], _Context]:
@@ -72,11 +67,8 @@ def _taken(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None
     if torch.compiler.is_compiling():  # which can't ask the tensor: the sizes must tell
         fits = [i for i in range(len(shape)) if tuple(leaf.shape) == shape[:i] + shape[i + 1 :]]
         return fits[0] if len(fits) == 1 else None
-    functorch = torch._C._functorch
     # A batch level that did not exist when the tensor was taken apart: vmap itself took this axis.
-    if functorch.is_batchedtensor(leaf) and functorch.maybe_get_level(leaf) > level:
-        return int(functorch.maybe_get_bdim(leaf))
-    return None
+    return batch_axis(leaf, level)
 
 
 def _derivative(inner: Tensor, outer: Axes) -> Tensor:

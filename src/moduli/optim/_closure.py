@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import run_backward
 from ..population import Population
-from ._inside_torch import backward as _backward
 from ._needs import ClosureError
 
 __all__ = ["Closure", "Evaluator", "closure"]
@@ -191,6 +191,6 @@ class Evaluator:
                         "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
                         "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
                     )
-                _backward(reduced)
+                run_backward(reduced)
                 return loss
             return self.source()

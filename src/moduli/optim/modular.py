@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import weakref
 from collections.abc import Callable
@@ -10,20 +11,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._torch import is_observed, keep_from_tracing
 from ..population import Population
 from . import _explain, _groups, _members, _saved, _shards
 from ._binding import Binding
 from ._closure import Evaluator
-from ._inside_torch import watched
 from ._needs import ChainError, ClosureError, Need, join
 from ._processes import OverProcesses
-from ._tracing import keep_from_tracing
 from .chain import flatten
 from .functional import run as run_links
 from .module import Chainable, Module
 from .objective import Objective
 
 __all__ = ["Optimizer"]
+
+# As torch defines it, without the decorator that imports the compiler at the first call.
+_add_param_group: Any = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 _requires_grad = operator.attrgetter("requires_grad")
 
@@ -225,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
             if key not in group and any(name in group for name in names) and key in self._shown:
                 shown = self._shown[key]
                 group[key] = tuple(group.get(name, old) for name, old in zip(names, shown, strict=True))
-        super().add_param_group(group)
+        _add_param_group(self, group)
         self._name()
 
     def _name(self) -> None:
@@ -304,7 +307,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
         # wrapper is only gone through where there is a hook or a profiler.
-        if watched(self):
+        if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return self._hooked_step(*given, **kwargs)  # type: ignore[no-any-return]
         with torch.no_grad():

@@ -35,7 +35,8 @@ class Line:
         # Links that differentiate twice evaluate the next point again, so for them a value alone is enough.
         self.eager = self.carries and not keeps_graph(objective.needs)
         self.last = last and objective._graph is None
-        self.versions = tuple(param._version for param in params) if objective._graph is not None else ()
+        # Parameters go back to where the graph was recorded, which then is still right: autograd need not notice trials.
+        self.unnoticed = objective._graph is not None
         if objective.present is not None:
             update = masked(update, objective.present)
         self.start: list[Tensor] | None = None
@@ -88,7 +89,7 @@ class Line:
 
     def _write(self, values: list[Tensor]) -> None:
         for param, value in zip(self.params, values, strict=True):
-            param.copy_(value)
+            (param.data if self.unnoticed else param).copy_(value)
 
     def _remember(self, a: float, f: float) -> float:
         self.trials += 1
@@ -134,9 +135,6 @@ class Line:
             self._write(self.pieces(self.x) if self.start is None else self.start)
         for param, grad in zip(self.params, self.held, strict=True):
             param.grad = grad
-        if self.versions:
-            # The parameters hold the same numbers as before, so the graph that was recorded there is still right.
-            torch._C._autograd._unsafe_set_version_counter(tuple(self.params), self.versions)
         if a is None or a == 0.0:
             objective.updates = [torch.zeros_like(param) for param in self.params]
         elif found is None:

@@ -1,0 +1,101 @@
+"""Make an environment with another release of torch, and run the tests in it: `make test-torch VERSION=2.8.0`.
+
+Releases of torch come as wheels for CUDA, whose libraries take gigabytes. The wheel is installed without them; for every
+library that is missing an empty one of its name is built, which is enough for what runs on the CPU.
+
+    python tools/torch_venv.py 2.8.0                     # all tests
+    python tools/torch_venv.py 2.8.0 -- tests/labels -q  # what follows is for pytest
+    python tools/torch_venv.py 2.8.0 --remove            # the environment is no longer needed
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PURE = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools<81"]
+TESTS = ["numpy", "safetensors", "rich", "typer", "scikit-learn", "xarray", "pytest", "pytest-xdist", "hypothesis"]
+
+
+def main() -> int:
+    """Parse the arguments, make the environment if it is not there, run pytest in it."""
+    parser = argparse.ArgumentParser(description="Run the tests with another release of torch.")
+    parser.add_argument("version", help="the release, as 2.8.0")
+    parser.add_argument("--remove", action="store_true", help="remove the environment instead")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    given = parser.parse_args()
+    place = pathlib.Path(tempfile.gettempdir()) / f"moduli-torch-{given.version}"
+    if given.remove:
+        shutil.rmtree(place, ignore_errors=True)
+        return 0
+    python = make(place, given.version)
+    settings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LD_LIBRARY_PATH": str(place / "stubs")}
+    return subprocess.call([str(python), "-m", "pytest", *(given.pytest or ["-q"])], cwd=ROOT, env=settings)
+
+
+def make(place: pathlib.Path, version: str) -> pathlib.Path:
+    """The interpreter of the environment, which is made unless it is complete."""
+    python = place / "bin" / "python"
+    if (place / "ready").exists():
+        return python
+    venv.create(place, with_pip=True, clear=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    subprocess.check_call([*pip, "--no-deps", f"torch=={version}"])
+    subprocess.check_call([*pip, *PURE, *TESTS])
+    build_stubs(place)
+    (place / "ready").touch()
+    return python
+
+
+def build_stubs(place: pathlib.Path) -> None:
+    """A library of empty functions for each that torch's own libraries ask for and this machine lacks."""
+    stubs = place / "stubs"
+    stubs.mkdir(exist_ok=True)
+    (folder,) = place.glob("lib/python*/site-packages/torch")
+    libraries = [*folder.glob("lib/*.so*"), *folder.glob("*.so")]
+    known = {library.name for library in libraries}
+    known.update(re.findall(r"^\s*(\S+) \(", _output("/sbin/ldconfig", "-p"), re.MULTILINE))
+    missing: set[str] = set()
+    wanted: set[tuple[str, str]] = set()
+    defined: set[str] = set()
+    for library in libraries:
+        missing.update(re.findall(r"\(NEEDED\).*\[(.*)\]", _output("readelf", "-dW", str(library))))
+        for line in _output("readelf", "--dyn-syms", "-W", str(library)).splitlines():
+            bound, _, section, name, *_ = (*line.split()[4:], *[""] * 4)
+            if section == "UND" and bound != "WEAK":
+                symbol, _, version = name.partition("@")
+                wanted.add((symbol, version.lstrip("@")))
+            elif section:
+                defined.add(name.partition("@")[0])
+    # Without a version a symbol may be in any of them; those of the system's libraries all have one.
+    loose = {symbol for symbol, version in wanted if symbol and not version} - defined
+    for number, name in enumerate(sorted(missing - known)):
+        versioned = {symbol for symbol, version in wanted if version == name}
+        _build(stubs / name, versioned | (loose if number == 0 else set()), name if versioned else "")
+
+
+def _build(library: pathlib.Path, symbols: set[str], version: str) -> None:
+    source = library.with_suffix(".s")
+    source.write_text(".text\n" + "".join(f".globl {symbol}\n{symbol}:\n" for symbol in sorted(symbols)) + "ret\n")
+    flags = [f"-Wl,-soname,{library.name}"]
+    if version:
+        script = library.with_suffix(".map")
+        script.write_text(f"{version} {{ global: *; }};\n")
+        flags.append(f"-Wl,--version-script={script}")
+    subprocess.run(["cc", "-shared", "-nostdlib", str(source), "-o", str(library), *flags], check=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
