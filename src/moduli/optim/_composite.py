@@ -43,8 +43,9 @@ class Composite:
             if link.counts:
                 state["step"] = setting.pop("step")
             # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
-            link.single_tensor_update(tensor, param, grad, None, state, setting)
-            tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
+            with link.shown([param], [state], [setting]):
+                link.single_tensor_update(tensor, param, grad, None, state, setting)
+                tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
             extra = set(state) - set(given) - {"step"}
             if extra:
                 raise kernels.NotPointwiseError(

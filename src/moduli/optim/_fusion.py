@@ -149,7 +149,8 @@ class FusedRun:
                     return False
         return True
 
-    def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> None:
+    def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> bool:
+        """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
         self.flush()
         params = objective.params
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
@@ -163,14 +164,18 @@ class FusedRun:
             every_raw.append(raws)
             if any(not row for row in rows) and _initializes(link):
                 now = {id(raw): current(raw, step) for raw in raws}
-                link.initialize(
-                    [as_real(tensors[i]) for i in kept],
-                    [as_real(param.detach()) for param in members],
-                    None if grads is None else [as_real(grads[i]) for i in kept],
-                    None,
-                    rows,  # type: ignore[arg-type]
-                    [now[id(raw)] for raw in raws],
-                )
+                forms, settings = [as_real(param) for param in members], [now[id(raw)] for raw in raws]
+                with link.shown(forms, rows, settings):
+                    link.initialize(
+                        [as_real(tensors[i]) for i in kept],
+                        forms,
+                        None if grads is None else [as_real(grads[i]) for i in kept],
+                        None,
+                        rows,  # type: ignore[arg-type]
+                        settings,
+                    )
+            if _learns(link) and any(not row for row in rows):
+                return False
         groups: dict[tuple[Any, ...], list[int]] = {}
         kinds = [
             [_kind(link, row, raw) for row, raw in zip(rows, raws, strict=True)]
@@ -198,6 +203,7 @@ class FusedRun:
             self._cohorts.append(cohort)
         self._params = params
         self._valid = self._stamp(objective.present)
+        return True
 
     # ------------------------------------------------------------------ the step
 
@@ -216,8 +222,8 @@ class FusedRun:
             return self._plain(objective)
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
-        if not self._known(objective):
-            self._build(objective, tensors, grads)
+        if not self._known(objective) and not self._build(objective, tensors, grads):
+            return self._unfused(objective)
         now = [
             [current(raw, objective.current_step) for raw in cohort.raw] if cohort.raw else []
             for cohort in self._cohorts
@@ -334,6 +340,12 @@ def _initializes(link: TensorTransform) -> bool:
         return True
     kind, hooks = type(link), ("single_tensor_initialize", "multi_tensor_initialize", "initialize")
     return any(getattr(kind, hook) is not getattr(TensorTransform, hook) for hook in hooks)
+
+
+def _learns(link: TensorTransform) -> bool:
+    from .transform import TensorTransform
+
+    return type(link).single_tensor_update is not TensorTransform.single_tensor_update
 
 
 def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -83,9 +83,12 @@ class Settings:
         self.local: dict[Tensor, dict[str, Any]] = {}
         self.overrides: list[dict[str, Any]] = []
         self.binding: Binding | None = None
+        self.shown: dict[Tensor, Mapping[str, Any]] = {}
         self._resolved: dict[tuple[int, int], _Resolved] = {}
 
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
+        if self.shown and param in self.shown:
+            return self.shown[param]
         known = self._known(param)
         found: Mapping[str, Any] = known.values
         if known.fixed:

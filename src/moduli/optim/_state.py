@@ -60,13 +60,20 @@ def _state(changes: list[int], values: dict[str, Any]) -> ParamState:
 
 
 class StateStore(dict[Tensor, ParamState]):
-    """`link.state`: maps a parameter to its state, made empty at first use."""
+    """`link.state`: maps a parameter to its state, made empty at first use.
+
+    Where hooks are shown a parameter in another form (in single precision, as pairs of reals, as part of a vector, as a
+    symbol), that form maps to the same state while it is `shown`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.changes = [0]
+        self.shown: dict[Tensor, Any] = {}
 
-    def __missing__(self, key: Tensor) -> ParamState:
+    def __missing__(self, key: Tensor) -> Any:
+        if key in self.shown:
+            return self.shown[key]
         self.changes[0] += 1
         found = ParamState(self.changes)
         super().__setitem__(key, found)

@@ -7,6 +7,7 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -302,6 +303,18 @@ class Module(metaclass=LinkType):
                 column.append(row[name])
             columns.append(column)
         return columns if several else columns[0]
+
+    @contextmanager
+    def shown(self, params: Sequence[Any], states: Sequence[Any], settings: Sequence[Any]) -> Iterator[None]:
+        """A block in which hooks see parameters in another form: it has the state and settings of the parameters."""
+        rows, chosen = self._state.shown, self.settings.shown
+        for param, state, setting in zip(params, states, settings, strict=True):
+            rows[param], chosen[param] = state, setting
+        try:
+            yield
+        finally:
+            for param in params:
+                del rows[param], chosen[param]
 
     def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
         """Write one value for each parameter (one key), or one list of values for each key."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -212,10 +212,8 @@ class TensorTransform(Transform):
         """Learn from all tensors; change `states`, not `tensors`."""
         for i, tensor in enumerate(tensors):
             if self.elementwise and tensor.dtype in _HALVES:
-                with _widened(states[i]) as state:
-                    self.single_tensor_update(
-                        tensor.float(), params[i].float(), _wide(_at(grads, i)), loss, state, settings[i]
-                    )
+                with self._widened(params[i], states[i], settings[i]) as (param, state):
+                    self.single_tensor_update(tensor.float(), param, _wide(_at(grads, i)), loss, state, settings[i])
                 continue
             self.single_tensor_update(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
 
@@ -232,14 +230,28 @@ class TensorTransform(Transform):
         out = []
         for i, tensor in enumerate(tensors):
             if self.elementwise and tensor.dtype in _HALVES:
-                with _widened(states[i]) as state:
+                with self._widened(params[i], states[i], settings[i]) as (param, state):
                     found = self.single_tensor_apply(
-                        tensor.float(), params[i].float(), _wide(_at(grads, i)), loss, state, settings[i]
+                        tensor.float(), param, _wide(_at(grads, i)), loss, state, settings[i]
                     )
                 out.append(found.to(tensor.dtype))
                 continue
             out.append(self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i]))
         return out
+
+    @contextmanager
+    def _widened(self, param: Tensor, state: dict[str, Any], setting: Setting) -> Iterator[tuple[Tensor, Any]]:
+        """A parameter and its state in single precision; what the hooks make of the state is rounded back."""
+        wide = {key: _wide(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+        seen = param.float()
+        with self.shown([seen], [wide], [setting]):
+            yield seen, wide
+        for key, value in wide.items():
+            held = state.get(key)
+            if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
+                held.copy_(value)
+            elif held is not value:
+                state[key] = value
 
     # ------------------------------------------------------------------ running them
 
@@ -280,7 +292,7 @@ class TensorTransform(Transform):
             return (
                 [],
                 [to_vector([as_real(tensor) for tensor in tensors])],
-                [to_vector([as_real(param.detach()) for param in params])],
+                [to_vector([as_real(param) for param in params]).detach()],
                 None if grads is None else [to_vector([as_real(grad) for grad in grads])],
                 loss,
                 [states[0]],
@@ -296,7 +308,7 @@ class TensorTransform(Transform):
         return (
             kept,
             [real(tensors[i]) for i in kept],
-            [real(params[i].detach()) for i in kept],
+            [real(params[i]) for i in kept],
             None if grads is None else [real(grads[i]) for i in kept],
             loss,
             [states[i] for i in kept],
@@ -309,11 +321,12 @@ class TensorTransform(Transform):
         if not tensors:
             return
         chosen = self._measured(objective, tensors, params, grads, chosen)
-        self.initialize(tensors, params, grads, loss, rows, chosen)
-        if self.counts:
-            for row in rows:
-                row["step"] = row["step"] + 1
-        self.multi_tensor_update(tensors, params, grads, loss, rows, chosen)
+        with self._as_shown(objective, params, rows, chosen):
+            self.initialize(tensors, params, grads, loss, rows, chosen)
+            if self.counts:
+                for row in rows:
+                    row["step"] = row["step"] + 1
+            self.multi_tensor_update(tensors, params, grads, loss, rows, chosen)
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
         """Gathers the tensors, calls the hooks that transform, and puts the results back."""
@@ -321,9 +334,10 @@ class TensorTransform(Transform):
         if not tensors:
             return objective
         chosen = self._measured(objective, tensors, params, grads, chosen)
-        out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
+        with self._as_shown(objective, params, rows, chosen):
+            out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
         if self.concat_params:
-            parts = from_vector(out[0], [as_real(param.detach()) for param in objective.params])
+            parts = from_vector(out[0], [as_real(param) for param in objective.params])
             objective.updates = [like(part, param) for part, param in zip(parts, objective.params, strict=True)]
         else:
             updates = list(objective.get_updates())
@@ -331,6 +345,13 @@ class TensorTransform(Transform):
                 updates[i] = like(tensor, objective.params[i]) if self.elementwise else tensor
             objective.updates = updates
         return objective
+
+    def _as_shown(
+        self, objective: Objective, params: list[Tensor], states: States, settings: list[Setting]
+    ) -> AbstractContextManager[None]:
+        """Hooks are given the parameters themselves, but for a vector of them and for complex numbers as pairs."""
+        pairs = self.elementwise and any(map(torch.is_complex, objective.params))
+        return self.shown(params, states, settings) if pairs or self.concat_params else nullcontext()
 
     def _measured(
         self,
@@ -356,19 +377,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def _wide(tensor: Tensor | None) -> Tensor | None:
     return tensor.float() if tensor is not None and tensor.dtype in _HALVES else tensor
-
-
-@contextmanager
-def _widened(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A state in single precision; what the hooks made of it is rounded back when they are done."""
-    wide = {key: _wide(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-    yield wide
-    for key, value in wide.items():
-        held = state.get(key)
-        if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
-            held.copy_(value)
-        elif held is not value:
-            state[key] = value
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
