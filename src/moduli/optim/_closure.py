@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -15,6 +16,8 @@ from ..population import Population
 from ._needs import ClosureError
 
 __all__ = ["Closure", "Evaluator", "closure"]
+
+_grad = operator.attrgetter("grad")
 
 
 class Closure:
@@ -43,10 +46,11 @@ class Closure:
         return f"closure({getattr(self.fn, '__name__', self.fn)!s}{', fixed=True' if self.fixed else ''})"
 
     def __call__(self, backward: bool = True) -> Any:
+        if not backward:
+            return run_without_graph(self.value, self.fn).detach()
         with torch.enable_grad():
             loss = self.value()
-            if backward:
-                torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
+            torch.autograd.backward(loss if loss.dim() == 0 else loss.sum())
         return loss.detach()
 
     def value(self) -> Any:
@@ -106,6 +110,31 @@ def closure(fn: Callable[..., Any], *, fixed: bool = False) -> Closure:
     return Closure(fn, fixed=fixed)
 
 
+_differentiating: set[Any] = set()
+
+
+def run_without_graph(ask: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+    """A value-only evaluation, for which nothing is saved.
+
+    A loss that differentiates inside (a physics-informed net) can't be evaluated so: it is evaluated with grad mode on,
+    which is remembered for its code.
+    """
+    key = getattr(fn, "__code__", None)
+    if key in _differentiating:
+        with torch.enable_grad():
+            return ask()
+    try:
+        with torch.no_grad():
+            return ask()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    if key is not None:
+        _differentiating.add(key)
+    with torch.enable_grad():
+        return ask()
+
+
 _kinds: dict[Any, str] = {}
 
 
@@ -149,18 +178,27 @@ class Evaluator:
         self.kind = "function" if self.fn is not None else _kind(source)
         self.count = 0
 
-    def value(self) -> Any:
-        """The loss, gradients not asked for."""
+    def ask(self) -> Any:
+        """The loss, gradients not asked for, in the grad mode that is on."""
         self.count += 1
-        # Grad mode stays on: a loss may itself differentiate (a physics-informed net), and its value must not change.
-        with torch.enable_grad():
-            if self.fn is not None:
-                return self.fn()
-            if self.kind == "keyword":
-                return self.source(backward=False)
-            if self.kind == "position":
-                return self.source(False)
-            return self.source()
+        if self.fn is not None:
+            return self.fn()
+        if self.kind == "keyword":
+            return self.source(backward=False)
+        if self.kind == "position":
+            return self.source(False)
+        return self.source()
+
+    def value(self) -> Any:
+        """The loss alone: no graph is made, but by a closure that can't be asked for that."""
+        if self.kind == "no":
+            with torch.enable_grad():
+                return self.ask()
+        before = self.count
+        try:
+            return run_without_graph(self.ask, self.source if self.closure is None else self.closure.fn)
+        finally:
+            self.count = before + 1  # finding out that it differentiates inside is no second evaluation
 
     def graph(self) -> Any:
         """The loss with its graph."""
@@ -169,7 +207,8 @@ class Evaluator:
                 "this chain differentiates the loss itself, but the closure calls backward() and takes no argument to "
                 "say otherwise. Pass the loss alone: opt.step(mo.closure(lambda: loss(net(x), y)))"
             )
-        loss = self.value()
+        with torch.enable_grad():
+            loss = self.ask()
         if isinstance(loss, Tensor) and not loss.requires_grad:
             raise ClosureError(
                 "the closure returned a loss without a graph, but this chain differentiates it. Return the loss itself "
@@ -178,19 +217,47 @@ class Evaluator:
         return loss
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss; gradients are left in `.grad`."""
-        for param in params:
-            param.grad = None
-        self.count += 1
+        """The loss, None where the closure has none; gradients are left in `.grad`."""
+        first, self.count = self.count == 0, self.count + 1
+        # What a user's closure finds at the first evaluation is its own business: it may accumulate.
+        if self.fn is not None or not first:
+            for param in params:
+                param.grad = None
         with torch.enable_grad():
-            if self.fn is not None:
-                loss = self.fn()
-                reduced = scalar(loss)
-                if not reduced.requires_grad:
-                    raise ClosureError(
-                        "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
-                        "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
-                    )
-                run_backward(reduced)
+            if self.fn is None:
+                return self._ask_user(params, scalar)
+            loss = self.fn()
+            reduced = scalar(loss)
+            if not reduced.requires_grad:
+                raise ClosureError(
+                    "the loss does not depend on any parameter that requires a gradient, so there is nothing to "
+                    "descend. Compute it from the optimizer's parameters, with grad mode on and without detach()"
+                )
+            run_backward(reduced)
+            return loss
+
+    def _ask_user(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
+        """A closure that calls backward, or returns a loss that is differentiated here, or finds gradients there."""
+        before = list(map(_grad, params))
+        versions = [None if grad is None else grad._version for grad in before]
+        loss = self.source()
+        after = list(map(_grad, params))
+        same = all(map(operator.is_, before, after))
+        if not same or versions != [None if grad is None else grad._version for grad in after]:
+            return loss
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            try:
+                found = torch.autograd.grad(scalar(loss), params, allow_unused=True)
+            except RuntimeError as error:
+                # It was differentiated before the step, and what was found is in `.grad`.
+                if "second time" not in str(error):
+                    raise
                 return loss
-            return self.source()
+            for param, grad in zip(params, found, strict=True):
+                param.grad = grad
+        elif loss is not None and all(grad is None for grad in after):
+            raise ClosureError(
+                "the closure returned a loss without a graph and no parameter has a gradient, so nothing can move. "
+                "Pass the loss alone, opt.step(mo.closure(lambda: loss(net(x), y))), or call backward() in the closure"
+            )
+        return loss

@@ -371,8 +371,9 @@ class Optimizer(torch.optim.Optimizer):
         self.current_step += 1
         self.num_evaluations += 1 if evaluator is None else evaluator.count
         last.apply_post_step_hooks(tuple(self.modules))
-        found = objective.loss if objective.loss is not None else last.loss
-        return last.loss_approx if found is None else found
+        if objective.loss is not None or last.evaluator is not evaluator:
+            return objective.loss
+        return last.loss_approx if last.loss is None else last.loss
 
     def _without_closure(self, objective: Objective, loss: Tensor | None) -> None:
         for need in self._needs:

@@ -229,26 +229,31 @@ class Objective(Curvature, Moving):
         graph = bool(retain_graph) or create_graph
         if not at_x0:
             return self._elsewhere(backward, graph)
-        if self.loss is not None and not (backward and self.grads is None) and not (graph and self._graph is None):
-            return self.loss
-        if self.evaluator is None and self.loss is not None and self.grads is not None and not graph:
-            return self.loss
+        if self.loss is None or (backward and self.grads is None) or (graph and self._graph is None):
+            self._evaluate(backward, graph)
+        if self.loss is None:
+            raise ClosureError(
+                "the closure returned nothing, but this chain needs the loss; return it: "
+                "opt.step(mo.closure(lambda: loss(net(x), y)))"
+            )
+        return self.loss
+
+    def _evaluate(self, backward: bool, graph: bool) -> None:
+        """Evaluate the loss where the step began, and the gradient where it or the chain asks for it."""
         ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
         if graph or keeps_graph(self.needs):
             self._with_graph(ask)
         elif backward or Need.GRADIENT in self.needs:
             known = self.grads is not None
             loss = ask.gradient(self.params, self._scalar)
-            self.loss = self._value(loss)
             if not known:
                 self.set_gradients(self._gradients())
+            # Trainers that call backward themselves pass a closure that returns nothing.
+            self.loss = None if loss is None else self._value(loss)
         else:
             self.loss = self._value(ask.value())
         self.loss_approx = self.loss
         self._hand_up()
-        if self.loss is None:
-            raise ClosureError("the closure returned no loss")
-        return self.loss
 
     def _with_graph(self, ask: Evaluator) -> None:
         raw = ask.graph()
@@ -309,7 +314,7 @@ class Objective(Curvature, Moving):
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
             return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         if self.grads is None or (graph and self._graph is None):
-            self.get_loss(True, retain_graph, create_graph)
+            self._evaluate(True, graph)
         if create_graph and self._graph is not None:
             return self.loss, self._graph[1]
         if self.grads is None:

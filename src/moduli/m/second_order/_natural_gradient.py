@@ -61,7 +61,7 @@ class NaturalGradient(Transform):
         objective._graph = None
         evaluator = objective.evaluator
         if evaluator is not None:
-            objective.evaluator = Evaluator(Closure(lambda: evaluator.value().sum(), fixed=evaluator.fixed))
+            objective.evaluator = Evaluator(Closure(lambda: evaluator.ask().sum(), fixed=evaluator.fixed))
         objective.needs = objective.needs - {Need.RESIDUALS}
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
