@@ -188,7 +188,8 @@ def test_a_users_closure_asked_for_the_value_saves_nothing():
         return loss
 
     mo.Optimizer([w], m.LR(10.0), m.Backtracking()).step(closure)
-    assert seen[0] and not any(seen[1:])
+    assert seen[0]
+    assert not any(seen[1:])
 
 
 def test_a_loss_that_differentiates_inside_keeps_its_value():

@@ -335,6 +335,9 @@ def test_a_link_that_is_not_pointwise_says_so():
     assert w.tolist() == [1.0, 2.0]
 
     class Late(Half):
+        def single_tensor_initialize(self, tensor, param, grad, loss, state, setting):
+            state["early"] = torch.zeros_like(tensor)
+
         def single_tensor_update(self, tensor, param, grad, loss, state, setting):
             state["late"] = tensor.clone()
 

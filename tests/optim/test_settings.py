@@ -140,7 +140,7 @@ def test_numpy_numbers_make_no_new_kernel():
 def test_groups_are_plain_dictionaries_and_can_be_replaced():
     a, b = parameter(0.0), parameter(0.0)
     opt = Optimizer([a], m.LR(1.0))
-    assert type(opt.param_groups[0]) is dict
+    assert isinstance(opt.param_groups[0], dict)
     opt.add_param_group({"params": [b], "lr": 0.25})
     opt.step(mo.closure(lambda: (a + b).sum()))
     assert (a.item(), b.item()) == (-1.0, -0.25)

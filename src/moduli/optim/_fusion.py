@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import kernels
 from ._composite import Composite, Plan
+from ._groups import same
 from ._settings import current, is_per_member
 from ._vectors import as_real
 
@@ -231,13 +232,13 @@ class FusedRun:
         if any(is_per_member(value) for row in now for setting in row for value in setting.values()):
             return self._unfused(objective)
         found = self._measured(objective, tensors, grads, now)
-        if found and any(is_per_member(value) for value in found.values()):
+        if any(numbers and any(map(is_per_member, numbers.values())) for numbers in found):
             return self._unfused(objective)
         # Whoever looks at the update after the step has to find one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
-        for cohort, settings in zip(self._cohorts, now, strict=True):
-            self._run(cohort, objective, settings, found, tensors, grads, updates)
+        for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
+            self._run(cohort, objective, settings, numbers, tensors, grads, updates)
         if tail:
             objective.skip_update = True
         else:
@@ -259,25 +260,45 @@ class FusedRun:
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         now: list[list[Mapping[str, Any]]],
+    ) -> list[dict[str, Any] | None]:
+        if not self._measures:
+            return [None] * len(self._cohorts)
+        # Parameters for which the link has other settings are measured by themselves.
+        kinds: list[tuple[Mapping[str, Any], list[int]]] = []
+        for c, settings in enumerate(now):
+            alike = next((kind for kind in kinds if same(kind[0], settings[0])), None)
+            if alike is None:
+                kinds.append((settings[0], [c]))
+            else:
+                alike[1].append(c)
+        out: list[dict[str, Any] | None] = [None] * len(self._cohorts)
+        for setting, chosen in kinds:
+            found = self._measure_alike(objective, tensors, grads, setting, [self._cohorts[c] for c in chosen])
+            for c in chosen:
+                out[c] = found
+        return out
+
+    def _measure_alike(
+        self,
+        objective: Objective,
+        tensors: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        setting: Mapping[str, Any],
+        cohorts: list[_Cohort],
     ) -> dict[str, Any] | None:
-        if not self._measures or not self._cohorts:
-            return None
-        if len(self._cohorts) == 1 and len(self._cohorts[0].indices) == len(tensors):
-            cohort = self._cohorts[0]
-            chosen, params, settings = list(tensors), cohort.params, [now[0][0]] * len(tensors)
+        if len(cohorts) == 1 and len(cohorts[0].indices) == len(tensors):
+            chosen, params = list(tensors), cohorts[0].params
             picked = None if grads is None else list(grads)
         else:
-            order = [(i, settings[0]) for c, settings in zip(self._cohorts, now, strict=True) for i in c.indices]
-            order.sort(key=lambda pair: pair[0])
-            chosen = [tensors[i] for i, _ in order]
-            params = [objective.params[i] for i, _ in order]
-            picked = None if grads is None else [grads[i] for i, _ in order]
-            settings = [setting for _, setting in order]
-        if any(cohort.params[0].is_complex() for cohort in self._cohorts):
+            order = sorted(i for cohort in cohorts for i in cohort.indices)
+            chosen = [tensors[i] for i in order]
+            params = [objective.params[i] for i in order]
+            picked = None if grads is None else [grads[i] for i in order]
+        if any(cohort.params[0].is_complex() for cohort in cohorts):
             chosen = [as_real(tensor) for tensor in chosen]
             params = [as_real(param.detach()) for param in params]
             picked = None if picked is None else [as_real(grad) for grad in picked]
-        return self.links[0].measure(chosen, params, picked, settings, objective.members)
+        return self.links[0].measure(chosen, params, picked, [setting] * len(chosen), objective.members)
 
     def _run(
         self,

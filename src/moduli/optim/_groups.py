@@ -1,9 +1,10 @@
-"""The optimizer's parameter groups: what may be in them, and which link each setting is for."""
+"""The optimizer's parameter groups: who is in them, what may be in them, and which link each setting is for."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,13 @@ from ._settings import check_number
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["check_keys", "exported", "options", "overrides", "same"]
+__all__ = ["ParamGroup", "check_keys", "exported", "make_groups", "options", "overrides", "same", "select"]
 
 # What torch, its schedulers and its averaging helpers write into a group for themselves.
 _FOREIGN = {
     "params",
     "param_names",
+    "name",
     "initial_lr",
     "max_lr",
     "min_lr",
@@ -30,6 +32,105 @@ _FOREIGN = {
     "step_size_down",
 }
 _SHOWN = ("lr", "momentum", "weight_decay")
+
+
+# What wrappers of torch put into the names of the parameters that they hold.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+class MissingSettingError(KeyError):
+    """A group has no such setting; the sentence says why, and what to do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ParamGroup(dict[str, Any]):
+    """A parameter group. Where a scheduler looks for a setting that is not there, the error says why."""
+
+    missing: Mapping[str, str] = {}
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingSettingError(
+            self.missing.get(key, f"the parameter group has no {key!r}; it has {', '.join(self)}")
+        )
+
+
+def explain_missing(links: Sequence[Module]) -> dict[str, str]:
+    """Why groups have no learning rate that a scheduler could change."""
+    chain = ", ".join(type(link).__name__ for link in links)
+    holders = [link for link in links if "lr" in link.defaults]
+    values = [link.defaults["lr"] for link in holders]
+    names = " and ".join(type(link).__name__ for link in holders)
+    if not holders:
+        text = f"no link of {chain} has a learning rate 'lr' for a scheduler to change; add one: m.LR(1e-3)"
+    elif any(callable(value) for value in values):
+        text = (
+            f"the lr of {names} is a function of the step already, which a scheduler can't change. Give it a number, "
+            "m.LR(1e-3), or use the function without a scheduler"
+        )
+    elif len(values) == 1:
+        text = (
+            f"the lr of {names} is one number per member, which a scheduler can't change; give a function of the step"
+        )
+    else:
+        text = (
+            f"{names} have different learning rates ({', '.join(map(str, values))}), so a scheduler can't tell which to "
+            "change. Keep one m.LR, and multiply by the others with m.Mul"
+        )
+    return {"lr": text}
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what torch.compile, FSDP and checkpointing put into it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def named_parameters(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters of a module by the names they have without wrappers around it."""
+    wraps = isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel)
+    cut = len("module.") if wraps else 0
+    return [(clean_name(name[cut:]), param) for name, param in model.named_parameters()]
+
+
+def select(named: Sequence[tuple[str, Tensor]], pattern: str) -> list[tuple[str, Tensor]]:
+    """The parameters whose names match a pattern; there must be some."""
+    found = [(name, param) for name, param in named if fnmatchcase(name, pattern)]
+    if not found:
+        names = [name for name, _ in named]
+        near = difflib.get_close_matches(pattern, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no parameter is called {pattern!r}{hint} (there are {', '.join(names[:20]) or 'none'})")
+    return found
+
+
+def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Groups by name: where several patterns match a parameter, the settings of the later ones win.
+
+    The first group has the parameters that no pattern matches, if there are any.
+    """
+    named = list(params)
+    if not all(isinstance(item, tuple) and len(item) == 2 for item in named):
+        raise ValueError(
+            "groups= goes by the names of parameters, but they have none here; give the module itself, or "
+            "net.named_parameters()"
+        )
+    matched: dict[str, list[str]] = {name: [] for name, _ in named}
+    for pattern, settings in patterns.items():
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"groups[{pattern!r}] is {settings!r}; give a dictionary of settings, {{'lr': 1e-3}}")
+        for name, _ in select(named, pattern):
+            matched[name].append(pattern)
+    order = sorted({tuple(found) for found in matched.values()}, key=lambda key: [list(patterns).index(p) for p in key])
+    out: list[dict[str, Any]] = []
+    for key in order:
+        group: dict[str, Any] = {"params": [(name, param) for name, param in named if tuple(matched[name]) == key]}
+        for pattern in key:
+            group.update(patterns[pattern])
+        if key:
+            group.setdefault("name", " & ".join(key))
+        out.append(group)
+    return out
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +187,7 @@ def exported(links: Iterable[Module]) -> dict[str, Any]:
         key: values[0]
         for key, values in found.items()
         if isinstance(values[0], float | int | tuple | Tensor)
+        and not (isinstance(values[0], Tensor) and values[0].dim())
         and all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -41,6 +41,8 @@ class Optimizer(torch.optim.Optimizer):
     Args:
         params: Parameters, (name, parameter) pairs, group dictionaries, an `nn.Module`, or a `Population`.
         *modules: The links, in order.
+        groups: Settings by name: `{"*.bias": {"weight_decay": 0}, "head.*": {"lr": 1e-4}}`. Where several patterns match
+            a parameter, later ones win; what no pattern matches has the settings that the links were made with.
         fuse: "auto" runs neighbouring pointwise links as one pass over all parameters, False one by one.
         reduce: How several processes make one loss of theirs, so that links which decide on it (line searches) decide
             alike: "mean" (what DistributedDataParallel does to gradients; the default for such a module), "sum", a
@@ -74,6 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         self,
         params: Any,
         *modules: Chainable,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
         fuse: Literal["auto", False] = "auto",
         reduce: Reduce | Literal["auto"] = "auto",
     ) -> None:
@@ -89,6 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
         given = self._parameters(params)
+        if groups:
+            given = _groups.make_groups(given, groups)
         self._links = self._claim()
         self._segments: Any = None
         self.current_step = 0
@@ -105,7 +110,10 @@ class Optimizer(torch.optim.Optimizer):
         self._every: tuple[list[Tensor], list[bool]] = ([], [])
         self._matrices: list[int] = []
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
+        self._built = False
         super().__init__(given, dict(self._shown))
+        self._built = True
+        self._name()
         for _, link in self._links:
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
@@ -118,7 +126,7 @@ class Optimizer(torch.optim.Optimizer):
     def _parameters(self, params: Any) -> Any:
         if isinstance(params, torch.nn.Module):
             self.model = params
-            named = list(params.named_parameters())
+            named = _groups.named_parameters(params)
             if not named:
                 raise ValueError(f"{type(params).__name__} has no parameters to optimize")
             return named
@@ -208,14 +216,23 @@ class Optimizer(torch.optim.Optimizer):
         return OverProcesses(mean=reduce == "mean")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with settings of their own. State of what is there already stays."""
-        group = dict(param_group)
-        _groups.check_keys(group, [link for _, link in self._links])
+        """Add parameters, with settings of their own. State of what is there already stays.
+
+        Args:
+            param_group: "params" (parameters, or the pattern of names of parameters of the optimizer's module that it
+                does not have yet) and settings.
+        """
+        group = _groups.ParamGroup(param_group)
+        links = [link for _, link in self._links]
+        group.missing = _groups.explain_missing(links)
+        _groups.check_keys(group, links)
+        if isinstance(group.get("params"), str):
+            group["params"] = self._new_parameters(group["params"])
         group["params"] = _groups.listed(group.get("params", ()))
         tensors = _groups.tensors_of(group["params"])
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
-        if _shards.check(tensors, [link for _, link in self._links]):
+        if _shards.check(tensors, links):
             self.binding.fuse = False  # torch takes pointwise operations to the shards itself
         taken = {name: None for old in self.param_groups for name in old.get("param_names", ())}
         for name in _groups.names_of(group["params"]):
@@ -229,7 +246,20 @@ class Optimizer(torch.optim.Optimizer):
                 shown = self._shown[key]
                 group[key] = tuple(group.get(name, old) for name, old in zip(names, shown, strict=True))
         _add_param_group(self, group)
-        self._name()
+        if self._built:
+            self._name()
+            self._sync()
+
+    def _new_parameters(self, pattern: str) -> list[tuple[str, Tensor]]:
+        if self.model is None:
+            raise ValueError(
+                f"parameters are called for by name ({pattern!r}), so the optimizer has to be given the module"
+            )
+        found = _groups.select(_groups.named_parameters(self.model), pattern)
+        new = [(name, param) for name, param in found if param not in self.binding.group_of]
+        if not new:
+            raise ValueError(f"all parameters called {pattern!r} are in a group already; change its settings there")
+        return new
 
     def _name(self) -> None:
         binding = self.binding

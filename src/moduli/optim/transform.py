@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from ._groups import same
 from ._needs import Need
 from ._settings import is_per_member
 from ._vectors import as_real, from_vector, like, to_vector
@@ -166,7 +167,10 @@ class TensorTransform(Transform):
         settings: Sequence[Setting],
         members: int | None,
     ) -> dict[str, Any] | None:
-        """Numbers over all tensors (a norm) that the hooks then find in `setting`; one per member for a population."""
+        """Numbers over all tensors with equal settings (a norm) that the hooks then find in `setting`.
+
+        One per member for a population.
+        """
         return None
 
     def single_tensor_initialize(
@@ -361,14 +365,23 @@ class TensorTransform(Transform):
         grads: list[Tensor] | None,
         settings: list[Setting],
     ) -> list[Setting]:
-        found = self.measure(tensors, params, grads, settings, objective.members)
-        if not found:
+        if not self.measures:
             return settings
-        if objective.members is None:
-            return [{**setting, **found} for setting in settings]
-        return [
-            {**setting, **_per_member(found, tensor, False)} for setting, tensor in zip(settings, tensors, strict=True)
-        ]
+        out = list(settings)
+        # Parameters for which the link has other settings are measured by themselves.
+        left = list(range(len(settings)))
+        while left:
+            first = settings[left[0]]
+            alike = [i for i in left if settings[i] is first or same(settings[i], first)]
+            left = [] if len(alike) == len(left) else [i for i in left if i not in set(alike)]
+            given = None if grads is None else [grads[i] for i in alike]
+            found = self.measure(
+                [tensors[i] for i in alike], [params[i] for i in alike], given, [first] * len(alike), objective.members
+            )
+            for i in alike if found else ():
+                numbers = found if objective.members is None else _per_member(found or {}, tensors[i], False)
+                out[i] = {**settings[i], **(numbers or {})}
+        return out
 
 
 # A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
