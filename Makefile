@@ -5,10 +5,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
-.PHONY: help run picture test test-all lint docs bench clean format
+VERSION ?= 2.8.0
+
+.PHONY: help run picture test test-all test-torch lint docs bench clean format
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # torch comes first and through the constraints, so that nothing else can pull another build of it.
 $(VENV)/.run: pyproject.toml constraints.txt
@@ -41,11 +43,15 @@ test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; with
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, and the order of the rooms
+test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.15.0 ARGS='tests/labels -q'
+	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
+
+lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, and their front doors
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/check_rooms.py
 
 docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
 	@$(BIN)/python docs/img/draw.py

@@ -121,6 +121,8 @@ def _has_constant_docstring(module: ModuleType, name: str) -> bool:
             continue
         seen.add(current.__name__)
         body = ast.parse(Path(str(current.__file__)).read_text(encoding="utf-8")).body
+        # The front door tells type checkers where its names come from, and imports them when they are used.
+        body = [inner for node in body for inner in (node.body if isinstance(node, ast.If) else [node])]
         for statement, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(statement, ast.ImportFrom) and any((a.asname or a.name) == name for a in statement.names):
                 origin = "." * statement.level + (statement.module or "")

@@ -8,6 +8,7 @@ import ast
 import importlib.util
 import inspect
 import pathlib
+import re
 import sys
 from types import ModuleType
 from typing import NamedTuple
@@ -74,6 +75,15 @@ def test_hidden_names_are_not_found():
     assert moduli._torch._find("torch._C._no_such_name") is None
     assert moduli._torch._find("torch._no_such_module.name") is None
     assert _without_private_names()._find("sys.getrefcount") is None
+
+
+def test_require_torch(shims):
+    shims.require_torch()
+    for version in ("2.8.0", "2.10.0+cu128", "2.13.0a0+git1234", "3.0.0"):
+        shims.require_torch(version)
+    for version in ("2.7.1", "1.13.0+cpu"):
+        with pytest.raises(ImportError, match=re.escape(f"this is torch {version}: pip install 'torch>=2.8'")):
+            shims.require_torch(version)
 
 
 # -- what torch is doing with operations -------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ __all__ = [
     "mark_constant",
     "pytree",
     "register_constant_type",
+    "require_torch",
     "run_backward",
     "run_outside",
     "set_grad_enabled",
@@ -66,6 +67,22 @@ def _find(path: str) -> Any:
     except ImportError:
         return None
     return found
+
+
+def require_torch(version: str = torch.__version__) -> None:
+    """Refuse a torch that is older than the tests pass with, in a sentence.
+
+    Since torch 2.0: nothing private. Fallback: none.
+    """
+    parts = version.split(".")
+    if (int(parts[0]), int(parts[1])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(
+            f"moduli needs torch {oldest} or newer, and this is torch {version}: pip install 'torch>={oldest}'"
+        )
+
+
+OLDEST: Final = (2, 8)
 
 
 # -- what torch is doing with operations -------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..m.quasi_newton._of_members import learn_rows, multiply_rows
-from ..optim import Module
-from ..optim.functional import step_tensors
+from ..optim import Module, step_tensors
 
 __all__ = ["DIRECTIONS", "Direction"]
 

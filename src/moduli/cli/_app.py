@@ -34,7 +34,7 @@ app.command(epilog=EPILOG, short_help="Make one model of several.")(merge)
 
 def _version(asked: bool) -> None:
     if asked:
-        from .. import __version__
+        from .._version import __version__
 
         typer.echo(f"moduli {__version__}")
         raise typer.Exit

@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())
     ['machine', 'versions']
     """
-    from .. import __version__
+    from .._version import __version__
 
     return {
         "versions": {

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ..optim import Chainable, Module, TensorTransform
-from ..optim._vectors import as_real, like
+from ..optim import Chainable, Module, TensorTransform, as_real, restore_complex
 
 if TYPE_CHECKING:
     from ..optim import Objective
@@ -24,7 +23,7 @@ def transformed(
         return list(buffers)
     # Pointwise links keep complex numbers as pairs, but a child sees tensors like the parameters.
     given = [
-        like(buffer.clone(), param) if buffer.shape == as_real(param.detach()).shape else buffer.clone()
+        restore_complex(buffer.clone(), param) if buffer.shape == as_real(param.detach()).shape else buffer.clone()
         for buffer, param in zip(buffers, params, strict=True)
     ]
     shaped = all(tensor.shape == param.shape for tensor, param in zip(given, params, strict=True))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..optim._shards import is_sharded
-from ..optim._vectors import as_real
+from ..optim import as_real, is_sharded
 
 __all__ = [
     "array",

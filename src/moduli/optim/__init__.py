@@ -11,12 +11,22 @@
   a chain that can't work is refused when it is built (`ChainError`), a missing closure at the step (`ClosureError`).
 
 The links themselves are in `moduli.m`, finished chains in `moduli.presets`.
+
+What links are written with: `as_real` and `restore_complex` for complex parameters, `to_vector` and `from_vector` for all
+parameters as one vector, `sample_like` for random directions, `is_sharded` for parameters of which a process holds a part,
+`StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
 """
 
 from . import chain, functional, modular, module, objective, reformulation, transform
-from ._closure import Closure, closure
-from ._needs import ChainError, ClosureError, Need
-from .chain import Chain, maybe_chain
+from ._closure import Closure, Evaluator, closure
+from ._dense_hessian import HESSIAN_METHODS
+from ._fusion import FusedRun
+from ._needs import ChainError, ClosureError, Need, keeps_graph
+from ._shards import is_sharded
+from ._stand_ins import StandIns
+from ._vector_state import describe_params
+from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
+from .chain import Chain, flatten, maybe_chain
 from .functional import step, step_tensors
 from .modular import Optimizer
 from .module import Chainable, Module
@@ -30,22 +40,35 @@ __all__ = [
     "Chainable",
     "Closure",
     "ClosureError",
+    "Evaluator",
+    "FusedRun",
+    "HESSIAN_METHODS",
     "Module",
     "Need",
     "Objective",
     "Optimizer",
     "Reformulation",
+    "StandIns",
     "TensorTransform",
     "Transform",
+    "as_real",
     "chain",
     "closure",
+    "describe_params",
+    "flatten",
+    "from_vector",
     "functional",
+    "is_sharded",
+    "keeps_graph",
     "maybe_chain",
     "modular",
     "module",
     "objective",
     "reformulation",
+    "restore_complex",
+    "sample_like",
     "step",
     "step_tensors",
+    "to_vector",
     "transform",
 ]

@@ -12,9 +12,9 @@ from ._vectors import from_vector, to_vector
 if TYPE_CHECKING:
     from .objective import Objective
 
-__all__ = ["METHODS", "derivatives", "hessian"]
+__all__ = ["HESSIAN_METHODS", "derivatives", "hessian"]
 
-METHODS = (
+HESSIAN_METHODS = (
     "batched_autograd",
     "autograd",
     "func",
@@ -25,14 +25,15 @@ METHODS = (
     "fd",
     "fd_full",
 )
+"""How a dense Hessian may be asked for: the values of `hessian_method`."""
 
 
 def hessian(
     objective: Objective, method: str, h: float, at_x0: bool
 ) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
     """(loss, gradient, Hessian)."""
-    if method not in METHODS:
-        raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(METHODS)}")
+    if method not in HESSIAN_METHODS:
+        raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(HESSIAN_METHODS)}")
     if method in ("gfd_forward", "gfd_central"):
         return _of_gradients(objective, method, h, at_x0)
     if method in ("fd", "fd_full"):

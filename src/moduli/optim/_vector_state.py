@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["VECTOR", "Vector", "described"]
+__all__ = ["VECTOR", "Vector", "describe_params"]
 
 VECTOR = "vector of"
 """Where a link over all parameters concatenated remembers which they are."""
 
 
-def described(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> list[str]:
+def describe_params(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> list[str]:
     """Parameters as plain text, to be compared."""
     return [f"{names.get(param, '?')}:{param.numel()}" for param in params]
 
@@ -24,7 +24,7 @@ class Vector:
 
     Args:
         saved: A saved optimizer.
-        parts: The parameters that the vector was made of, as `described`; None where the link had not stepped.
+        parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
         active: The parameters here.
         names: Their names.
 
@@ -36,7 +36,7 @@ class Vector:
     def __init__(
         self, saved: Mapping[str, Any], parts: list[str] | None, active: Sequence[Tensor], names: Mapping[Tensor, str]
     ) -> None:
-        here = dict(zip(described(active, names), active, strict=True))
+        here = dict(zip(describe_params(active, names), active, strict=True))
         before = [f"{name}:{torch.Size(saved['shapes'][name]).numel()}" for name in saved["order"]]
         self.first: Tensor | None = None
         self.index: Tensor | None = None

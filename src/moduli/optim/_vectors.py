@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["as_real", "from_vector", "like", "sample_like", "to_vector"]
+__all__ = ["as_real", "from_vector", "restore_complex", "sample_like", "to_vector"]
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def like(tensor: Tensor, param: Tensor) -> Tensor:
+def restore_complex(tensor: Tensor, param: Tensor) -> Tensor:
     """Undo `as_real` for a parameter that is complex."""
     if param.is_complex() and not tensor.is_complex():
         return torch.view_as_complex(tensor.contiguous())

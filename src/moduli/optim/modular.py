@@ -25,8 +25,9 @@ from .objective import Objective
 
 __all__ = ["Optimizer"]
 
-# As torch defines it, without the decorator that imports the compiler at the first call.
+# As torch defines them, without the decorator that imports the compiler at the first call.
 _add_param_group: Any = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+_zero_grad: Any = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 _requires_grad = operator.attrgetter("requires_grad")
 
@@ -260,6 +261,10 @@ class Optimizer(torch.optim.Optimizer):
         if not new:
             raise ValueError(f"all parameters called {pattern!r} are in a group already; change its settings there")
         return new
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients: to None, or to zeros in the tensors that are there."""
+        _zero_grad(self, set_to_none)
 
     def _name(self) -> None:
         binding = self.binding

@@ -18,7 +18,7 @@ from ._needs import ChainError, Need
 from ._settings import Settings, check_number
 from ._stand_ins import StandIns
 from ._state import StateStore
-from ._vector_state import VECTOR, described
+from ._vector_state import VECTOR, describe_params
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -418,7 +418,7 @@ class Module(metaclass=LinkType):
         if held is not None and known is not None and known[0] is params and known[1] is held and known[2] == sizes:
             return
         binding = self.settings.binding
-        here = described(params, {} if binding is None else binding.names)
+        here = describe_params(params, {} if binding is None else binding.names)
         if held != here:
             if held is not None:
                 self.reset()

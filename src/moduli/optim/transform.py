@@ -13,7 +13,7 @@ from torch import Tensor
 from ._groups import same
 from ._needs import Need
 from ._settings import is_per_member
-from ._vectors import as_real, from_vector, like, to_vector
+from ._vectors import as_real, from_vector, restore_complex, to_vector
 from .module import Chainable, Module
 
 if TYPE_CHECKING:
@@ -342,11 +342,13 @@ class TensorTransform(Transform):
             out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
         if self.concat_params:
             parts = from_vector(out[0], [as_real(param) for param in objective.params])
-            objective.updates = [like(part, param) for part, param in zip(parts, objective.params, strict=True)]
+            objective.updates = [
+                restore_complex(part, param) for part, param in zip(parts, objective.params, strict=True)
+            ]
         else:
             updates = list(objective.get_updates())
             for i, tensor in zip(kept, out, strict=True):
-                updates[i] = like(tensor, objective.params[i]) if self.elementwise else tensor
+                updates[i] = restore_complex(tensor, objective.params[i]) if self.elementwise else tensor
             objective.updates = updates
         return objective
 

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..optim import Module, Optimizer
-from ..optim.chain import flatten
+from ..optim import Module, Optimizer, flatten
 from ._case import Case, NotApplicable
 from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
 from ._settings import numbers

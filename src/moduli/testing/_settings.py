@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..optim import Module, Optimizer
-from ..optim._fusion import FusedRun
+from ..optim import FusedRun, Module, Optimizer
 from ._case import Case, NotApplicable
 from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Chainable, Objective, Transform
-from ...optim._vectors import as_real
-from ...optim.functional import step as run
+from ...optim import Chainable, Objective, Transform, as_real
+from ...optim import step as run
 from .._checks import fraction, non_negative
 
 __all__ = ["MSAM", "MSAMMomentum"]

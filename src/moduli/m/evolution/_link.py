@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..._searches._base import Search
 from ..._searches._distribution import GradientSearch
-from ...optim import Module, Need, Objective
-from ...optim._vectors import as_real
+from ...optim import Module, Need, Objective, as_real
 from .._flat import flat, unflat
 from .._landing import land
 from ._models import Models

@@ -9,8 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Objective, sample_like
 from ._base import GradApproximator
 from ._formulas import derivative
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Objective, sample_like
 from ._randomized import RandomizedFDM
 
 __all__ = ["MeZO"]

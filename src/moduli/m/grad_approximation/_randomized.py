@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Objective, sample_like
 from ._base import GradApproximator
 from ._formulas import FORMULAS, check_formula, derivative
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Objective
-from ...optim._needs import keeps_graph
-from ...optim._shards import is_sharded
+from ...optim import Objective, is_sharded, keeps_graph
 from .._flat import array, flat, masked, plain, tensors_of, unflat
 
 __all__ = ["Line", "ShardedLine", "line_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...optim import Chainable, Module, Objective
-from ...optim.functional import step as run
+from ...optim import step as run
 
 __all__ = ["Alternate", "Switch"]
 

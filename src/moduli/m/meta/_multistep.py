@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...optim import Chainable, Module, Need, Objective
-from ...optim.functional import step as run
+from ...optim import step as run
 
 __all__ = ["Multistep", "NegateOnLossIncrease", "Sequential"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective
-from ...optim.functional import step as run
+from ...optim import step as run
 
 __all__ = ["Split"]
 

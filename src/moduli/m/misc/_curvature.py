@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Module, Need, Objective
-from ...optim._vectors import sample_like
+from ...optim import Module, Need, Objective, sample_like
 from .._checks import at_least_one, choice, positive
 
 __all__ = ["HpuEstimate", "RandomHvp"]

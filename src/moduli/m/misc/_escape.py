@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ... import kernels
-from ...optim import Module, Need, Objective
-from ...optim._vectors import sample_like
+from ...optim import Module, Need, Objective, sample_like
 
 __all__ = ["EscapeAnnealing"]
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective
-from ...optim._vectors import as_real, like
+from ...optim import Chainable, Objective, as_real, restore_complex
 from .._checks import choice, non_negative
 from .._lists import dot
 from .._metrics import lengths
@@ -78,7 +77,7 @@ class IntermoduleCautious(MultiOperation):
                 o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) else k)
                 for o, k in zip(out, factors, strict=True)
             ]
-        return [like(o, a) for o, a in zip(out, values["main"], strict=True)]
+        return [restore_complex(o, a) for o, a in zip(out, values["main"], strict=True)]
 
 
 class ScaleModulesByCosineSimilarity(MultiOperation):

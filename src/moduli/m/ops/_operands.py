@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective
-from ...optim._vectors import as_real, like
-from ...optim.functional import step as run
+from ...optim import Chainable, Module, Objective, as_real, restore_complex
+from ...optim import step as run
 
 __all__ = ["MultiOperation", "Operand", "as_tensor", "in_pairs", "numbers", "present"]
 
@@ -105,7 +104,7 @@ def in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor
         return function(u, *(as_tensor(u, other) for other in others))
     pairs = as_real(u)
     shown = [as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others]
-    return like(function(pairs, *shown), u)
+    return restore_complex(function(pairs, *shown), u)
 
 
 def present(objective: Objective, tensors: Sequence[Tensor]) -> list[Tensor]:

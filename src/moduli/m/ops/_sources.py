@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective
-from ...optim._vectors import sample_like
+from ...optim import Module, Need, Objective, sample_like
 from .._checks import choice, non_negative
 from .._metrics import lengths, shaped
 from ._operands import numbers

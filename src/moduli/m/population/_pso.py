@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._evolution._pso import informed_velocity, neighbourhood_best, remember, velocity
-from ...optim import Module, Need, Objective
-from ...optim._vectors import as_real
+from ...optim import Module, Need, Objective, as_real
 
 __all__ = ["PSO"]
 

@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, Module, Need, Objective
-from ...optim._stand_ins import StandIns
-from ...optim._vectors import as_real, from_vector, like, to_vector
-from ...optim.functional import step_tensors
+from ...optim import (
+    Chainable,
+    ChainError,
+    Module,
+    Need,
+    Objective,
+    StandIns,
+    as_real,
+    from_vector,
+    restore_complex,
+    step_tensors,
+    to_vector,
+)
 from .._checks import at_least_one, non_negative
 from ..adaptive._axes import eigh, work
 
@@ -135,7 +144,9 @@ class GGTBasis(Module):
         ratio = torch.where(size > 0, made.norm() / torch.where(size > 0, size, 1.0), 1.0)
         out = basis @ made + ratio * outside
         parts = from_vector(out, [as_real(param.detach()) for param in objective.params])
-        objective.updates = [like(part.to(_real(p)), p) for part, p in zip(parts, objective.params, strict=True)]
+        objective.updates = [
+            restore_complex(part.to(_real(p)), p) for part, p in zip(parts, objective.params, strict=True)
+        ]
         return objective
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective
-from ...optim._stand_ins import StandIns
-from ...optim._vectors import as_real, from_vector, like, to_vector
-from ...optim.functional import step as run
+from ...optim import Chainable, Module, Objective, StandIns, as_real, from_vector, restore_complex, to_vector
+from ...optim import step as run
 
 __all__ = ["Projection", "ScalarProjection", "To", "VectorProjection", "ViewAsReal"]
 
@@ -208,7 +206,7 @@ class VectorProjection(_Flat):
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         parts = from_vector(tensors[0], [as_real(param.detach()) for param in params])
-        return [like(part, param) for part, param in zip(parts, params, strict=True)]
+        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
 
 
 class ScalarProjection(_Flat):
@@ -239,7 +237,7 @@ class ScalarProjection(_Flat):
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         parts = from_vector(torch.stack(tensors), [as_real(param.detach()) for param in params])
-        return [like(part, param) for part, param in zip(parts, params, strict=True)]
+        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
 
 
 class ViewAsReal(Projection):
@@ -259,7 +257,7 @@ class ViewAsReal(Projection):
         return [as_real(tensor) for tensor in tensors]
 
     def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        return [like(tensor, param) for tensor, param in zip(tensors, params, strict=True)]
+        return [restore_complex(tensor, param) for tensor, param in zip(tensors, params, strict=True)]
 
 
 class To(Projection):

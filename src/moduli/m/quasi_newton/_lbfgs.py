@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
-from ...optim import Chainable, ChainError, Objective, Optimizer, Transform
-from ...optim._vector_state import described
+from ...optim import Chainable, ChainError, Objective, Optimizer, Transform, describe_params
 from .._flat import array, flat, masked, plain, size, tensors_of, unflat
 from ._memory import PairMemory
 from ._of_members import learn_members, multiply_members
@@ -108,7 +107,7 @@ class LBFGS(Transform):
 
     def _follow_members(self, params: list[Tensor]) -> None:
         binding = self.settings.binding
-        here = sorted(described(params, {} if binding is None else binding.names))
+        here = sorted(describe_params(params, {} if binding is None else binding.names))
         if self.global_state.get("members of") != here:
             if "members of" in self.global_state:
                 self.reset()

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Objective
-from ...optim._vectors import as_real
+from ...optim import Objective, as_real
 from .._flat import masked, unflat_members
 
 __all__ = ["learn_members", "learn_rows", "multiply_members", "multiply_rows"]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Need, Objective, Transform
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Need, Objective, Transform, sample_like
 from .._flat import flat, masked, unflat
 from ..second_order._solve import refuse_complex, shortest
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Chainable, ChainError, Module, Objective
-from ...optim.functional import step as run
+from ...optim import step as run
 
 __all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]
 

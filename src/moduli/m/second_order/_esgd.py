@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ...optim import Chainable, Objective
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Objective, sample_like
 from ._diagonal import HutchinsonBase
 
 __all__ = ["ESGD"]

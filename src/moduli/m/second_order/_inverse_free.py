@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Need, Objective, Transform
-from ...optim._dense_hessian import METHODS
+from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
 from .._flat import flat, masked, unflat
 from ._solve import refuse_complex
 
@@ -55,8 +54,10 @@ class InverseFreeNewton(Transform):
         h: float = 1e-3,
         inner: Chainable | None = None,
     ) -> None:
-        if hessian_method not in METHODS:
-            raise ValueError(f"InverseFreeNewton: hessian_method is {hessian_method!r}; it can be {', '.join(METHODS)}")
+        if hessian_method not in HESSIAN_METHODS:
+            raise ValueError(
+                f"InverseFreeNewton: hessian_method is {hessian_method!r}; it can be {', '.join(HESSIAN_METHODS)}"
+            )
         super().__init__({"hessian_method": hessian_method, "h": h}, update_freq=update_freq, inner=inner)
 
     def all_needs(self) -> frozenset[Need]:

@@ -7,8 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective
-from ...optim._dense_hessian import METHODS
+from ...optim import HESSIAN_METHODS, Module, Need, Objective
 from .._flat import flat, unflat
 from ._solve import refuse_complex, shortest, solve, solve_live
 
@@ -66,8 +65,10 @@ class MultipointNewton(Module):
 
     def __init__(self, *, lstsq: bool = False, derivatives_method: str = "batched_autograd") -> None:
         name = type(self).__name__
-        if derivatives_method not in METHODS:
-            raise ValueError(f"{name}: derivatives_method is {derivatives_method!r}; it can be {', '.join(METHODS)}")
+        if derivatives_method not in HESSIAN_METHODS:
+            raise ValueError(
+                f"{name}: derivatives_method is {derivatives_method!r}; it can be {', '.join(HESSIAN_METHODS)}"
+            )
         super().__init__()
         self.lstsq, self.derivatives_method = lstsq, derivatives_method
 

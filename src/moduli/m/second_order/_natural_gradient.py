@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ...linalg import AtA, LinearOperator
-from ...optim import Closure, Need, Objective, Transform
-from ...optim._closure import Evaluator
+from ...optim import Closure, Evaluator, Need, Objective, Transform
 from .._flat import unflat
 from ..least_squares._jacobian import jacobian
 from ._solve import refuse_complex

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
-from ...optim import Chainable, Need, Objective, Transform
-from ...optim._dense_hessian import METHODS
+from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
 from .._flat import flat, masked, unflat
 from ._solve import decompose, refuse_complex, shortest, solve, solve_live
 
@@ -65,8 +64,8 @@ class Newton(Transform):
         h: float = 1e-3,
         inner: Chainable | None = None,
     ) -> None:
-        if hessian_method not in METHODS:
-            raise ValueError(f"Newton: hessian_method is {hessian_method!r}; it can be {', '.join(METHODS)}")
+        if hessian_method not in HESSIAN_METHODS:
+            raise ValueError(f"Newton: hessian_method is {hessian_method!r}; it can be {', '.join(HESSIAN_METHODS)}")
         if isinstance(damping, int | float) and damping < 0:
             raise ValueError(f"Newton: damping is {damping}; what is added to the diagonal is not negative")
         if truncate is not None and truncate < 1:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Need, Objective, Transform
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Need, Objective, Transform, sample_like
 from .._checks import at_least_one, choice, fraction, non_negative, positive
 from .._flat import flat, masked, unflat
 from ..adaptive import _kron, _lra

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, Reformulation
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Module, Objective, Reformulation, sample_like
 from .._checks import at_least_one, choice, positive
 from ..termination import TerminationCriteria
 

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform
-from ...optim._vectors import sample_like
+from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform, sample_like
 from .._checks import at_least_one, choice, fraction, non_negative
 from .._metrics import metric
 

@@ -1,0 +1,85 @@
+"""The house rules that a linter can check: private names stay in the boundary, rooms use each other's front doors."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "check_rooms.py"
+
+
+@pytest.fixture(scope="module")
+def rules():
+    spec = importlib.util.spec_from_file_location("check_rooms", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_house_keeps_them(rules):
+    assert list(rules.check(rules.SOURCE, rules.PENDING)) == []
+
+
+PRIVATE = {
+    "import torch\ntorch._C._set_grad_enabled(True)": "torch._C",
+    "from torch._C import _dynamo": "torch._C._dynamo",
+    "from torch.utils import _pytree as pytree": "torch.utils._pytree",
+    "import torch._dynamo": "torch._dynamo",
+    "import importlib\nimportlib.import_module('torch._dynamo')": "torch._dynamo",
+    "from torch.autograd import forward_ad as ad\nad._current_level": "torch.autograd.forward_ad._current_level",
+    "import sys\nsys.getrefcount(1)": "getrefcount",
+    "from sys import getrefcount": "getrefcount",
+    "import ctypes\nctypes.c_int.from_address(8)": "from_address",
+    "import ctypes\nctypes.pythonapi.Py_IncRef": "pythonapi",
+}
+
+
+@pytest.mark.parametrize("code", PRIVATE)
+def test_private_names_are_found(rules, tmp_path, code):
+    write(tmp_path, "labels/_a.py", code)
+    assert any(PRIVATE[code] in line for line in rules.check(tmp_path / "house"))
+    write(tmp_path, "labels/_a.py", "")
+    write(tmp_path, "_torch.py", code)
+    assert list(rules.check(tmp_path / "house")) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\ntorch._foreach_add_([], 1)\ntorch.__version__",
+        "self = object()\nself._C",
+        "from torch import nn\nnn.Module()._parameters",
+        "'torch._C is private'",
+    ],
+)
+def test_names_that_may_be_used(rules, tmp_path, code):
+    write(tmp_path, "labels/_a.py", code)
+    assert list(rules.check(tmp_path / "house")) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        ("from ..optim import Optimizer", False),
+        ("from ..optim._vectors import as_real", True),
+        ("from ..optim import _vectors", True),
+        ("from ..optim.module import Module", True),
+        ("import house.optim._vectors", True),
+        ("from house.optim._vectors import as_real", True),
+        ("from .. import optim", False),
+        ("from .._torch import in_transform", False),
+        ("from ._b import here", False),
+        ("from ..optim.inner import X", False),
+    ],
+)
+def test_only_front_doors_are_used(rules, tmp_path, code, refused):
+    for name in ("__init__", "_vectors", "module", "inner/__init__"):
+        write(tmp_path, f"optim/{name}.py", "")
+    write(tmp_path, "m/_a.py", code)
+    assert bool(list(rules.check(tmp_path / "house"))) is refused
+
+
+def write(folder, name, code):
+    path = folder / "house" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)

@@ -1,0 +1,117 @@
+"""Refuse private names of torch outside of `moduli/_torch.py`, and imports of another room's private modules.
+
+`make lint` runs it, and so does `tests/test_house.py`. A room is a file or folder directly in `src/moduli`; it uses another
+through its `__init__` only: `from ..optim import X`, never `from ..optim._vectors import X` or `from ..optim.module import X`.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import sys
+from collections.abc import Iterator
+
+SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
+BOUNDARY = "_torch"
+SHARED = (BOUNDARY, "_version")
+# Rooms that do not keep these rules yet.
+PENDING = (
+    *("_evolution", "_minimize", "_searches", "evolve", "io", "kernels", "lab", "nn", "particles", "population"),
+    *("m/evolution", "m/population", "optim/_shards.py"),
+)
+# Named in torch's documentation, in spite of the underscore.
+DOCUMENTED = ("_foreach_", "__")
+# Of the interpreter: documented as details of CPython, or as reading memory at an address.
+INTERPRETER = {"getrefcount", "pythonapi", "from_address", "_getframe"}
+
+
+def main() -> int:
+    """Print what is refused."""
+    found = list(check(SOURCE, PENDING))
+    print(*found, f"{len(found)} private names or imports" if found else "Rooms use front doors only", sep="\n")
+    return 1 if found else 0
+
+
+def check(source: pathlib.Path, pending: tuple[str, ...] = ()) -> Iterator[str]:
+    """A line for everything that is refused in the package at `source`, in rooms that are not pending."""
+    for path in sorted(source.rglob("*.py")):
+        inside = path.relative_to(source)
+        if inside.as_posix().startswith(pending):
+            continue
+        room = inside.parts[0].removesuffix(".py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if room != BOUNDARY:
+            for line, name in _private(tree):
+                yield f"{source.name}/{inside}:{line}: {name} is private; use a shim of {source.name}/{BOUNDARY}.py"
+        package = (source.name, *inside.parts[:-1])
+        for line, name in _imported(tree, package):
+            parts = name.split(".")[1:]
+            if parts[0] != room and parts[0] not in SHARED and room != "__init__" and _passes_a_door(source, parts):
+                yield f"{source.name}/{inside}:{line}: {name} is inside another room; import it from {parts[0]}"
+
+
+def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The private names of torch and the interpreter, with their lines."""
+    modules = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    modules[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            dotted = _dotted(node)
+            first, _, rest = dotted.partition(".")
+            names = [f"{modules[first]}.{rest}" if first in modules else f".{node.attr}"]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("torch._"):
+            names = [node.value] if node.value.replace(".", "").replace("_", "").isalnum() else []
+        else:
+            continue
+        for name in names:
+            first, *parts = name.split(".")
+            private = [part for part in parts if part.startswith("_") and not part.startswith(DOCUMENTED)]
+            if (first == "torch" and private) or INTERPRETER.intersection(parts):
+                yield node.lineno, name.lstrip(".")
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Every name imported from this package, in full, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            before = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*before, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.startswith(f"{package[0]}."))
+
+
+def _passes_a_door(source: pathlib.Path, parts: list[str]) -> bool:
+    """Whether a name lies deeper in a room than its front door, or is private there."""
+    if any(part.startswith("_") and not part.startswith("__") for part in parts[1:]):
+        return True
+    return len(parts) > 2 and (source / parts[0]).is_dir() and not _is_room(source / parts[0] / parts[1])
+
+
+def _is_room(place: pathlib.Path) -> bool:
+    return (place / "__init__.py").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
