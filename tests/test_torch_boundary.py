@@ -173,6 +173,36 @@ def test_has_saved_tensor_hooks(shims):
         assert shims.has_saved_tensor_hooks()
 
 
+def test_has_mode_beside(shims):
+    from torch.overrides import TorchFunctionMode
+
+    class Watching(TorchFunctionMode):
+        pass
+
+    class Changing(TorchFunctionMode):
+        pass
+
+    assert shims.has_mode_beside(Watching) is not shims.known
+    with torch.device("meta"), Watching():
+        assert shims.has_mode_beside(Watching) is not shims.known
+        with Changing():
+            assert shims.has_mode_beside(Watching)
+
+
+def test_has_autocast(shims):
+    assert not shims.has_autocast()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert shims.has_autocast()
+        with torch.autocast("cpu", enabled=False):
+            assert not shims.has_autocast()
+
+
+def test_in_forward_ad(shims):
+    assert shims.in_forward_ad() is not shims.known
+    with torch.autograd.forward_ad.dual_level():
+        assert shims.in_forward_ad()
+
+
 def test_run_outside(shims):
     made = []
 

@@ -21,14 +21,18 @@ from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = [
     "batch_axis",
     "count_references",
     "count_storage_uses",
+    "has_autocast",
     "has_dispatch_mode",
     "has_function_mode",
+    "has_mode_beside",
     "has_saved_tensor_hooks",
+    "in_forward_ad",
     "in_transform",
     "is_observed",
     "is_wrapped",
@@ -188,6 +192,45 @@ def has_saved_tensor_hooks() -> bool:
 
 
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
+
+
+def has_mode_beside(kind: type) -> bool:
+    """Whether a `TorchFunctionMode` is active that is neither of this kind nor a default device.
+
+    Since torch 2.2: `torch.overrides._get_current_function_mode_stack`, `torch.utils._device.DeviceContext`.
+    Fallback: True.
+    """
+    if _mode_stack is None or _device_mode is None:
+        return True
+    return not all(isinstance(mode, (kind, _device_mode)) for mode in _mode_stack())
+
+
+_mode_stack: Final = _find("torch.overrides._get_current_function_mode_stack")
+_device_mode: Final = _find("torch.utils._device.DeviceContext")
+
+
+def has_autocast() -> bool:
+    """Whether operations on some kind of device cast their operands.
+
+    Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
+    """
+    if _any_autocast is not None:
+        return bool(_any_autocast())
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")))
+
+
+_any_autocast: Final = _find("torch._C._is_any_autocast_enabled")
+
+
+def in_forward_ad() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is open, so that tensors may carry tangents.
+
+    Since torch 2.0: `torch.autograd.forward_ad._current_level`. Fallback: True.
+    """
+    return not _has_level or forward_ad._current_level >= 0
+
+
+_has_level: Final = _find("torch.autograd.forward_ad._current_level") is not None
 
 
 def run_outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

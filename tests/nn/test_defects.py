@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize, prune
 
 from moduli.device import Device
 from moduli.labels import Space, Tensor
-from moduli.nn import FrozenDict, Module, VirtualTensor, nograd_tensors
+from moduli.nn import FrozenDict, Module, VirtualTensor, cached, nograd_tensors
 from nn.helpers import CHANNEL, Fit, labelled, picture, same_picture, wrappers_are_storage
 
 
@@ -341,7 +341,7 @@ def test_v3_a_virtual_tensor_of_another_module_or_name_is_refused():
     assert torch.equal(a.v.value, 2 * a.w)
 
 
-def test_v4_the_value_is_reused_has_a_shape_and_is_a_tensor_to_other_code():
+def test_v4_the_value_is_reused_in_a_scope_has_a_shape_and_is_a_tensor_to_other_code():
     module, calls = Half(), []
 
     def count(owner, dtype, device):
@@ -349,7 +349,7 @@ def test_v4_the_value_is_reused_has_a_shape_and_is_a_tensor_to_other_code():
         return 2 * owner.w
 
     VirtualTensor.create(module, "v", count)
-    with torch.no_grad():
+    with cached():
         for _ in range(3):
             assert torch.equal(torch.sin(module.v), torch.sin(2 * module.w))
     assert len(calls) == 1

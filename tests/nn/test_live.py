@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrize, prune
 
+import moduli as mo
 from moduli.labels import Space, Tensor
 from moduli.nn import Module, nograd_tensors, tie
 from nn.helpers import Fit, labelled, wrappers_are_storage
@@ -317,3 +318,39 @@ def test_ties_survive_conversions(flag):
         module.to("meta").to_empty(device="cpu")
         assert module.again.data is module.coef.data
     assert len(list(module.parameters())) == 3
+
+
+class Energy(Tensor):
+    """A tensor of a user's own kind, with an attribute."""
+
+    def __init__(self, data, dims, unit):
+        super().__init__(data, dims)
+        self.unit = unit
+
+
+def test_a_tensor_of_a_subclass_is_owned_and_read_back_as_its_class():
+    module = Module()
+    module.e = Energy(torch.ones(2, requires_grad=True), (Space(["s", "p"], name="orbital"),), "eV")
+    assert [name for name, _ in module.named_parameters()] == ["tensor:e"]
+    for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.double()):
+        assert type(each.e) is Energy
+        assert each.e.unit == "eV"
+        assert each.e.data is each.get_parameter("e")
+        assert each.e.names == ("orbital",)
+    # What is computed from it is a plain Tensor, paired by label.
+    total = module.e + mo.tensor(torch.tensor([1.0, 2.0]).double(), orbital=["p", "s"])
+    assert type(total) is Tensor
+    assert total.data.tolist() == [3.0, 2.0]
+    assert type(torch.sin(module.e)) is Tensor
+    module.e = mo.tensor([1.0], "x")
+    assert type(module.e) is Tensor
+    module.e = Energy(torch.ones(1), (Space(1),), "J")
+    del module.e
+    module.e = mo.tensor([1.0], "x")
+    assert type(module.e) is Tensor
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
+def test_copies_of_a_tensor_of_a_subclass_keep_the_class(copier):
+    twin = copier(Energy(torch.ones(2), (Space(2),), "eV"))
+    assert (type(twin), twin.unit, twin.data.tolist()) == (Energy, "eV", [1.0, 1.0])

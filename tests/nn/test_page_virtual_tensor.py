@@ -230,6 +230,16 @@ def test_to_sets_dtype_and_device_of_the_reference_and_returns_none():
     assert (module.v.dtype, module.v.device.type) == (torch.float16, "meta")
     module.v.to(torch.zeros(1))
     assert (module.v.dtype, module.v.device.type) == (torch.float32, "cpu")
+    before = module._v_ref
+    module.v.to(torch.float32, non_blocking=True, copy=True)
+    assert module._v_ref is not before
+    module.v.to(device="meta", copy=True)
+    module.v.to(torch.float64)
+    assert (module.v.dtype, module.v.device.type) == (torch.float64, "meta")
+    module.v.to(device="cpu", memory_format=torch.preserve_format)
+    assert (module.v.dtype, module.v.device.type) == (torch.float64, "cpu")
+    with pytest.raises(TypeError):
+        module.v.to("cpu", nonsense=1)
 
 
 def test_value_is_cast_even_if_the_materializer_fails_to_ensure_the_dtype():

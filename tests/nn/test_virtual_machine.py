@@ -1,8 +1,15 @@
-"""Reuse is never stale: random operations on a module, checked against the same formulas without any reuse."""
+"""Virtual tensors are never stale: random operations, after which every read equals a fresh computation.
 
+The first machine makes the changes that a scope promises to notice, inside a scope and outside. The second makes any change
+at all, outside.
+"""
+
+import contextlib
 import copy
 import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -78,6 +85,16 @@ class Reuse(RuleBasedStateMachine):
         torch.manual_seed(seed)
         self.module = Derived()
         VirtualTensor.create(self.module, "object", "tripled")
+        self.scope = contextlib.ExitStack()
+
+    @rule(open=st.booleans())
+    def enter_or_leave_a_scope(self, open):
+        self.scope.close()
+        if open:
+            self.scope.enter_context(cached())
+
+    def teardown(self):
+        self.scope.close()
 
     @rule(name=st.sampled_from(["a", "child.weight"]), how=st.sampled_from(["add", "view", "detach", "init"]))
     def change_in_place(self, name, how):
@@ -145,6 +162,7 @@ class Reuse(RuleBasedStateMachine):
     @rule()
     def swap(self):
         weight = self.module.child.weight
+        invalidate()  # a graph that is shared keeps its sources, and torch refuses to swap those
         torch.utils.swap_tensors(weight, nn.Parameter(torch.randn_like(weight)))
 
     @rule(how=st.sampled_from([copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]))
@@ -192,6 +210,7 @@ class Reuse(RuleBasedStateMachine):
 
     @rule()
     def two_forwards_then_two_backwards(self):
+        self.scope.close()  # inside, both would go through one graph
         values = [self.module.read(), self.module.read()]
         for each in values:
             total = sum(value.sum() for value in each.values())
@@ -242,4 +261,129 @@ class Holder(nn.Module):
 
 # Transposed parameters get gradients of another layout, which torch remarks on once.
 TestReuse = pytest.mark.filterwarnings("ignore:grad and param do not obey")(Reuse.TestCase)
-TestReuse.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestReuse.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+class Anything(nn.Module):
+    """Virtual tensors that read whatever Python lets them read."""
+
+    scale = 1.0
+    registry = {"power": 1.0}
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.arange(3.0))
+        self.config = {"factor": 2.0, "nested": {"shift": [0.5]}}
+        self.plain = nn.Identity()
+        self.plain.gain = 1.0
+        self.array = np.ones(3, dtype=np.float32)
+        offset = 0.25
+
+        def read(owner, dtype, device):
+            return owner.compute() + offset
+
+        def move(value):
+            nonlocal offset
+            offset = value
+
+        self.move, self.offset = move, lambda: offset
+        VirtualTensor.create(self, "object", read)
+
+    def compute(self):
+        value = self.a * self.config["factor"] * self.plain.gain * type(self).scale * self.registry["power"]
+        value = value + self.config["nested"]["shift"][0] + torch.from_numpy(self.array)
+        return value + random.random() + float(np.random.rand()) + torch.rand(3)
+
+    @virtual
+    def value(self):
+        return self.compute()
+
+
+def reseed(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+NUMBERS = st.integers(-3, 3).map(float)
+
+
+class Change(RuleBasedStateMachine):
+    @initialize()
+    def start(self):
+        self.module, self.vector = Anything(), torch.arange(3.0)
+
+    @rule(
+        number=NUMBERS, where=st.sampled_from(["factor", "shift", "gain", "scale", "power", "closure", "array", "dict"])
+    )
+    def change_python(self, number, where):
+        module = self.module
+        {
+            "factor": lambda: module.config.__setitem__("factor", number),
+            "shift": lambda: module.config["nested"]["shift"].__setitem__(0, number),
+            "gain": lambda: setattr(module.plain, "gain", number),
+            "scale": lambda: setattr(Anything, "scale", number),
+            "power": lambda: Anything.registry.__setitem__("power", number),
+            "closure": lambda: module.move(number),
+            "array": lambda: module.array.__setitem__(1, number),
+            "dict": lambda: module.__dict__.__setitem__("config", {"factor": number, "nested": {"shift": [number]}}),
+        }[where]()
+
+    @rule(
+        number=NUMBERS,
+        how=st.sampled_from(
+            ["data", "numpy", "storage", "dlpack", "vector", "fused", "place", "step", "swap", "shared"]
+        ),
+    )
+    def change_memory(self, number, how):
+        a = self.module.a
+        with torch.no_grad():
+            if how == "data":
+                a.data.fill_(number)
+            elif how == "numpy":
+                a.detach().numpy()[0] = number
+            elif how == "storage":
+                a.untyped_storage().copy_(torch.full((3,), number).untyped_storage())
+            elif how == "dlpack":
+                torch.from_dlpack(a.detach()).add_(number)
+            elif how == "vector":
+                self.vector.add_(number)
+                nn.utils.vector_to_parameters(self.vector, [a])
+            elif how == "fused":
+                a.grad = torch.full((3,), number)
+                torch.optim.SGD([a], lr=0.1, fused=True).step()
+            elif how == "place":
+                a.add_(number)
+            elif how == "step":
+                a.grad = torch.full((3,), number)
+                torch.optim.SGD([a], lr=0.1).step()
+            elif how == "swap":
+                torch.utils.swap_tensors(a, nn.Parameter(torch.full((3,), number)))
+            else:
+                self.module.share_memory()
+
+    @rule(seed=st.integers(0, 5))
+    def draw(self, seed):
+        reseed(seed)
+
+    @invariant()
+    def read_equals_computed(self):
+        module = self.module
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            for read, wanted in (
+                (lambda: module.value, module.compute),
+                (lambda: module.object.value, lambda: module.compute() + module.offset()),
+            ):
+                seed = random.randrange(1000)
+                with mode():
+                    reseed(seed)
+                    got = [read(), read()]
+                    reseed(seed)
+                    assert all(map(torch.equal, got, [wanted(), wanted()]))
+
+    def teardown(self):
+        Anything.scale, Anything.registry["power"] = 1.0, 1.0
+
+
+TestChange = Change.TestCase
+TestChange.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

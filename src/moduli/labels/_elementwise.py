@@ -50,7 +50,7 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
     refuse_out(function, options)
     if len(operands) == 2:
         first, second = operands
-        if type(first) is Tensor and type(second) is Tensor:
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
             return _pairwise(function, first, second, options)
     values: list[Any] = []
     placed: list[int] = []
@@ -93,7 +93,7 @@ def _pairwise(function: Function, first: Tensor, second: Tensor, options: dict[s
 
 def _operand(value: Any) -> tuple[Any, Axes | None]:
     """The data of an operand, and its axes; None for a number."""
-    if type(value) is Tensor:
+    if isinstance(value, Tensor):
         return value._data, value._axes
     if isinstance(value, torch.Tensor):
         return (value, unnamed(value.ndim)) if value.ndim else (value, None)

@@ -92,7 +92,7 @@ def tensor(
 
 
 def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
-    if type(data) is Tensor:
+    if isinstance(data, Tensor):
         raise TypeError(
             "the data is labelled already, with axes "
             f"{data._axes!r}; use t.rename(...) or t.relabel(...) to change them, or label t.data anew"

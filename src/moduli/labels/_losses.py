@@ -86,7 +86,7 @@ def _cross_entropy(
             "cross_entropy of labelled tensors takes ignore_index and reduction alone; "
             "for weights or smoothing apply it to t.data"
         )
-    if type(input) is not Tensor:
+    if not isinstance(input, Tensor):
         raise TypeError("cross_entropy takes labelled logits; label them like the target, or use target.data")
     target = as_tensor(target)
     at, rest = _classes(input._axes)

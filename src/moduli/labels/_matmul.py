@@ -159,7 +159,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _matmul(self: Tensor, other: Any) -> Any:
-    if type(other) is Tensor:
+    if isinstance(other, Tensor):
         if policy.how == "exact":
             plan = self._axes.exact_product(other._axes)
             x, y = self._data, other._data

@@ -20,7 +20,7 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     """Every axis stays."""
 
     def rule(input: Any, *args: Any, **options: Any) -> Tensor:
-        if type(input) is not Tensor:
+        if not isinstance(input, Tensor):
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
         if args or options:
             refuse_out(function, options)

@@ -277,7 +277,7 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
         [[1.0, 12.0], [13.0, 4.0]]
     """
     t = as_tensor(t)
-    amount = c._data if type(c) is Tensor else c
+    amount = c._data if isinstance(c, Tensor) else c
     if isinstance(amount, torch.Tensor):
         if amount.ndim:
             raise TypeError(f"add_identity adds a number times the identity, but c has shape {tuple(amount.shape)}")

@@ -8,7 +8,7 @@ and pickle see it. What can be *done* with it lives in the files beside this one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -50,7 +50,6 @@ class AmbiguousTruthError(ValueError, RuntimeError):
     """
 
 
-@final
 class Tensor(Methods):
     """A `torch.Tensor` together with one `Space` per axis.
 
@@ -284,17 +283,18 @@ class Tensor(Methods):
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Tensor:
-        return wrap(self._data, self._axes)
+        return wrap_like(self, self._data, self._axes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         import copy
 
-        made = wrap(copy.deepcopy(self._data, memo), self._axes)
-        memo[id(self)] = made
+        made = memo[id(self)] = wrap_like(self, copy.deepcopy(self._data, memo), self._axes)
         return made
 
-    def __reduce__(self) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-        return wrap, (self._data, self._axes)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if type(self) is Tensor:
+            return wrap, (self._data, self._axes)
+        return wrap_as, (type(self), self._data, self._axes), getattr(self, "__dict__", None)
 
     # -- NumPy and torch -------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class Tensor(Methods):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if len(types) > 1 and not all(kind is cls or issubclass(kind, torch.Tensor) for kind in types):
+        if len(types) > 1 and not all(issubclass(kind, (Tensor, torch.Tensor)) for kind in types):
             return NotImplemented  # another kind of tensor may know what to do with ours
         rule = SCALAR.rule(func)
         if rule is None:
@@ -408,6 +408,22 @@ def wrap(data: torch.Tensor, axes: Axes) -> Tensor:
     return made
 
 
+def wrap_as(cls: type[Tensor], data: torch.Tensor, axes: Axes) -> Tensor:
+    """A Tensor of a user's class, whose `__init__` is not run."""
+    made = _new(cls)
+    made._data = data
+    made._axes = axes
+    return made
+
+
+def wrap_like(t: Tensor, data: torch.Tensor, axes: Axes) -> Tensor:
+    """`wrap` with the class of another Tensor, and what its instances hold besides data and axes."""
+    made = wrap_as(type(t), data, axes)
+    if hasattr(t, "__dict__"):
+        made.__dict__.update(t.__dict__)
+    return made
+
+
 def finish(data: torch.Tensor, axes: Axes) -> Tensor:
     """`wrap` for results that may have no axes.
 
@@ -432,7 +448,7 @@ mark_constant(_in_transform)
 
 def as_tensor(value: Any) -> Tensor:
     """A Tensor as it is; anything else with positional, unnamed axes."""
-    if type(value) is Tensor:
+    if isinstance(value, Tensor):
         return value
     data = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     return wrap(data, unnamed(data.ndim))

@@ -174,7 +174,7 @@ def vmap(
 
 
 def _is_labelled(value: Any) -> bool:
-    return type(value) is Tensor
+    return isinstance(value, Tensor)
 
 
 def _mapped_operands(

@@ -7,8 +7,8 @@ The nouns, and what is built from them:
   `TensorList` and `TensorDict` hold many, `labels_of` tells their axes. `export` and `export_all` (a `FrozenDict`) give
   independent values.
 * A **virtual** tensor is an attribute that is derived, not stored: `virtual` decorates the method that computes it.
-  It is reused while nothing it was computed from has changed, inside `cached` even with its gradient graph, and
-  recomputed after `invalidate`. `VirtualTensor` is the form made at run time, with a dtype and device of its own.
+  It is computed when it is read; inside `cached` reads share one computation, until `invalidate`. `VirtualTensor` is
+  the form made at run time, with a dtype and device of its own.
 * A **Functional** acts on an object in a way chosen by the object's type and by its own class. A Module is one: a call
   runs the action registered for its argument, or `forward`.
 * A **Device** is where tensors live; a Module is **DeviceBounded**: it knows where it is and moves in place.
@@ -16,13 +16,13 @@ The nouns, and what is built from them:
 
 from moduli.device import Device, DeviceBounded
 
-from ._cache import cached, invalidate
 from ._containers import TensorDict, TensorList
 from ._frozen import FrozenDict
 from ._functional import Functional
 from ._labels_of import labels_of
 from ._module import Module, ModuleType
 from ._nograd import nograd_tensors
+from ._scope import cached, invalidate
 from ._tie import tie
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from ._virtual import virtual

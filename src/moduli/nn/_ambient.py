@@ -1,28 +1,27 @@
 """The state of torch under which a value was computed: what must agree before it may be reused.
 
-Everything here reads torch's own state; nothing is kept. Some states (function transforms, tracing, dispatch modes)
-make a tensor mean something else than its storage, and then nothing is reused at all.
+Everything here reads torch's own state; nothing is kept. Some states (function transforms, tracing, modes) make a tensor
+mean something else than its storage, and then nothing is reused at all.
 """
 
 from typing import Final, TypeAlias
 
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+from torch.overrides import TorchFunctionMode
+
+from moduli._torch import (
+    has_autocast,
+    has_dispatch_mode,
+    has_function_mode,
+    has_mode_beside,
+    has_saved_tensor_hooks,
+    in_forward_ad,
+    in_transform,
+)
 
 __all__ = ["Ambient", "Transparent", "ambient"]
 
 Ambient: TypeAlias = tuple[object, ...]
-
-_transform: Final = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
-_function_modes: Final = torch._C._len_torch_function_stack
-_tracing: Final = torch._C._get_tracing_state
-_saved_tensor_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
-_autocast: Final = torch._C._is_any_autocast_enabled
-_grad: Final = torch.is_grad_enabled
-_dtype: Final = torch.get_default_dtype
 
 
 class Transparent(TorchFunctionMode):
@@ -31,30 +30,16 @@ class Transparent(TorchFunctionMode):
 
 def ambient() -> Ambient | None:
     """What a value computed now depends on besides its sources, or None where nothing may be reused."""
-    if (
-        _transform() is not None
-        or _dispatch_modes()
-        or _tracing() is not None
-        or _saved_tensor_hooks(True) is not None
-        or forward_ad._current_level >= 0
-    ):
+    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
-    if not _function_modes() and not _autocast():
-        return (_grad(), _dtype())
-    devices = []
-    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-        if isinstance(mode, DeviceContext):
-            devices.append(mode.device)
-        elif not isinstance(mode, Transparent):
-            return None
-    more = (*devices, *_casting())
-    return (_grad(), _dtype(), more) if more else (_grad(), _dtype())
+    if not has_function_mode() and not has_autocast():
+        return torch.is_grad_enabled(), torch.get_default_dtype()
+    if has_mode_beside(Transparent):
+        return None
+    device = torch.get_default_device()
+    casts = ((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST if torch.is_autocast_enabled(kind))
+    return torch.is_grad_enabled(), torch.get_default_dtype(), *casts, *([] if device == _CPU else [device])
 
 
-def _casting() -> tuple[object, ...]:
-    return tuple(
-        (kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)
-    )
-
-
-_AUTOCAST_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
+_CPU: Final = torch.device("cpu")
+_AUTOCAST: Final = ("cpu", "cuda", "mps", "xpu")

@@ -5,7 +5,6 @@ from typing import Any, overload
 
 from moduli.labels import Tensor
 
-from ._cache import bump
 from ._module import Module
 from ._ownership import check_name, drop, keep
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
@@ -27,14 +26,12 @@ class _Container(Module):
     def _put(self, key: str, value: Any) -> None:
         # Not by attribute: a key may well be the name of a method.
         keep(self, key, _checked(self, value), self._nograd)
-        bump()
 
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]
 
     def _remove(self, key: str) -> None:
         drop(self, key)
-        bump()
 
     def export(self, name: str) -> Tensor:
         """A detached copy of one tensor, by its key written as text."""
@@ -139,7 +136,6 @@ class TensorList(_Container, MutableSequence[Tensor]):
         for at, (data, axes) in enumerate(entries):
             registry[f"{prefix}{at}"] = data
             self._labelled[str(at)] = (f"{prefix}{at}", axes)
-        bump()
 
     def _copy(self, tensor: Tensor) -> Any:
         scratch = TensorList(nograd=self._nograd).to_device(self.device)

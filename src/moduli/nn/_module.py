@@ -5,14 +5,12 @@ from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from moduli.device import Device, DeviceBounded, DeviceLike
 from moduli.labels import Tensor
 from moduli.labels._axes import Axes
-from moduli.labels._tensor import wrap
+from moduli.labels._tensor import wrap, wrap_like
 
-from ._cache import bump, bump_compiled
 from ._dispatch import install
 from ._frozen import FrozenDict
 from ._functional import F, Functional, unregistered
@@ -20,17 +18,14 @@ from ._labels import align_state, encode
 from ._ownership import check_initialised, check_virtual, drop, own, register, replace
 from ._state import load_all_or_nothing, reunite, tied_entries
 from ._views import describe, device_of, owned_names, registered_target, tensors_of, warn_unassigned
-from ._virtual_tensor import VirtualTensor
+from ._virtual_tensor import VirtualTensor, adopt_virtual_tensors
 
 __all__ = ["Module", "ModuleType"]
 
 ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
 
-_MISSING: Final = object()
 _NOTHING: Final[dict[str, Any]] = {}
-# Assigning the same one again, as `train()` and `eval()` do all the time, changes nothing.
-_UNCHANGING: Final = frozenset({bool, int, float, str, type(None)})
 _LABELS: Final = "labels"
 _CPU: Final = Device("cpu")
 
@@ -156,10 +151,11 @@ class Module(Functional, nn.Module, DeviceBounded):
                     raise AttributeError(
                         f"{type(self).__name__!r} object has no attribute {name!r}: its storage {key!r} was removed"
                     )
-        return wrap(data, axes)
+        models = state.get("_models")
+        return wrap(data, axes) if models is None or name not in models else wrap_like(models[name], data, axes)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(value) is Tensor:
+        if isinstance(value, Tensor):
             own(self, name, value)
         elif isinstance(value, (nn.Module, nn.Parameter)):
             register(self, name, value)
@@ -169,17 +165,10 @@ class Module(Functional, nn.Module, DeviceBounded):
                 value = value.to_device(self.device)
             elif isinstance(value, VirtualTensor):
                 check_virtual(self, name, value)
-            state = self.__dict__
-            if name in state.get("_labelled", ()):
+            if name in self.__dict__.get("_labelled", ()):
                 replace(self, name, value)
-            elif type(value) in _UNCHANGING and state.get(name, _MISSING) is value:
-                return
             else:
                 nn.Module.__setattr__(self, name, value)
-        if is_dynamo_compiling():
-            bump_compiled()
-        else:
-            bump()
 
     def __delattr__(self, name: str) -> None:
         state = self.__dict__
@@ -188,10 +177,6 @@ class Module(Functional, nn.Module, DeviceBounded):
             nn.Module.__delattr__(self, name)
         else:
             drop(self, name)
-        if is_dynamo_compiling():
-            bump_compiled()
-        else:
-            bump()
 
     # -- what is owned -----------------------------------------------------------------------------------------------
 
@@ -354,6 +339,11 @@ class Module(Functional, nn.Module, DeviceBounded):
         self.__dict__["_device"] = Device.new(device)
         return self
 
+    def _replicate_for_data_parallel(self) -> Self:
+        replica: Self = nn.Module._replicate_for_data_parallel(self)  # type: ignore[no-untyped-call]
+        adopt_virtual_tensors(replica)
+        return replica
+
     # -- torch's own views -------------------------------------------------------------------------------------------
 
     def named_parameters(
@@ -443,11 +433,6 @@ class Module(Functional, nn.Module, DeviceBounded):
             error_msgs,
         )
         reunite(shared)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = nn.Module.__getstate__(self)  # type: ignore[no-untyped-call]
-        state.pop("_virtual_cache", None)
-        return state
 
     def __dir__(self) -> list[str]:
         labelled = self.__dict__.get("_labelled", {})

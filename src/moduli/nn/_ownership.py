@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from moduli.labels import Tensor
+from moduli.labels._tensor import wrap_like
 
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored, tensors_of
 from ._virtual import virtual
@@ -53,6 +54,7 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
     if record is not None and record[0] != key and stored(module, record[0]):
         nn.Module.__delattr__(module, record[0])
     state["_labelled"][name] = (key, value._axes)
+    _remember_class(state, name, value)
     for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
         registry.pop(name, None)
     state["_non_persistent_buffers_set"].discard(name)
@@ -103,6 +105,15 @@ def drop(module: nn.Module, name: str) -> None:
     elif hasattr(module, key):
         _check_computed(module, name, key, None)
     del labelled[name]
+    module.__dict__.get("_models", {}).pop(name, None)
+
+
+def _remember_class(state: dict[str, Any], name: str, value: Tensor) -> None:
+    """Keep what makes a tensor of a user's class one of that class: reading the attribute gives the like of it."""
+    if type(value) is not Tensor:
+        state.setdefault("_models", {})[name] = wrap_like(value, torch.empty(0), value._axes)
+    elif "_models" in state:
+        state["_models"].pop(name, None)
 
 
 def check_initialised(module: nn.Module, name: str) -> None:

@@ -1,14 +1,15 @@
-"""What a computation reads, and where the tensors it reads live.
+"""What a computation reads, and where the tensors it reads are kept.
 
 A recorder watches every torch function. A tensor that goes in and did not come out of an earlier one is a *source*. A
-value can be reused only if each of its sources is found in the dictionaries of some module, because only there can a
-later look tell whether it was replaced.
+value can be reused only if each of its sources is found on a way that leads from its owner, or from its function, over
+attributes and containers: only then can a later look tell whether it was replaced.
 """
 
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import is_, itemgetter
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -17,22 +18,16 @@ from moduli.labels import Tensor
 
 from ._ambient import Transparent
 
-__all__ = ["Link", "Recorder", "attributes", "locate"]
+__all__ = ["Place", "Recorder", "attributes", "locate"]
 
-Link: TypeAlias = tuple[Any, Any, Any]
-"""(container, key, object): valid while `container[key] is object`."""
-
-# Reading these couples the value to something that neither versions nor addresses show.
-_UNTRACKED: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad", "grad_fn"))
-_FLAGS: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "is_leaf"))
-_DATA: Final = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
 _NONE: Final[Mapping[str, Any]] = {}
-_REGISTRIES: Final = frozenset({"_parameters", "_buffers", "_modules"})
-_CONTAINERS: Final = (list, tuple, dict)
-_SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
-_INTERNAL: Final = frozenset(nn.Module().__dict__) | {"_virtual_cache"}
+# These give a tensor that exists already; it is as much a source as the one it is asked of.
+_HELD: Final = frozenset(getattr(torch.Tensor, name).__get__ for name in ("grad", "_grad"))
+_REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
+_INTERNAL: Final = frozenset(nn.Module().__dict__) - {"training", *_REGISTRIES}
+_SEARCHED: Final = (torch.Tensor, Tensor, nn.Module, weakref.ref, list, tuple, dict)
 
 
 class Recorder(Transparent):
@@ -40,59 +35,36 @@ class Recorder(Transparent):
 
     Attributes:
         sources: The tensors read that were not made inside, each with its version when it was first read.
-        pure: Whether nothing happened that makes the value unfit for reuse.
-        flags: Whether the computation asked for `requires_grad`.
-        links: Places of sources that are known already, from values that were reused inside.
+        places: Where sources of values that were reused inside are kept.
+        pure: Whether nothing was read whose changes torch does not count.
+        paused: Whether what runs is not part of the computation.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sources: dict[int, tuple[torch.Tensor, int]] = {}
+        self.places: dict[int, list[Place]] = {}
         self.pure = True
-        self.flags = False
-        self.links: dict[int, Sequence[Link]] = {}
+        self.paused = False
         # Weak, so that watching does not keep intermediate results alive.
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._aliases: list[tuple[torch.Tensor, int]] = []
-        self._random: list[torch.Tensor] = []
-
-    def __enter__(self) -> "Recorder":
-        with torch._C.DisableTorchFunction():
-            self._random = _random_states()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        for arg in args:
-            if type(arg) in _PLAIN:
-                self._saw(arg)
-            elif type(arg) not in _SCALARS:
-                for tensor in _tensors(arg):
-                    self._saw(tensor)
-        if kwargs:
-            for tensor in _tensors(kwargs):
-                self._saw(tensor)
-            if kwargs.get("generator") is not None:
-                self.pure = False
-        else:
-            kwargs = _NONE
-        if func in _UNTRACKED:
-            self.pure = False
-        elif func in _FLAGS:
-            self.flags = True
+        kwargs = kwargs or _NONE
+        if self.paused:
+            return func(*args, **kwargs)
+        for tensor in _tensors(args):
+            self._read(tensor)
+        for tensor in _tensors(kwargs):
+            self._read(tensor)
         result = func(*args, **kwargs)
-        if type(result) in _PLAIN:
-            self.made(result)
-            if func == _DATA:
-                self._aliases.append((result, result._version))
-        elif type(result) not in _SCALARS:
-            for tensor in _tensors(result):
-                self.made(tensor)
+        for tensor in _tensors((result,)):
+            self._read(tensor) if func in _HELD else self._make(tensor)
         return result
 
-    def _saw(self, tensor: torch.Tensor) -> None:
+    def _read(self, tensor: torch.Tensor) -> None:
         key = id(tensor)
         made = self._made.get(key)
         if key in self.sources or (made is not None and made() is tensor):
@@ -100,173 +72,140 @@ class Recorder(Transparent):
         if getattr(tensor, "_moduli_constant", False):
             # An index that follows from labels alone; it is kept by the labels and never changes.
             return
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference():
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_meta:
             self.pure = False
             return
         self.sources[key] = (tensor, tensor._version)
 
-    def made(self, tensor: torch.Tensor) -> None:
-        """Note a tensor as a result of this computation."""
+    def _make(self, tensor: torch.Tensor) -> None:
         key = id(tensor)
         if key not in self.sources:
             self._made[key] = weakref.ref(tensor)
 
-    def absorb(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor], links: Sequence[Link]) -> None:
+    def absorb(self, value: torch.Tensor, sources: Iterable[torch.Tensor], places: "list[Place]") -> None:
         """Note a value that was reused inside: its sources are ours too."""
         for source in sources:
-            self._saw(source)
-            self.links.setdefault(id(source), links)
-        self.made(tensor)
+            self._read(source)
+            self.places.setdefault(id(source), places)
+        self._make(value)
 
     def conclude(self, value: torch.Tensor) -> bool:
-        """Whether the value may be reused as long as its sources stay the same."""
-        self._saw(value)
-        return (
-            self.pure
-            and all(tensor._version == version for tensor, version in self.sources.values())
-            and all(alias._version == version for alias, version in self._aliases)
-            and all(map(torch.equal, self._random, _random_states()))
-        )
-
-
-def _random_states() -> list[torch.Tensor]:
-    states = [torch.random.get_rng_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append(torch.cuda.get_rng_state())
-    return states
+        """Whether the value was computed from sources that are as they were when they were read."""
+        self._read(value)
+        return self.pure and all(tensor._version == version for tensor, version in self.sources.values())
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
+    for item in tree.values() if isinstance(tree, Mapping) else tree:
+        if type(item) in _SCALARS:
+            continue
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple, Mapping)):
             yield from _tensors(item)
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from _tensors(item)
-    elif isinstance(tree, Tensor):
-        yield tree.data
+        elif isinstance(item, Tensor):
+            yield item.data
 
 
-class _Cell:
-    """A variable of an enclosing function, as a container with one entry."""
+class Place(NamedTuple):
+    """A container that leads to a source, how it is read, and what it held."""
 
-    __slots__ = ("_cell",)
+    container: Collection[Any]
+    read: Callable[[Any], Iterable[Any]]
+    size: int
+    held: tuple[Any, ...]
 
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
-
-    def __getitem__(self, key: str) -> Any:
-        return self._cell.cell_contents
-
-
-class _Size:
-    """How many attributes a module has, as a container: `True` under their number."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def __getitem__(self, size: int) -> bool:
-        return len(self._state) == size
+    def same(self) -> bool:
+        """Whether it holds the same objects; those held are kept alive, so that no other can pass for one of them."""
+        container, read, size, held = self
+        try:
+            return len(container) == size and all(map(is_, read(container), held))
+        except KeyError:
+            return False
 
 
-def attributes(state: dict[str, Any]) -> list[Link]:
-    """Links to the plain attributes of a module that tells nobody when they are assigned."""
-    links: list[Link] = [(_Size(state), len(state), True)]
-    links.extend((state, key, value) for key, value in state.items() if key == "training" or key not in _INTERNAL)
-    return links
+def attributes(module: nn.Module) -> Place:
+    """The attributes of a module as a place, without the score of internal ones that say nothing about tensors."""
+    state = module.__dict__
+    return _place(state, itemgetter(*(key for key in state if key not in _INTERNAL)))
 
 
-def locate(owner: nn.Module, function: Any, recorder: Recorder) -> list[Link] | None:
-    """Where every source of a computation lives, as links to check before reuse; None if one is nowhere to be found.
+def locate(owner: nn.Module, before: Place, function: Any, recorder: Recorder) -> list[Place] | None:
+    """The containers that lead to the sources of a computation; None if a source is nowhere to be found.
 
     Searched are the owner and the modules below it, what its attributes hold, and the variables that the function
     refers to. A source counts as found in the first place met.
+
+    Args:
+        owner: The module that the value belongs to.
+        before: Its attributes before the computation, which may have set some.
+        function: What computed the value.
+        recorder: What it read.
     """
     missing = dict(recorder.sources)
-    found: dict[tuple[int, Any], Link] = {}
+    passed: dict[int, Place] = {id(before.container): before}
     visited: set[int] = set()
 
-    def keep(path: Sequence[Link]) -> None:
-        for link in path:
-            found[id(link[0]), link[1]] = link
-
-    def visit(obj: Any, path: tuple[Link, ...], depth: int) -> None:
+    def visit(obj: Any, path: tuple[Place, ...], depth: int) -> None:
         if not missing:
             return
         if isinstance(obj, torch.Tensor):
             if missing.pop(id(obj), None) is not None:
-                keep(path)
+                for each in path:
+                    passed.setdefault(id(each.container), each)
         elif isinstance(obj, Tensor):
             visit(obj.data, path, depth)
-        elif isinstance(obj, nn.Module):
-            if id(obj) in visited:
-                return
-            visited.add(id(obj))
-            state = obj.__dict__
-            for registry in ("_parameters", "_buffers"):
-                entries = state[registry]
-                for key, entry in entries.items():
-                    if missing.pop(id(entry), None) is not None:
-                        keep((*path, (state, registry, entries), (entries, key, entry)))
-            if not missing:
-                return
-            entries = state["_modules"]
-            for key, entry in list(entries.items()):
-                visit(entry, (*path, (state, "_modules", entries), (entries, key, entry)), 0)
-            for key, entry in list(state.items()):
-                if key not in _INTERNAL and isinstance(
-                    entry, (torch.Tensor, Tensor, nn.Module, weakref.ref, *_CONTAINERS)
-                ):
-                    visit(entry, (*path, (state, key, entry)), 0)
         elif isinstance(obj, weakref.ref):
-            target = obj()
-            if isinstance(target, nn.Module):
-                visit(target, path, depth)
-        elif isinstance(obj, _CONTAINERS) and depth < 2:
-            for key, entry in list(obj.items() if isinstance(obj, dict) else enumerate(obj)):
+            visit(obj(), path, depth)
+        elif isinstance(obj, nn.Module):
+            if id(obj) not in visited:
+                visited.add(id(obj))
+                visit_module(obj, path)
+        elif isinstance(obj, (list, tuple, dict)) and depth < 2:
+            entries = list(obj.values()) if isinstance(obj, dict) else obj
+            inside = (*path, _place(obj, dict.values if isinstance(obj, dict) else iter))
+            for entry in entries:
                 if isinstance(entry, _SEARCHED):
-                    visit(entry, (*path, (obj, key, entry)), depth + 1)
+                    visit(entry, inside, depth + 1)
+
+    def visit_module(module: nn.Module, path: tuple[Place, ...]) -> None:
+        path = (*path, attributes(module))
+        for key in _REGISTRIES:
+            registry = module.__dict__[key]
+            inside = (*path, _place(registry, dict.values))
+            for entry in list(registry.values()):
+                # What is registered as a parameter but is none was put there for the length of one functional call.
+                if key != "_parameters" or isinstance(entry, nn.Parameter):
+                    visit(entry, inside, 0)
+        for key, entry in list(module.__dict__.items()):
+            if key not in _INTERNAL and key not in _REGISTRIES and isinstance(entry, _SEARCHED):
+                visit(entry, path, 0)
 
     visit(owner, (), 0)
-    if missing:
-        for container, key, entry in _variables(function):
-            visit(entry, ((container, key, entry),), 0)
-    for key in list(missing):
-        known = recorder.links.get(key)
-        if known is not None:
-            del missing[key]
-            keep(known)
-    if missing:
+    for variables in _variables(function):
+        for entry in variables.held:
+            visit(entry, (variables,), 0)
+    known = [recorder.places.get(key) for key in missing]
+    if None in known:
         return None
-    registries = {id(obj) for _, key, obj in found.values() if key == "_parameters"}
-    states = {id(owner.__dict__): owner.__dict__}
-    states.update((id(container), container) for container, key, _ in found.values() if key in _REGISTRIES)
-    for container, _, obj in found.values():
-        # What is registered as a parameter but is none was put there for the length of one functional call.
-        if id(container) in registries and not isinstance(obj, nn.Parameter):
-            return None
-    links = list(found.values())
-    for state in states.values():
-        # Modules of ours start another epoch when an attribute is assigned; of others each one is looked at.
-        if "_labelled" not in state:
-            links.extend(attributes(state))
-    return links
+    return [*passed.values(), *(each for places in known for each in places or ())]
 
 
-def _variables(function: Any) -> Iterator[Link]:
+def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Place:
+    return Place(container, read, len(container), tuple(read(container)))
+
+
+def _variables(function: Any) -> Iterator[Place]:
+    """The variables of enclosing functions, and the global ones, that a function refers to."""
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield _Cell(cell), name, cell.cell_contents
-        except ValueError:
-            continue  # the enclosing function has not assigned it yet, so it cannot have been read either
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield function.__globals__, name, function.__globals__[name]
+    if code is not None:
+        yield _place(function.__closure__ or (), lambda cells: map(_contents, cells))
+        yield _place(code.co_names, lambda names: map(function.__globals__.get, names))
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the enclosing function has not assigned it yet
+        return None

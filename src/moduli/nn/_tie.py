@@ -4,7 +4,6 @@ from typing import cast
 
 from torch import nn
 
-from ._cache import bump
 from ._module import Module
 from ._ownership import own
 
@@ -62,7 +61,6 @@ def tie(module: nn.Module, name: str, to: str) -> None:
     else:
         raise AttributeError(f"{name!r} is taken by something that is no buffer; delete it first")
     (holder._parameters if trained else holder._buffers)[public] = tensor
-    bump()
 
 
 def _find(module: nn.Module, to: str) -> tuple[nn.Module, str, object]:

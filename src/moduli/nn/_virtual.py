@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from moduli.labels import Tensor
 
-from ._cache import bump, evaluate, recording, reuse, right
+from ._scope import compute, reuse, scopes
 
 __all__ = ["virtual"]
 
@@ -19,12 +19,9 @@ T = TypeVar("T")
 class virtual(Generic[T]):
     """A tensor attribute computed from other attributes: the decorated method is called, its result *is* the attribute.
 
-    It is computed from its sources as they are when it is read, so gradients reach them, it follows their dtype and
-    device, and nothing of it is stored in checkpoints. The sources may live in other modules. Under `torch.no_grad()`
-    and `torch.inference_mode()` the value is reused while nothing that it was computed from has changed; with
-    gradients it is reused only inside `cached`. The method should compute from tensors and attributes of modules; a
-    result that draws random numbers, reads gradients or changes a source is never reused. Changes that torch keeps no
-    trace of need `invalidate`.
+    It is computed when it is read, from whatever it is computed from as that is then: gradients reach the sources, it
+    follows their dtype and device, and nothing of it is stored in checkpoints. The sources may live in other modules.
+    Inside `with cached():` reads share one computation.
 
     With a `right_inverse` the attribute can be assigned: that method receives the value and sets the sources.
 
@@ -75,14 +72,12 @@ class virtual(Generic[T]):
             return self
         if is_dynamo_compiling():
             return self._function(instance)
-        name: Any = self._name
-        entry = reuse(instance, name) if recording else right(instance, name)
-        if entry is not None:
-            return entry.value  # type: ignore[no-any-return]
-        function = self._function
+        name, function = self._name, self._function
         if name is None or not isinstance(instance, nn.Module):
             raise TypeError("a virtual tensor is declared in the body of a class derived from torch.nn.Module")
-        return evaluate(instance, name, function, lambda: function(instance))  # type: ignore[no-any-return]
+        if scopes:
+            return reuse(instance, self, name, function, function)  # type: ignore[no-any-return]
+        return compute(instance, self, name, function)  # type: ignore[no-any-return]
 
     def __set__(self, instance: nn.Module, value: Any) -> None:
         inverse = self._inverse
@@ -95,7 +90,6 @@ class virtual(Generic[T]):
             sources = inverse(instance, value)
             if sources is not None:
                 _write(instance, self._name, sources)
-        bump()
 
     def __delete__(self, instance: nn.Module) -> None:
         raise AttributeError(f"{type(instance).__name__}.{self._name} is derived: there is nothing to delete")

@@ -1,7 +1,6 @@
 """VirtualTensor: a derived tensor made at run time, with a dtype and device of its own."""
 
 import copy
-import itertools
 import keyword
 import types
 import weakref
@@ -13,9 +12,9 @@ from torch import nn
 
 from moduli.labels import Tensor
 
-from ._cache import evaluate, forget, reuse
+from ._scope import compute, reuse, scopes
 
-__all__ = ["VirtualTensor", "VirtualTensorAttributes"]
+__all__ = ["VirtualTensor", "VirtualTensorAttributes", "adopt_virtual_tensors"]
 
 Materializer = str | Callable[[Any, torch.dtype, torch.device], Any]
 
@@ -38,8 +37,8 @@ class VirtualTensor:
     """A tensor attribute derived from other attributes of a module, cast to a dtype and device that follow the module.
 
     It adds one empty buffer, `_{name}_ref`, to its owner: `owner.to(...)`, `owner.half()` and the like convert it, and
-    with it the value. The value is computed when it is asked for and reused under the same rules as that of the
-    `virtual` decorator, which is the form for new code. In expressions a VirtualTensor stands for its value: it can
+    with it the value. The value is computed when it is asked for, as that of the `virtual` decorator, which is the form
+    for new code. In expressions a VirtualTensor stands for its value: it can
     be added, multiplied, indexed and passed to torch functions, and gradients reach the sources.
 
     Copies and pickles of the owner have a VirtualTensor of their own. When a VirtualTensor is garbage-collected, it
@@ -71,7 +70,7 @@ class VirtualTensor:
         (torch.float64, torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_key", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
+    __slots__ = ("__weakref__", "_materializer", "_name", "_owner", "_persist", "_ref", "_token")
 
     LinkedAttributes: Final = VirtualTensorAttributes
 
@@ -81,7 +80,6 @@ class VirtualTensor:
     _materializer: Materializer
     _persist: bool
     _token: object
-    _key: str
 
     def __init__(
         self,
@@ -110,10 +108,8 @@ class VirtualTensor:
         self._owner = weakref.ref(owner)
         self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
         self._token = object()
-        # Two that were given one name, the older still in use, must not take each other's values.
-        self._key = f"{name}#{next(_numbers)}"
         _registry.setdefault(owner, {})[self._ref] = self._token
-        weakref.finalize(self, _release, self._owner, self._ref, self._token, self._key).atexit = False
+        weakref.finalize(self, _release, self._owner, self._ref, self._token).atexit = False
 
     @classmethod
     def create(
@@ -187,10 +183,13 @@ class VirtualTensor:
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         """Convert the reference tensor, and so the value, with the arguments of `torch.Tensor.to`."""
-        owner, reference = self._alive(), self._reference()
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        # Made anew, since nothing can be copied off the meta device and there is nothing to copy.
-        setattr(owner, self._ref, torch.empty(0, dtype=dtype or reference.dtype, device=device or reference.device))
+        reference = self._reference()
+        try:
+            converted = reference.to(*args, **kwargs)
+        except NotImplementedError:
+            # Nothing can be copied off the meta device, and there is nothing to copy.
+            converted = torch.empty(0, dtype=reference.dtype, device="cpu").to(*args, **kwargs)
+        setattr(self._alive(), self._ref, converted)
 
     @property
     def value(self) -> Any:
@@ -204,13 +203,12 @@ class VirtualTensor:
         owner = self._alive()
         if torch.compiler.is_compiling():
             return self._materialize(owner)
-        entry = reuse(owner, self._key)
-        if entry is not None:
-            return entry.value
-        materializer: Any = self._materializer
-        if isinstance(materializer, str):
-            materializer = getattr(type(owner), materializer, None)
-        return evaluate(owner, self._key, materializer, lambda: self._materialize(owner))
+        if not scopes:
+            return compute(owner, self._token, self._name, self._materialize)
+        function: Any = self._materializer
+        if isinstance(function, str):
+            function = getattr(type(owner), function, None)
+        return reuse(owner, self._token, self._name, function, self._materialize)
 
     def _materialize(self, owner: nn.Module) -> Any:
         reference = self._reference()
@@ -330,21 +328,25 @@ def _values(tree: Any) -> Any:
     return tree
 
 
+def adopt_virtual_tensors(replica: nn.Module) -> None:
+    """Give a replica, whose attributes were copied one by one, virtual tensors that read from it."""
+    for name, held in list(replica.__dict__.items()):
+        if isinstance(held, VirtualTensor):
+            twin = replica.__dict__[name] = object.__new__(type(held))
+            twin._bind(replica, held._name, held._materializer, held._persist)
+
+
 def _unpickle(cls: type[VirtualTensor]) -> VirtualTensor:
     return object.__new__(cls)
 
-
-_numbers: Final = itertools.count()
 
 # Who registered which reference buffer. Kept beside the modules: a converted buffer is another tensor, so the buffer
 # itself cannot tell whose it is.
 _registry: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, object]]] = weakref.WeakKeyDictionary()
 
 
-def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object, key: str) -> None:
+def _release(owner_ref: weakref.ref[nn.Module], ref: str, token: object) -> None:
     owner = owner_ref()
-    if owner is not None:
-        forget(owner, key)
     if owner is None or _registry.get(owner, {}).get(ref) is not token:
         return
     del _registry[owner][ref]

@@ -55,7 +55,7 @@ HOOKS = {key: type(held) for key, held in _BLANK.items() if isinstance(held, dic
 _HOOK_KEYS = tuple(HOOKS)
 _GET_HOOKS = itemgetter(*_HOOK_KEYS)
 # A compiled forward computes with the parameters of the model it was compiled for; caches belong to one model.
-_PASSING = ("_virtual_cache", "_compiled_call_impl")
+_PASSING = ("_compiled_call_impl",)
 # Rebuilt for each model, or private to it, instead of being copied as attributes.
 _OWN = {*_REGISTRIES, *HOOKS, "_non_persistent_buffers_set", *_PASSING, RECORD, LAZY}
 _ATOMS = {
@@ -324,7 +324,7 @@ def _policies(nodes: list[Node], names: list[str]) -> tuple[str, ...]:
 
 def _count(state: dict[str, Any]) -> int:
     """How many attributes there are, besides those that come and go by themselves."""
-    return len(state) - (RECORD in state) - (_PASSING[0] in state) - (_PASSING[1] in state)
+    return len(state) - (RECORD in state) - (_PASSING[0] in state)
 
 
 def _firsts(tensors: list[Any]) -> list[int]:

@@ -1,0 +1,310 @@
+"""Computing derived values, and reusing them inside `with cached():`.
+
+Outside a scope a derived value is computed whenever it is read. Inside one it is reused while the tensors it read, the
+containers they were found in and the state of torch are as they were.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from moduli.labels import Tensor
+
+from ._ambient import Ambient, ambient
+from ._recorder import Place, Recorder, attributes, locate
+
+__all__ = ["cached", "compute", "invalidate", "reuse", "scopes"]
+
+
+@contextmanager
+def cached() -> Iterator[None]:
+    """Reuse virtual tensors, and the gradient graphs behind them, until the end of the `with` block.
+
+    Outside, a virtual tensor is computed whenever it is read. Inside, it is computed again only after an operation in
+    place on a tensor it read or on the value itself, a step of an optimizer, an assignment to its module or to a module
+    that holds such a tensor, a backward pass through it, or a change of gradient mode, autocast or default dtype.
+    Whatever else it depends on must not change inside the scope, unless `invalidate` is called after it: random draws,
+    configurations, closures, class attributes and attributes of other modules, and memory written without torch's
+    notice, that is through `.data`, NumPy, DLPack, a tensor given to `vector_to_parameters`, `torch.distributed`, or a
+    fused step called without its optimizer.
+
+    Scopes nest, and belong to the thread that opened them. Nothing is reused under function transforms,
+    `functional_call`, modes that intercept operations, and compilation.
+
+    Example:
+        >>> import torch
+        >>> from moduli.nn import Module, cached, virtual
+        >>> class Symmetric(Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.a = torch.nn.Parameter(torch.eye(2))
+        ...     @virtual
+        ...     def weight(self):
+        ...         return self.a + self.a.T
+        >>> m = Symmetric()
+        >>> with cached():
+        ...     m.weight is m.weight
+        True
+        >>> m.weight is m.weight
+        False
+    """
+    if _local.scope is not None:
+        yield
+        return
+    scope = _local.scope = Scope()
+    _open(scope)
+    try:
+        yield
+    finally:
+        _local.scope = None
+        _close(scope)
+
+
+def invalidate(module: nn.Module | None = None) -> None:
+    """Forget every value that is reused in an open `cached` scope, of any thread.
+
+    Needed inside a scope only, after a change that it does not notice; `cached` lists them. Since any module may derive
+    from any other, all virtual tensors are computed again at their next read.
+
+    Args:
+        module: The module that was written to; None if there is no single one.
+
+    Raises:
+        TypeError: If the argument is no module.
+
+    Example:
+        >>> import torch
+        >>> from moduli.nn import Module, cached, invalidate, virtual
+        >>> class Doubled(Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.a = torch.nn.Parameter(torch.ones(2))
+        ...     @virtual
+        ...     def weight(self):
+        ...         return 2 * self.a
+        >>> m = Doubled()
+        >>> with torch.no_grad(), cached():
+        ...     before = m.weight
+        ...     _ = m.a.data.fill_(5.0)
+        ...     invalidate(m)
+        ...     m.weight
+        tensor([10., 10.])
+    """
+    if module is not None and not isinstance(module, nn.Module):
+        raise TypeError(f"invalidate takes a module, or nothing to mean all of them; got a {type(module).__name__}")
+    _drop()
+
+
+Key: TypeAlias = tuple[int, object]
+"""The id of the module that a value belongs to, and what tells its derived values apart."""
+
+
+class Entry:
+    """A value, and what it was made from."""
+
+    __slots__ = ("aliases", "ambient", "leaf", "looks", "owner", "places", "sources", "spent", "value", "watched")
+
+    def __init__(
+        self,
+        owner: weakref.ref[nn.Module],
+        value: Any,
+        sources: list[torch.Tensor],
+        places: list[Place],
+        surrounding: Ambient,
+    ) -> None:
+        self.owner, self.value, self.leaf = owner, value, _leaf(value)
+        self.sources, self.places, self.ambient = sources, places, surrounding
+        # They keep the storages alive: an address given back to the allocator could return under another tensor.
+        self.aliases = [source.detach() for source in sources]
+        # The value is watched too: a user may have changed it in place.
+        self.watched = [*sources, self.leaf]
+        self.looks = list(map(_look, self.watched))
+        self.spent = spent = [False]
+        if self.leaf.grad_fn is not None:
+            # Backward frees the graph, and the next forward needs a new one.
+            self.leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))
+
+    def holds(self, surrounding: Ambient) -> bool:
+        """Whether everything that the value was made from is as it was."""
+        return (
+            not self.spent[0]
+            and self.ambient == surrounding
+            and list(map(_look, self.watched)) == self.looks
+            and all(map(_is_set_to, self.sources, self.aliases))
+            and all(map(Place.same, self.places))
+        )
+
+
+_look: Final = attrgetter("_version", "requires_grad", "dtype")
+_is_set_to: Final = torch.Tensor.is_set_to
+
+
+class Scope:
+    """The values of one outermost `with cached():`."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
+
+
+scopes: Final[list[Scope]] = []
+"""The open scopes of all threads: asking this first spares reads the look at thread-local state."""
+
+
+class _Local(threading.local):
+    """What belongs to one thread: its scope, the values being computed, and what records them."""
+
+    def __init__(self) -> None:
+        self.scope: Scope | None = None
+        self.active: dict[Key, tuple[nn.Module, str]] = {}
+        self.recorders: list[Recorder] = []
+
+
+_local: Final = _Local()
+
+
+def compute(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
+    """Compute a derived value, refusing one that needs itself.
+
+    Args:
+        owner: The module it belongs to.
+        token: What tells it from other derived values of the module.
+        name: What to call it in errors.
+        call: Computes it from the owner.
+
+    Raises:
+        RecursionError: If the value is being computed already, with the path that leads back to it.
+        RuntimeError: If the computation fails for a missing attribute.
+        TypeError: If the result is not a tensor.
+    """
+    active, key = _local.active, (id(owner), token)
+    if key in active:
+        path = list(active.values())[list(active).index(key) :]
+        names = [f"{type(module).__name__}.{called}" for module, called in (*path, path[0])]
+        raise RecursionError(
+            f"the virtual tensor {names[0]} needs its own value: {' -> '.join(names)}. "
+            "Let one of them read stored tensors only"
+        )
+    active[key] = (owner, name)
+    try:
+        value = call(owner)
+    except AttributeError as error:
+        # An AttributeError that leaves a descriptor is reported as if the virtual tensor itself did not exist.
+        raise RuntimeError(f"computing {type(owner).__name__}.{name} failed: {error}") from error
+    finally:
+        del active[key]
+    if not isinstance(value, (torch.Tensor, Tensor)):
+        raise TypeError(
+            f"the virtual tensor {type(owner).__name__}.{name} must be a tensor, but its function returned a "
+            f"{type(value).__name__}"
+        )
+    return value
+
+
+def reuse(owner: nn.Module, token: object, name: str, function: Any, call: Callable[[Any], Any]) -> Any:
+    """The value of this thread's scope if it still holds; otherwise compute it, and keep it if that can be told.
+
+    Args:
+        owner: The module it belongs to.
+        token: What tells it from other derived values of the module.
+        name: What to call it in errors.
+        function: What refers to its sources, if the owner does not.
+        call: Computes it from the owner.
+    """
+    scope, surrounding, recorders = _local.scope, ambient(), _local.recorders
+    if scope is None or surrounding is None:
+        return compute(owner, token, name, call)
+    # Taken before the computation: what is dropped meanwhile is another dict.
+    entries, key = scope.entries, (id(owner), token)
+    with _pausing(recorders) if recorders else _NOTHING:
+        entry = entries.get(key)
+        if entry is not None and entry.owner() is owner and entry.holds(surrounding):
+            for recorder in recorders:
+                recorder.absorb(entry.leaf, entry.sources, entry.places)
+            return entry.value
+    before, recorder = attributes(owner), Recorder()
+    recorders.append(recorder)
+    try:
+        with recorder:
+            value = _compute_countable(owner, token, name, call)
+    finally:
+        recorders.pop()
+    with _pausing(recorders):
+        leaf = _leaf(value)
+        places = locate(owner, before, function, recorder) if recorder.conclude(leaf) else None
+        if places is None:
+            entries.pop(key, None)
+        else:
+            sources = [tensor for tensor, _ in recorder.sources.values()]
+            home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
+            entries[key] = Entry(home, value, sources, places, surrounding)
+            for outer in recorders:
+                outer.absorb(leaf, sources, places)
+    return value
+
+
+def _compute_countable(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
+    """Compute a value whose changes torch counts, which it does not for tensors made in inference mode."""
+    if torch.is_inference_mode_enabled() and not any(map(torch.is_inference, (*owner.parameters(), *owner.buffers()))):
+        with torch.inference_mode(False), torch.no_grad():
+            return compute(owner, token, name, call)
+    return compute(owner, token, name, call)
+
+
+@contextmanager
+def _pausing(recorders: list[Recorder]) -> Iterator[None]:
+    """Look at tensors without being recorded."""
+    for recorder in recorders:
+        recorder.paused = True
+    try:
+        yield
+    finally:
+        for recorder in recorders:
+            recorder.paused = False
+
+
+_NOTHING: Final = nullcontext()
+
+
+def _leaf(value: Any) -> torch.Tensor:
+    return value.data if isinstance(value, Tensor) else value
+
+
+def _drop() -> None:
+    for scope in list(scopes):
+        scope.entries = {}
+
+
+def _open(scope: Scope) -> None:
+    global _hook
+    with _lock:
+        if not scopes:
+            _hook = register_optimizer_step_post_hook(_on_step)
+        scopes.append(scope)
+
+
+def _close(scope: Scope) -> None:
+    with _lock:
+        scopes.remove(scope)
+        scope.entries.clear()
+        if not scopes:
+            _hook.remove()
+
+
+_lock: Final = threading.Lock()
+# Fused steps do not move the versions of the parameters they change; only a hook on all optimizers tells of them. It is
+# there while a scope is open.
+_hook: Any = None
+
+
+def _on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _drop()
