@@ -149,18 +149,19 @@ def test_shampoo_inner_is_used():
 @pytest.mark.parametrize("every", [1, 3])
 def test_soap_is_its_paper(every):
     def update(x, g, memory, t):
-        if t == 1:
+        if t == 1:  # the step that makes the basis is skipped
             memory.update(L=0.05 * g @ g.T, R=0.05 * g.T @ g, m=torch.zeros_like(g), v=torch.zeros_like(g))
             memory["QL"], memory["QR"] = (torch.linalg.eigh(memory[key])[1].flip(-1) for key in "LR")
+            return torch.zeros_like(g)
+        t = t - 1
         # momentum is kept unrotated here and rotated at every step
         memory["m"] = 0.95 * memory["m"] + 0.05 * g
         rotated, mean = (memory["QL"].T @ a @ memory["QR"] for a in (g, memory["m"]))
         memory["v"] = 0.95 * memory["v"] + 0.05 * rotated**2
         scaled = (mean / (1 - 0.95**t)) / ((memory["v"] / (1 - 0.95**t)).sqrt() + 1e-8)
         out = memory["QL"] @ scaled @ memory["QR"].T
-        if t > 1:
-            memory["L"] = 0.95 * memory["L"] + 0.05 * g @ g.T
-            memory["R"] = 0.95 * memory["R"] + 0.05 * g.T @ g
+        memory["L"] = 0.95 * memory["L"] + 0.05 * g @ g.T
+        memory["R"] = 0.95 * memory["R"] + 0.05 * g.T @ g
         if t % every == 0:
             for key, axis in (("L", 0), ("R", 1)):
                 C, Q = memory[key], memory["Q" + key]
@@ -175,16 +176,27 @@ def test_soap_is_its_paper(every):
 
 def test_soap_in_a_fixed_basis_is_adam():
     # max_dim below every axis: nothing is rotated
+    def update(x, g, memory, t):
+        if t == 1:
+            return torch.zeros_like(g)
+        memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+        memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+        return 0.05 * memory["m"] / (1 - 0.9 ** (t - 1)) / ((memory["v"] / (1 - 0.999 ** (t - 1))).sqrt() + 1e-8)
+
     ours = run(lambda p: [m.SOAP(max_dim=1, beta1=0.9, beta2=0.999), m.LR(0.05)])
-    close(ours, run(lambda p: torch.optim.Adam(p, 0.05)))
+    close(ours, run(formula(update)))
 
 
-def test_soap_takes_a_full_first_step():
-    u = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = optim.step_tensors(m.SOAP(), [u.clone()])[0]
-    # in its own eigenbasis the first update is its singular values, and Adam makes them one: it is orthogonalised
-    left, _, right = torch.linalg.svd(u, full_matrices=False)
-    close([out], [left @ right], 1e-5)
+def test_soap_skips_the_step_that_makes_the_basis():
+    """In its own eigenbasis an update is its singular values, and Adam would make all of them one: 65 instead of 16."""
+    generator = torch.Generator().manual_seed(0)
+    link, w = m.SOAP(), [torch.zeros(64, 64)]
+    first, second = (torch.randn(64, 64, generator=generator) * 1e-3 for _ in range(2))
+    assert not optim.step_tensors(link, [first.clone()], params=w)[0].any()
+    out = optim.step_tensors(link, [second.clone()], params=w)[0]
+    # Adam's first step of a gradient that the basis knows nothing of: every number in the basis is 1 or -1.
+    torch.testing.assert_close(out.norm(), torch.tensor(64.0), rtol=1e-3, atol=0)
+    assert (out * second).sum() / out.norm() / second.norm() > 0.7
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (3, 4, 2)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moduli as mo
-from m.first_order import close, run
+from m.first_order import close, formula, run
 from moduli import m, optim
 
 SHAPES = ((3, 4), (5,), (), (2, 3, 2))
@@ -16,26 +16,52 @@ def test_adam_in_the_basis_is_soap():
     close(basis, soap)
 
 
+def descent(momentum=0.0, decay=0.0, lr=0.01):
+    """Descent from the second gradient on: the first one makes the basis."""
+
+    def update(x, g, memory, t):
+        if t == 1:
+            return torch.zeros_like(g)
+        memory["v"] = momentum * memory.get("v", 0) + g + decay * x
+        return lr * memory["v"]
+
+    return formula(update)
+
+
 def test_plain_descent_does_not_see_the_basis():
     """A rotation there and back; momentum is rotated with the basis."""
     close(
         run(lambda p: [m.SOAPBasis(m.HeavyBall(0.9), precond_freq=2), m.LR(0.01)], shapes=SHAPES),
-        run(lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), shapes=SHAPES),
+        run(descent(momentum=0.9), shapes=SHAPES),
     )
 
 
 def test_decay_inside_the_basis_is_decay():
     close(
         run(lambda p: [m.SOAPBasis([m.WeightDecay(0.1)], precond_freq=2), m.LR(0.05)], shapes=SHAPES),
-        run(lambda p: torch.optim.SGD(p, 0.05, weight_decay=0.1), shapes=SHAPES),
+        run(descent(decay=0.1, lr=0.05), shapes=SHAPES),
     )
 
 
-def test_first_step_is_not_clipped():
+def test_first_step_makes_the_basis_and_moves_nothing_and_the_second_is_not_clipped():
     w = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
     target = torch.tensor([[3.0, 1.0], [0.5, 7.0]], dtype=torch.float64)
-    mo.Optimizer([w], m.SOAPBasis(m.Identity())).step(mo.closure(lambda: -(w * target).sum()))
+    opt = mo.Optimizer([w], m.SOAPBasis(m.Identity()))
+    opt.step(mo.closure(lambda: -(w * target).sum()))
+    assert not w.any()
+    opt.step(mo.closure(lambda: -(w * target).sum()))
     torch.testing.assert_close(w.data, target)
+
+
+def test_parameter_that_joins_later_waits_while_the_others_move():
+    a, b = (torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64)) for _ in range(2))
+    opt = mo.Optimizer([a, b], m.SOAPBasis(m.HeavyBall(0.5)))
+    steps = []
+    for with_b in (False, True, True):
+        a.grad, b.grad = torch.ones_like(a), torch.ones_like(b) if with_b else None
+        opt.step()
+        steps += [a.detach().mean().item(), b.detach().mean().item()]
+    assert steps == pytest.approx([0.0, 0.0, -1.0, 0.0, -2.5, -1.0])
 
 
 def test_ggt_basis_of_the_identity_is_the_identity():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moduli as mo
-from m.first_order import close, run
+from m.first_order import close, formula, run
 from moduli import presets
 
 SAME = {
@@ -28,7 +28,15 @@ SAME = {
         lambda: presets.adagrad(0.05, lr_decay=0.1, weight_decay=0.1),
         lambda p: torch.optim.Adagrad(p, 0.05, lr_decay=0.1, weight_decay=0.1),
     ),
+    "radam": (lambda: presets.radam(0.05, weight_decay=0.1), lambda p: torch.optim.RAdam(p, 0.05, weight_decay=0.1)),
+    "adamax": (lambda: presets.adamax(0.05, weight_decay=0.1), lambda p: torch.optim.Adamax(p, 0.05, weight_decay=0.1)),
+    "adadelta": (
+        lambda: presets.adadelta(0.5, weight_decay=0.1),
+        lambda p: torch.optim.Adadelta(p, 0.5, weight_decay=0.1),
+    ),
 }
+# What a preset can't do without.
+ARGUMENTS = {"muonclip": lambda net: {"pairs": [(net[0].weight, net[2].weight)], "logits": lambda: [torch.ones(2)]}}
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -44,7 +52,7 @@ def test_every_preset_goes_down_with_its_defaults(name):
     x, y = torch.randn(32, 4), torch.randn(32, 2)
     loss = mo.closure(lambda: (net(x) - y).square().mean())
     residuals = mo.closure(lambda: (net(x) - y).reshape(-1))
-    opt = mo.Optimizer(net, getattr(presets, name)())
+    opt = mo.Optimizer(net, getattr(presets, name)(**ARGUMENTS.get(name, lambda net: {})(net)))
     needs = frozenset().union(*(link.all_needs() for link in opt.modules))
     start = loss(backward=False).item()
     for _ in range(40):
@@ -66,3 +74,39 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adam():
     (ours,) = run(lambda p: presets.muon(0.05, weight_decay=0.1), shapes=((4, 4),), dtype=torch.float32, steps=1)
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=2e-3)
     assert torch.isfinite(matrix).all()
+
+
+def test_nadam_and_laprop_and_lamb_are_their_papers():
+    # torch keeps the product of momenta in single precision
+    close(
+        run(lambda p: presets.nadam(0.05, weight_decay=0.1)),
+        run(lambda p: torch.optim.NAdam(p, 0.05, weight_decay=0.1)),
+        1e-8,
+    )
+
+    def laprop(x, g, memory, t):
+        memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+        memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g / ((memory["v"] / (1 - 0.999**t)).sqrt() + 1e-15)
+        return 0.05 * (memory["m"] / (1 - 0.9**t) + 0.1 * x)
+
+    close(run(lambda p: presets.laprop(0.05, weight_decay=0.1)), run(formula(laprop)))
+
+    def lamb(x, g, memory, t):
+        memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+        memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+        u = memory["m"] / (1 - 0.9**t) / ((memory["v"] / (1 - 0.999**t)).sqrt() + 1e-6) + 0.1 * x
+        return 0.05 * u * x.norm() / u.norm()
+
+    close(run(lambda p: presets.lamb(0.05, weight_decay=0.1)), run(formula(lamb)))
+
+
+def test_scion_steps_within_its_balls():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
+    opt = mo.Optimizer(net, presets.scion(0.1, radius=2.0, head_radius=3.0))
+    for _ in range(60):
+        opt.step(mo.closure(lambda: -net[0].weight.sum() - net[0].bias.sum()))
+    # A constrained method ends on the boundary: all of a gradient of ones is in one direction.
+    values = torch.linalg.svdvals(net[0].weight.detach())
+    assert values[0] <= 2.0 * (4 / 6) ** 0.5 * 1.2
+    torch.testing.assert_close(net[0].bias.detach(), torch.full((4,), 3.0), rtol=1e-2, atol=1e-2)

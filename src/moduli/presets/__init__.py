@@ -10,8 +10,11 @@ Example:
 
 from ._adaptive import adagrad, adam, adamw, adan, lion, mars, rmsprop, rprop, sam
 from ._descent import momentum, nesterov, sgd
-from ._free import dadapt, prodigy, schedule_free
-from ._matrices import muon, psgd, shampoo, soap
+from ._free import dadapt, prodigy, schedule_free, schedule_free_sgd
+from ._layers import lamb, lars
+from ._matrices import dion, kl_shampoo, muon, muonclip, normuon, psgd, scion, shampoo, soap, splus
+from ._memory import adafactor, adam8bit, apollo, came, fira, galore
+from ._moments import adabelief, adadelta, adam_mini, adamax, ademamix, adopt, laprop, nadam, radam
 from ._second import (
     adahessian,
     bfgs,
@@ -28,34 +31,58 @@ from ._second import (
 )
 
 __all__ = [
+    "adabelief",
+    "adadelta",
+    "adafactor",
     "adagrad",
     "adahessian",
     "adam",
+    "adam8bit",
+    "adam_mini",
+    "adamax",
     "adamw",
     "adan",
+    "ademamix",
+    "adopt",
+    "apollo",
     "bfgs",
+    "came",
     "cg",
     "dadapt",
+    "dion",
+    "fira",
+    "galore",
     "gauss_newton",
+    "kl_shampoo",
+    "lamb",
+    "laprop",
+    "lars",
     "lbfgs",
     "levenberg_marquardt",
     "lion",
     "mars",
     "momentum",
     "muon",
+    "muonclip",
+    "nadam",
     "nesterov",
     "newton",
     "newton_cg",
+    "normuon",
     "prodigy",
     "psgd",
+    "radam",
     "rmsprop",
     "rprop",
     "sam",
     "schedule_free",
+    "schedule_free_sgd",
+    "scion",
     "sgd",
     "shampoo",
     "soap",
     "sophia",
+    "splus",
     "spsa",
     "trust_cg",
     "trust_exact",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..m import LR, Adam, DAdaptAdam, Prodigy, ScheduleFree, Warmup
+from ..m import LR, Adam, DAdaptAdam, Prodigy, ScheduleFree
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["dadapt", "prodigy", "schedule_free"]
+__all__ = ["dadapt", "prodigy", "schedule_free", "schedule_free_sgd"]
 
 
 def schedule_free(
@@ -30,7 +30,7 @@ def schedule_free(
         beta2: Memory of the mean square.
         eps: Added to the denominator.
         weight_decay: How much of the weights each step takes away, times `lr`.
-        warmup: Steps over which the step size rises.
+        warmup: Steps over which the step size rises; the average weighs them by the square of it.
 
     Example:
         >>> from moduli import optim, presets
@@ -40,8 +40,30 @@ def schedule_free(
     References:
         A. Defazio et al., "The road less scheduled", NeurIPS 2024.
     """
-    rise = [Warmup(warmup, start_lr=1 / (warmup + 1))] if warmup else []
-    return [Adam(beta1=0.0, beta2=beta2, eps=eps), *_decay(weight_decay), *rise, LR(lr), ScheduleFree(momentum)]
+    links = [Adam(beta1=0.0, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+    return [*links, ScheduleFree(momentum, warmup=warmup)]
+
+
+def schedule_free_sgd(lr: Any = 1.0, *, momentum: Any = 0.9, weight_decay: Any = 0.0, warmup: int = 0) -> list[Module]:
+    """Schedule-free descent: averaging in place of momentum and of a schedule.
+
+    The result of training is the average: `with opt.modules[-1].averaged(net.parameters()): ...` to evaluate or save.
+
+    Args:
+        lr: The step size; ten to fifty times that of descent with a schedule.
+        momentum: Where between the steps and their average the gradient is taken.
+        weight_decay: An L2 penalty.
+        warmup: Steps over which the step size rises; the average weighs them by the square of it.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.schedule_free_sgd())
+        Chain(LR, ScheduleFree)
+
+    References:
+        A. Defazio et al., "The road less scheduled", NeurIPS 2024.
+    """
+    return [*_decay(weight_decay), LR(lr), ScheduleFree(momentum, warmup=warmup)]
 
 
 def prodigy(
@@ -54,14 +76,14 @@ def prodigy(
         beta1: Memory of the mean.
         beta2: Memory of the mean square.
         d0: The first estimate.
-        weight_decay: An L2 penalty.
+        weight_decay: How much of the weights each step takes away, times `lr` and the estimate (decoupled).
 
     Example:
         >>> from moduli import optim, presets
         >>> optim.Chain(presets.prodigy())
         Chain(Prodigy, LR)
     """
-    return [*_decay(weight_decay), Prodigy(beta1=beta1, beta2=beta2, d0=d0), LR(lr)]
+    return [Prodigy(beta1=beta1, beta2=beta2, d0=d0, weight_decay=weight_decay), LR(lr)]
 
 
 def dadapt(

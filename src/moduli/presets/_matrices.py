@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..m import EMA, LR, NAG, SOAP, Adam, HeavyBall, Orthogonalize, PSGDKronWhiten, Shampoo, Split
+from ..m import (
+    EMA,
+    LMO,
+    LR,
+    NAG,
+    SOAP,
+    Adam,
+    Dion,
+    HeavyBall,
+    KLShampoo,
+    NeuronNormalize,
+    Orthogonalize,
+    PSGDKronWhiten,
+    QKClip,
+    Shampoo,
+    Split,
+    SPlus,
+    WeightDecay,
+)
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["muon", "psgd", "shampoo", "soap"]
+__all__ = ["dion", "kl_shampoo", "muon", "muonclip", "normuon", "psgd", "scion", "shampoo", "soap", "splus"]
+
+_EMBEDDINGS_AND_HEADS = "*embed* *wte* *wpe* *head* *classifier*"
 
 
-def _is_matrix(param: Tensor) -> bool:
-    return param.dim() >= 2
+class _IsHidden:
+    """Whether a parameter is the matrix of a hidden layer: not an embedding, not a head, no axis of size one."""
+
+    def __init__(self, adam: str) -> None:
+        self.patterns = adam.lower().split()
+
+    def __call__(self, param: Tensor, name: str | None, owner: torch.nn.Module | None) -> bool:
+        if param.dim() < 2 or not param.numel() or min(param.shape[0], param[0].numel()) < 2:
+            return False
+        if isinstance(owner, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            return False
+        return name is None or not any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in self.patterns)
+
+
+def _muon(matrices: Sequence[Module], rest: Module, adam: str, weight_decay: Any, lr: Any) -> list[Module]:
+    return [Split(_IsHidden(adam), list(matrices), rest), *_decay(weight_decay), LR(lr)]
 
 
 def muon(
@@ -22,23 +59,30 @@ def muon(
     *,
     momentum: Any = 0.95,
     steps: int = 5,
+    method: str = "polar_express",
     weight_decay: Any = 0.0,
     beta1: Any = 0.9,
     beta2: Any = 0.999,
     eps: Any = 1e-8,
+    adam: str = _EMBEDDINGS_AND_HEADS,
 ) -> list[Module]:
-    """Muon: Nesterov momentum, orthogonalised, for matrices, and Adam for everything else.
+    """Muon: Nesterov momentum, orthogonalised, for the matrices of hidden layers, and Adam for everything else.
 
-    Orthogonalised updates are scaled to the size of Adam's, so that one step size and one weight decay serve both.
+    Everything else: vectors, matrices with an axis of size one, `nn.Embedding` weights, and parameters whose names match
+    `adam`. Types and names are known to an optimizer that was given a module. Kernels of convolutions are matrices
+    (out, in * height * width). Orthogonalised updates are scaled to the size of Adam's, so that one step size and one
+    weight decay serve both.
 
     Args:
         lr: The step size, as for Adam.
         momentum: Momentum of the matrices.
         steps: Iterations of the orthogonalisation.
+        method: How to orthogonalise: "polar_express" (nearer for as many products), "newtonschulz" or "svd".
         weight_decay: How much of the weights each step takes away, times `lr`.
         beta1: Memory of Adam's mean.
         beta2: Memory of Adam's mean square.
         eps: Added to Adam's denominator.
+        adam: Patterns of names that Adam takes, separated by spaces; by default embeddings and heads.
 
     Example:
         >>> from moduli import optim, presets
@@ -48,9 +92,178 @@ def muon(
     References:
         K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
         J. Liu et al., "Muon is scalable for LLM training", 2025.
+        N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
     """
-    matrices = [NAG(momentum, lerp=True), Orthogonalize(steps=steps, adjust_lr=True)]
-    return [Split(_is_matrix, matrices, Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay), LR(lr)]
+    matrices = [NAG(momentum, lerp=True), Orthogonalize(steps=steps, method=method, adjust_lr=True)]  # type: ignore[arg-type]
+    return _muon(matrices, Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr)
+
+
+def normuon(
+    lr: Any = 1e-3,
+    *,
+    momentum: Any = 0.95,
+    row_beta: Any = 0.95,
+    weight_decay: Any = 0.0,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    adam: str = _EMBEDDINGS_AND_HEADS,
+) -> list[Module]:
+    """NorMuon: Muon whose neurons take steps of one size; Adam for everything else, as in `muon`.
+
+    Args:
+        lr: The step size, as for Adam.
+        momentum: Momentum of the matrices.
+        row_beta: Memory of the mean square of each neuron's update.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        beta1: Memory of Adam's mean.
+        beta2: Memory of Adam's mean square.
+        adam: Patterns of names that Adam takes, separated by spaces.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.normuon())
+        Chain(Split, LR)
+
+    References:
+        Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
+    """
+    matrices = [EMA(momentum), Orthogonalize(), NeuronNormalize(beta=row_beta)]
+    return _muon(matrices, Adam(beta1=beta1, beta2=beta2), adam, weight_decay, lr)
+
+
+def muonclip(
+    lr: Any = 1e-3,
+    *,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    logits: Callable[[], Sequence[Tensor]],
+    tau: Any = 100.0,
+    momentum: Any = 0.95,
+    weight_decay: Any = 0.1,
+    adam: str = _EMBEDDINGS_AND_HEADS,
+) -> list[Module]:
+    """MuonClip: Muon, and query and key weights scaled where attention logits exceeded a bound.
+
+    Args:
+        lr: The step size, as for Adam.
+        pairs: The weights (query, key) of each attention layer.
+        logits: A function that returns, for each pair, the largest logit of each head in the last forward pass.
+        tau: The bound of the logits.
+        momentum: Momentum of the matrices.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        adam: Patterns of names that Adam takes, separated by spaces.
+
+    Example:
+        >>> import torch
+        >>> from moduli import optim, presets
+        >>> q, k = torch.zeros(4, 4), torch.zeros(4, 4)
+        >>> optim.Chain(presets.muonclip(pairs=[(q, k)], logits=lambda: [torch.ones(2)]))
+        Chain(Split, WeightDecay, LR, QKClip)
+
+    References:
+        Kimi Team, "Kimi K2: open agentic intelligence", 2025, Algorithm 1.
+    """
+    return [*muon(lr, momentum=momentum, weight_decay=weight_decay, adam=adam), QKClip(pairs, logits, tau=tau)]
+
+
+def dion(
+    lr: Any = 1e-2,
+    *,
+    momentum: Any = 0.95,
+    rank: int | float = 0.25,
+    weight_decay: Any = 0.0,
+    adam: str = _EMBEDDINGS_AND_HEADS,
+    seed: int | None = None,
+) -> list[Module]:
+    """Dion for the matrices of hidden layers, and Adam, of a tenth of the step size, for everything else.
+
+    Args:
+        lr: The step size of the matrices.
+        momentum: The part of the followed directions that stays in the buffer.
+        rank: How many directions; a fraction is taken of the shorter side.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        adam: Patterns of names that Adam takes, separated by spaces.
+        seed: Draws from a generator of its own.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.dion())
+        Chain(Split, LR)
+
+    References:
+        K. Ahn et al., "Dion: distributed orthonormalized updates", 2025, Algorithm 1.
+    """
+    return _muon([Dion(momentum=momentum, rank=rank, seed=seed)], Adam(alpha=0.1), adam, weight_decay, lr)
+
+
+def scion(
+    lr: Any = 1e-3,
+    *,
+    momentum: Any = 0.9,
+    radius: Any = 50.0,
+    head_radius: Any = 3000.0,
+    constrained: bool = True,
+    adam: str = _EMBEDDINGS_AND_HEADS,
+) -> list[Module]:
+    """Scion: steps to the boundary of norm balls, spectral for hidden matrices and of the largest entry for the rest.
+
+    Args:
+        lr: The step size; constrained, the part of the way to the boundary that a step goes.
+        momentum: Memory of the mean of gradients.
+        radius: The radius of hidden layers' balls.
+        head_radius: The radius for embeddings, heads and vectors.
+        constrained: Keep the weights within the balls, which is weight decay of one; False only bounds the steps.
+        adam: Patterns of names that take the second ball.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.scion())
+        Chain(EMA, Split, WeightDecay, LR)
+
+    References:
+        T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Algorithms 1 and 2.
+    """
+    balls = Split(_IsHidden(adam), LMO("spectral", radius=radius), LMO("sign", radius=head_radius))
+    return [EMA(momentum), balls, *([WeightDecay(1.0)] if constrained else []), LR(lr)]
+
+
+def splus(
+    lr: Any = 0.1, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, weight_decay: Any = 0.01
+) -> list[Module]:
+    """SPlus: signs in the eigenbasis of Shampoo, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the momentum.
+        beta2: Memory of the covariances.
+        precond_freq: Steps between two eigendecompositions.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.splus())
+        Chain(SPlus, WeightDecay, LR)
+    """
+    return [SPlus(beta1=beta1, beta2=beta2, precond_freq=precond_freq), *_decay(weight_decay), LR(lr)]
+
+
+def kl_shampoo(
+    lr: Any = 3e-3, *, momentum: Any = 0.9, beta: Any = 0.95, precond_freq: int = 10, weight_decay: Any = 0.01
+) -> list[Module]:
+    """KL-Shampoo of a momentum, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        momentum: Memory of the mean of scaled updates.
+        beta: Memory of the factors.
+        precond_freq: Steps between two eigendecompositions.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.kl_shampoo())
+        Chain(KLShampoo, EMA, WeightDecay, LR)
+    """
+    return [KLShampoo(beta=beta, precond_freq=precond_freq), EMA(momentum), *_decay(weight_decay), LR(lr)]
 
 
 def soap(

@@ -104,6 +104,8 @@ def split_groups(case: Case) -> None:
     start = snapshot(still.params)
     try:
         step(case, opt, still)
+        if torch.equal(start[1], still.params[1].detach()):
+            step(case, opt, still)  # the first step of some links only measures
     except ValueError as error:
         if "one vector" in str(error) or "all parameters" in str(error):
             return  # a link over all parameters says that it has one value for all

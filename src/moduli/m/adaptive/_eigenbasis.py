@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._axes import accumulate, covariance, eigh, merged_shape, whole, work
 
-__all__ = ["begin", "follow", "learn", "matrices"]
+__all__ = ["begin", "eigenvectors", "follow", "learn", "matrices"]
 
 
 def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
@@ -23,11 +23,11 @@ def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bo
     state["covariances"] = [covariance(x, axis) * (1 - beta) for axis in axes]
     # Eigenvectors are rows, which is how QR leaves them and how they are cheap to put in order. That of the largest
     # eigenvalue comes first, the order that orthogonal iteration keeps.
-    state["rows"] = [_eigenvectors(found).flip(-1).mH.contiguous() for found in state["covariances"]]
+    state["rows"] = [eigenvectors(found).flip(-1).mH.contiguous() for found in state["covariances"]]
     return x
 
 
-def _eigenvectors(matrix: Tensor) -> Tensor:
+def eigenvectors(matrix: Tensor) -> Tensor:
     """Eigenvectors that depend on the matrix alone, also where it is zero: there any basis would do, and rounding chose it."""
     values, vectors = eigh(matrix)
     unseen = int((values <= values[-1] * (len(values) * torch.finfo(values.dtype).eps)).sum())

@@ -10,10 +10,10 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import at_least_one, choice
 
-__all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "orthogonalize"]
+__all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "as_matrix", "from_matrix", "orthogonalize"]
 
-Method = Literal["newtonschulz", "polarexpress", "svd", "qr", "eigh"]
-METHODS = ("newtonschulz", "polarexpress", "svd", "qr", "eigh")
+Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
+METHODS = ("newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh")
 
 # One quintic for every iteration: steep at zero, and singular values end between 0.7 and 1.2 (Jordan et al.).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -84,6 +84,7 @@ def _by_gram(x: Tensor, steps: int) -> Tensor:
 
 def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) -> Tensor:
     r"""The nearest matrix with orthonormal rows or columns, $U V^H$ of $M = U \Sigma V^H$; leading axes are a batch."""
+    method = method.replace("_", "")
     half = matrix.dtype in (torch.float16, torch.bfloat16)
     x = matrix.float() if half else matrix
     tall = x.shape[-2] > x.shape[-1]
@@ -118,10 +119,12 @@ class Orthogonalize(TensorTransform):
             step sizes carry over.
         dual_norm_correction: Multiply by $\langle u, U V^H\rangle$, the nuclear norm of the update: steepest descent in
             the spectral norm.
-        method: "newtonschulz" (a quintic iteration, singular values end between 0.7 and 1.2), "polarexpress" (the best
+        method: "newtonschulz" (a quintic iteration, singular values end between 0.7 and 1.2), "polar_express" (the best
             quintic for each iteration), "svd" and "eigh" (exact), or "qr" (orthonormal, but not the nearest).
         steps: Iterations of the first two methods.
-        channel_first: The first two axes are the matrix and the others are a batch, as in convolutions; False: the last two.
+        flatten: A tensor with more than two axes is the matrix of its first axis by all others, a convolution's
+            (out, in * height * width); False: a batch of matrices.
+        channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
         orthogonalize: False leaves tensors as they are; meant for groups of parameters.
 
     Example:
@@ -146,6 +149,7 @@ class Orthogonalize(TensorTransform):
         dual_norm_correction: bool = False,
         method: Method = "newtonschulz",
         steps: int = 5,
+        flatten: bool = True,
         channel_first: bool = True,
         orthogonalize: bool = True,
     ) -> None:
@@ -157,6 +161,7 @@ class Orthogonalize(TensorTransform):
                 "dual_norm_correction": dual_norm_correction,
                 "method": method,
                 "steps": steps,
+                "flatten": flatten,
                 "channel_first": channel_first,
                 "orthogonalize": orthogonalize,
             }
@@ -165,30 +170,35 @@ class Orthogonalize(TensorTransform):
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        sides = _sides(tensor, setting["channel_first"])
-        if not setting["orthogonalize"] or sides is None:
+        x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
+        if not setting["orthogonalize"] or x is None:
             return tensor
-        first = setting["channel_first"]
-        moved = first and tensor.dim() > 2
-        x = tensor.movedim((0, 1), (-2, -1)) if moved else tensor
         out = orthogonalize(x, setting["method"], setting["steps"])
         if setting["dual_norm_correction"]:
-            out = (
-                out * (x.conj() * out).real.sum((-2, -1), keepdim=True)
-                if x.is_complex()
-                else out * (x * out).sum((-2, -1), keepdim=True)
-            )
+            out = out * ((x.conj() * out).real if x.is_complex() else x * out).sum((-2, -1), keepdim=True)
         if setting["adjust_lr"]:
-            out = out * (0.2 * max(sides) ** 0.5)
-        return out.movedim((-2, -1), (0, 1)).contiguous() if moved else out
+            out = out * (0.2 * max(x.shape[-2:]) ** 0.5)
+        return from_matrix(out, tensor, setting["flatten"], setting["channel_first"])
 
 
-def _sides(tensor: Tensor, channel_first: bool) -> tuple[int, int] | None:
-    """Rows and columns of a tensor that is a matrix, or a batch of them; None for one that is not."""
+def as_matrix(tensor: Tensor, flatten: bool = True, channel_first: bool = True) -> Tensor | None:
+    """A tensor as the matrix that it is, or a batch of them in the last two axes; None where it is none."""
     if tensor.dim() < 2 or not tensor.numel():
         return None
-    rows, columns = tensor.shape[:2] if channel_first else tensor.shape[-2:]
-    return (rows, columns) if min(rows, columns) > 1 else None
+    x = tensor
+    if tensor.dim() > 2:
+        if flatten:
+            x = tensor.flatten(1)
+        elif channel_first:
+            x = tensor.movedim((0, 1), (-2, -1))
+    return x if min(x.shape[-2:]) > 1 else None
+
+
+def from_matrix(matrix: Tensor, like: Tensor, flatten: bool = True, channel_first: bool = True) -> Tensor:
+    """What `as_matrix` made of a tensor, in the tensor's shape."""
+    if like.dim() == 2 or flatten or not channel_first:
+        return matrix.reshape(like.shape)
+    return matrix.movedim((-2, -1), (0, 1)).contiguous()
 
 
 class DualNormCorrection(TensorTransform):
@@ -198,7 +208,8 @@ class DualNormCorrection(TensorTransform):
     with a size of its own. Tensors that are no matrices are left as they are.
 
     Args:
-        channel_first: The first two axes are the matrix and the others are a batch; False: the last two.
+        flatten: A tensor with more than two axes is the matrix of its first axis by all others; False: a batch.
+        channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
 
     Example:
         >>> import torch
@@ -212,17 +223,19 @@ class DualNormCorrection(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
 
-    def __init__(self, *, channel_first: bool = True) -> None:
-        super().__init__({"channel_first": channel_first}, uses_grad=True)
+    def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
+        super().__init__({"flatten": flatten, "channel_first": channel_first}, uses_grad=True)
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        if grad is None or _sides(tensor, setting["channel_first"]) is None:
+        how = (setting["flatten"], setting["channel_first"])
+        x = as_matrix(tensor, *how)
+        g = None if grad is None else as_matrix(grad, *how)
+        if x is None or g is None:
             return tensor
-        axes = (0, 1) if setting["channel_first"] else (-2, -1)
-        product = (grad.conj() * tensor).real if tensor.is_complex() else grad * tensor
-        return tensor * product.sum(axes, keepdim=True)
+        product = (g.conj() * x).real if x.is_complex() else g * x
+        return from_matrix(x * product.sum((-2, -1), keepdim=True), tensor, *how)
 
 
 class MuonAdjustLR(TensorTransform):
@@ -233,7 +246,8 @@ class MuonAdjustLR(TensorTransform):
 
     Args:
         alpha: A factor.
-        channel_first: The first two axes are the matrix and the others are a batch; False: the last two.
+        flatten: A tensor with more than two axes is the matrix of its first axis by all others; False: a batch.
+        channel_first: In a batch, whether the first two axes are the matrix; False: the last two.
 
     Example:
         >>> import torch
@@ -245,11 +259,11 @@ class MuonAdjustLR(TensorTransform):
         J. Liu et al., "Muon is scalable for LLM training", 2025.
     """
 
-    def __init__(self, *, alpha: float = 1.0, channel_first: bool = True) -> None:
-        super().__init__({"alpha": alpha, "channel_first": channel_first})
+    def __init__(self, *, alpha: float = 1.0, flatten: bool = True, channel_first: bool = True) -> None:
+        super().__init__({"alpha": alpha, "flatten": flatten, "channel_first": channel_first})
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        sides = _sides(tensor, setting["channel_first"])
-        return tensor if sides is None else tensor * (0.2 * setting["alpha"] * max(sides) ** 0.5)
+        x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
+        return tensor if x is None else tensor * (0.2 * setting["alpha"] * max(x.shape[-2:]) ** 0.5)

@@ -21,8 +21,8 @@ class Prodigy(TensorTransform):
 
     With $\beta_3 = \sqrt{\beta_2}$ by default, $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2)\, d^2 u^2$,
     $r = \beta_3 r + (1-\beta_3)\, d^2 \langle u, x_0 - x\rangle,\quad s = \beta_3 s + (1-\beta_3)\, d^2 u$,
-    $u \leftarrow d\, m / (\sqrt v + d\,\epsilon)$, and then $d \leftarrow \max(d,\ r / \|s\|_1)$. No step size is needed: put
-    `LR(1.0)`, with a schedule if any, after it.
+    $u \leftarrow d\, (m / (\sqrt v + d\,\epsilon) + \lambda x)$, and then
+    $d \leftarrow \max(d,\ r / \|s\|_1)$. No step size is needed: put `LR(1.0)`, with a schedule if any, after it.
 
     Args:
         beta1: Memory of the mean.
@@ -33,6 +33,7 @@ class Prodigy(TensorTransform):
         d_coef: A factor of the estimate.
         growth_rate: How much the estimate may grow in a step.
         debias: Correct for the moments starting at zero (the authors leave it out).
+        weight_decay: Decoupled weight decay $\lambda$, times the estimate as the steps are.
 
     Example:
         >>> import torch, moduli as mo
@@ -62,11 +63,12 @@ class Prodigy(TensorTransform):
         d_coef: float = 1.0,
         growth_rate: float = float("inf"),
         debias: bool = False,
+        weight_decay: Any = 0.0,
     ) -> None:
         fraction("Prodigy", beta1=beta1, beta2=beta2)
         if beta3 is not None:
             fraction("Prodigy", beta3=beta3)
-        non_negative("Prodigy", eps=eps)
+        non_negative("Prodigy", eps=eps, weight_decay=weight_decay)
         positive("Prodigy", d0=d0, d_coef=d_coef)
         if not growth_rate > 1:
             raise ValueError(f"Prodigy: growth_rate is {growth_rate!r}; give a number above 1")
@@ -80,6 +82,7 @@ class Prodigy(TensorTransform):
                 "d_coef": d_coef,
                 "growth_rate": growth_rate,
                 "debias": debias,
+                "weight_decay": weight_decay,
             }
         )
 
@@ -127,4 +130,5 @@ class Prodigy(TensorTransform):
             size = size / (1 - setting["beta1"] ** state["step"])
             grow = (1 - setting["beta2"] ** state["step"]) ** -0.5
         out: Tensor = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
+        out = out + work(param) * (size * setting["weight_decay"])
         return out.to(tensor.dtype)

@@ -21,8 +21,8 @@ class SOAP(TensorTransform):
     With $Q_i$ the eigenvectors of $C_i$, $u' = u \times_i Q_i^T$, then Adam on $u'$ gives $n'$, then
     $u \leftarrow n' \times_i Q_i$, and with $U_i$ the unfolding of u along axis i,
     $C_i \leftarrow \beta_s C_i + (1-\beta_s) U_i U_i^T$.
-    At every n-th step $Q_i$ makes one step of orthogonal iteration, the QR factor of $C_i Q_i$. The first step takes its
-    basis from the first update.
+    At every n-th step $Q_i$ makes one step of orthogonal iteration, the QR factor of $C_i Q_i$. The first step makes the
+    basis of its update and moves nothing, as the authors' code does: in a basis of its own, an update is not scaled.
 
     Args:
         beta1: Memory of the mean.
@@ -43,7 +43,9 @@ class SOAP(TensorTransform):
         >>> import torch, moduli as mo
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
-        >>> _ = mo.Optimizer([w], m.SOAP(), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> opt = mo.Optimizer([w], m.SOAP(), m.LR(0.25))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
         >>> w.data
         tensor([[0.7500, 0.0000],
                 [0.0000, 7.7500]])
@@ -134,10 +136,12 @@ class SOAP(TensorTransform):
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
+        made = state["step"] - 2  # steps before this one, without the one that made the basis
+        if made < 0:
+            return
         x = work(tensor).reshape(state["shape"])
-        t = state["step"]
         # The basis that the last step's covariances ask for: a step is made in the basis from before it.
-        if state["axes"] and t > 1 and (t - 1) % setting["precond_freq"] == 0:
+        if state["axes"] and made > 0 and made % setting["precond_freq"] == 0:
             self._follow(state)
         given = work(self._inner[id(state)]).reshape(state["shape"]) if self._inner else x
         rotated = multiply(given, matrices(state), adjoint=True)
@@ -147,15 +151,16 @@ class SOAP(TensorTransform):
             state["exp_avg_sq"].lerp_(rotated.abs().square(), 1 - beta2)
         else:
             state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-        if t > 1:
-            learn(state, x, setting["shampoo_beta"])
+        learn(state, x, setting["shampoo_beta"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
+        t = state["step"] - 1
+        if t == 0:
+            return torch.zeros_like(tensor)
         size, grow = setting["alpha"], 1.0
         if setting["debias"]:
-            t = state["step"]
             size = size / (1 - setting["beta1"] ** t)
             grow = (1 - setting["beta2"] ** t) ** -0.5
         mean = state["exp_avg"] if self.inside else multiply(state["exp_avg"], matrices(state), adjoint=True)

@@ -6,6 +6,7 @@ from ._clip_norm import ClipNorm
 from ._clip_value import ClipValue
 from ._growth import ClipNormGrowth, ClipValueGrowth
 from ._normalize import Normalize
+from ._qk_clip import QKClip
 
 __all__ = [
     "Centralize",
@@ -17,4 +18,5 @@ __all__ = [
     "ClipValueGrowth",
     "Normalize",
     "NormalizeByEMA",
+    "QKClip",
 ]

@@ -4,6 +4,7 @@ from ._accumulation import GradientAccumulation
 from ._alternate import Alternate, Switch
 from ._multistep import Multistep, NegateOnLossIncrease, Sequential
 from ._online import Online
+from ._quantized import Quantized
 from ._save_best import SaveBest
 from ._split import Split
 from ._wrap import Wrap
@@ -14,6 +15,7 @@ __all__ = [
     "Multistep",
     "NegateOnLossIncrease",
     "Online",
+    "Quantized",
     "SaveBest",
     "Sequential",
     "Split",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +16,15 @@ from ...optim import step as run
 
 __all__ = ["Split"]
 
-Filter = Callable[[Tensor], bool] | Iterable[Tensor] | torch.nn.Module | str
+Filter = Callable[..., bool] | Iterable[Tensor] | torch.nn.Module | str
 
 
 class Split(Module):
     """Runs one chain on the parameters that pass a filter and another on the rest.
 
     Args:
-        filter: Which parameters: a function of a tensor, tensors, an `nn.Module` (its parameters), or a pattern of names
+        filter: Which parameters: a function of a tensor, or of a tensor, its name and the module that owns it (each None
+            where the optimizer was not given a module); tensors; an `nn.Module` (its parameters); or a pattern of names
             ("*.bias", several separated by spaces) for an optimizer that knows names.
         true: Links for those that pass; None leaves their update as it is.
         false: Links for the rest; None leaves their update as it is.
@@ -54,8 +56,21 @@ class Split(Module):
         elif not isinstance(filter, str) and not callable(filter):
             filter = list(filter)
         self.filter = filter
+        self._arguments = _count_arguments(filter) if callable(filter) else 0
+        self._owners: dict[Tensor, torch.nn.Module] | None = None
 
-    def _passes(self, param: Tensor, members: int | None) -> bool:
+    def _find_owner(self, param: Tensor, model: Any) -> torch.nn.Module | None:
+        if not isinstance(model, torch.nn.Module):
+            return None
+        if self._owners is None or param not in self._owners:
+            self._owners = {own: module for module in model.modules() for own in module.parameters(recurse=False)}
+        return self._owners.get(param)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_owners": None}
+
+    def _passes(self, param: Tensor, objective: Objective) -> bool:
+        members = objective.members
         binding = self.settings.binding
         source = param if binding is None else binding.source(param)
         if isinstance(self.filter, str):
@@ -68,10 +83,14 @@ class Split(Module):
         if isinstance(self.filter, list):
             return any(source is tensor for tensor in self.filter)
         # A filter is about a model's parameters: in a population it sees those of one member.
-        return bool(self.filter(source if members is None else source.detach()[0]))
+        seen = source if members is None else source.detach()[0]
+        if self._arguments == 1:
+            return bool(self.filter(seen))
+        name = None if binding is None else binding.names.get(source)
+        return bool(self.filter(seen, name, self._find_owner(source, objective.model)))
 
     def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
-        passed = [self._passes(param, objective.members) for param in objective.params]
+        passed = [self._passes(param, objective) for param in objective.params]
         for key, wanted in (("true", True), ("false", False)):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
@@ -93,6 +112,20 @@ class Split(Module):
     def step(self, objective: Objective) -> Objective:
         """Each chain makes its step on its part."""
         return self._each(objective, lambda child, part: run(part, [child]))
+
+
+def _count_arguments(function: Callable[..., bool]) -> int:
+    """Whether a filter takes a tensor (1), or a tensor, its name and its owner (3)."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin does not tell
+        return 1
+    plain = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(plain) not in (0, 1, 3):
+        raise TypeError(
+            f"Split: the filter takes {len(plain)} arguments; write a function of a tensor, or of (tensor, name, owner)"
+        )
+    return 3 if len(plain) == 3 else 1
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from ._agreement import ScaleByGradCosineSimilarity, UpdateGradientSignConsisten
 from ._averaging import Averaging, MedianAveraging, WeightedAveraging
 from ._cautious import Cautious
 from ._ema import EMA
+from ._grokfast import GrokFast
 from ._heavy_ball import HeavyBall
 from ._intermodule import IntermoduleCautious, ScaleModulesByCosineSimilarity
+from ._lookahead import Lookahead
 from ._nag import NAG
 from ._schedule_free import ScheduleFree
 
@@ -13,8 +15,10 @@ __all__ = [
     "Averaging",
     "Cautious",
     "EMA",
+    "GrokFast",
     "HeavyBall",
     "IntermoduleCautious",
+    "Lookahead",
     "MedianAveraging",
     "NAG",
     "ScaleByGradCosineSimilarity",

@@ -18,12 +18,15 @@ __all__ = ["ScheduleFree"]
 class ScheduleFree(TensorTransform):
     r"""Steps with a sequence z, evaluates between it and its average x, so that no schedule is needed.
 
-    The parameters are $y = (1-\beta) z + \beta x$. A step makes $z \leftarrow z - u$ and $x \leftarrow (1-c_t) x + c_t z$ with
-    $c_t = (1+r)/(t+r)$. Put it last, after `LR`. Training evaluates at y; the result is the average x: see `averaged`.
+    The parameters are $y = (1-\beta) z + \beta x$. A step makes $z \leftarrow z - s_t u$ and
+    $x \leftarrow (1-c_t) x + c_t z$ with $s_t = \min(t/T, 1)$ over T steps of warmup and
+    $c_t = \frac{w_t}{\sum_{i \le t} w_i}$, $w_t = t^r s_t^2$: a step counts by the square of its size, as in the authors'
+    code. Put it last, after a constant `LR`. Training evaluates at y; the result is the average x: see `averaged`.
 
     Args:
         momentum: Where between z and x the gradient is taken, $\beta$; above zero.
         r: The power of t that weighs the average; 0 weighs all steps the same.
+        warmup: Steps T over which steps grow; 0 for none.
 
     Example:
         >>> import torch, moduli as mo
@@ -38,37 +41,67 @@ class ScheduleFree(TensorTransform):
         True
 
     References:
-        A. Defazio et al., "The road less scheduled", NeurIPS 2024.
+        A. Defazio et al., "The road less scheduled", NeurIPS 2024, Algorithm 1.
     """
 
     elementwise = True
     counts = True
 
-    def __init__(self, momentum: Any = 0.9, *, r: Any = 0.0) -> None:
+    def __init__(self, momentum: Any = 0.9, *, r: float = 0.0, warmup: int = 0) -> None:
         fraction("ScheduleFree", momentum=momentum)
         positive("ScheduleFree", momentum=momentum)
+        if callable(r):
+            raise TypeError("ScheduleFree: r weighs steps by their number; give one number, not a function of the step")
         non_negative("ScheduleFree", r=r)
-        super().__init__({"momentum": momentum, "r": r})
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError(f"ScheduleFree: warmup is {warmup!r}; give a number of steps, or 0")
+        super().__init__({"momentum": momentum})
+        self.r, self.warmup = r, warmup
+        # Without a power of t the sum of the weights has a closed form, and the link is pointwise.
+        self.elementwise = r == 0
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["z"] = param.clone()
+        if self.r:
+            state["weight_sum"] = 0.0
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        state["z"].sub_(tensor)
+        size = self._size(state["step"])
+        state["z"].sub_(tensor * size)
+        if self.r:
+            state["weight_sum"] = state["weight_sum"] + state["step"] ** self.r * size**2
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        beta, t, r = setting["momentum"], state["step"], setting["r"]
-        c, z = (1 + r) / (t + r), state["z"]
+        beta, t, z = setting["momentum"], state["step"], state["z"]
+        size = self._size(t)
+        total = state["weight_sum"] if self.r else self._total(t)
+        c = t**self.r * size**2 / total
         # beta x = y - (1 - beta) z of before the step, so that x need not be kept.
-        average = (param - (z + tensor) * (1 - beta)) * (1 - c)
+        average = (param - (z + tensor * size) * (1 - beta)) * (1 - c)
         out: Tensor = param - z * (1 - beta + beta * c) - average
         return out
+
+    def _size(self, t: Any) -> Any:
+        """min(t / T, 1), written so that t may be a symbol."""
+        if not self.warmup:
+            return 1.0
+        rising = (t < self.warmup) * 1.0
+        return rising * t / self.warmup + (1 - rising)
+
+    def _total(self, t: Any) -> Any:
+        """The sum of squared sizes up to t: squares of 1/T, 2/T, ... while they rise, ones from then on."""
+        n = self.warmup
+        if not n:
+            return t
+        rising = (t < n) * 1.0
+        squares = t * (t + 1) * (2 * t + 1) / (6 * n * n)
+        return rising * squares + (1 - rising) * ((n + 1) * (2 * n + 1) / (6 * n) + t - n)
 
     def averages(self, params: Iterable[Tensor]) -> list[Tensor]:
         """The average x of these parameters; a parameter that has not been stepped is its own average."""

@@ -23,6 +23,7 @@ class SOAPBasis(Projection):
     eigenvectors, the links see $u \times_i Q_i^T$ (and the parameters and the gradient in the same basis, so that decay and
     line searches inside mean what they say); what they make of it is rotated back. At every n-th step $Q_i$ makes one step of
     orthogonal iteration. What the links remember follows: means are rotated, mean squares change places with their axes.
+    The first step of a parameter makes its basis and moves nothing, as in `SOAP`.
 
     Args:
         basis_opt: The links.
@@ -38,7 +39,8 @@ class SOAPBasis(Projection):
         >>> from moduli import m
         >>> w = torch.nn.Parameter(torch.diag(torch.tensor([1.0, 8.0])))
         >>> opt = mo.Optimizer([w], m.SOAPBasis([m.EMA(0.9), m.Sign()]), m.LR(0.25))
-        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
         >>> w.data
         tensor([[0.7500, 0.0000],
                 [0.0000, 7.7500]])
@@ -81,7 +83,8 @@ class SOAPBasis(Projection):
                 begin(state, update, beta, self.max_dim, self.merge_small, self.precondition_1d)
                 state["step"] = 1
                 continue
-            if state["axes"] and state["step"] % self.precond_freq == 0:
+            made = state["step"] - 1  # without the step that made the basis
+            if state["axes"] and made > 0 and made % self.precond_freq == 0:
                 self._follow(state, f"modules {names[i]}")
             state["step"] += 1
             learn(state, work(update).reshape(state["shape"]), beta)
@@ -142,22 +145,45 @@ class SOAPBasis(Projection):
             for tensor, row, param in zip(tensors, self._rows, params, strict=True)
         ]
 
+    def _fresh(self, objective: Objective) -> list[bool]:
+        """For each parameter whether this step only made its basis."""
+        return [self.state[param].get("step") == 1 for param in objective.params]
+
+    def presence(self, objective: Objective) -> list[bool] | None:
+        present, fresh = super().presence(objective), self._fresh(objective)
+        if not any(fresh):
+            return present
+        return [(present is None or present[k]) and not fresh[i] for k, i in enumerate(self._order)]
+
+    def _still(self, objective: Objective) -> Objective:
+        """Parameters whose basis this step made do not move."""
+        fresh = self._fresh(objective)
+        if any(fresh):
+            updates = objective.get_updates()
+            objective.updates = [torch.zeros_like(u) if new else u for u, new in zip(updates, fresh, strict=True)]
+        return objective
+
     def update(self, objective: Objective) -> None:
         """The basis follows, and the links inside learn."""
         self._learn(objective)
         if "inner" in self.children:
             self.children["inner"].update(objective)
-        super().update(objective)
+        if not all(self._fresh(objective)):
+            super().update(objective)
 
     def apply(self, objective: Objective) -> Objective:
         """The links inside transform, in the basis."""
         if "inner" in self.children:
             objective = self.children["inner"].apply(objective)
-        return super().apply(objective)
+        if not all(self._fresh(objective)):
+            objective = super().apply(objective)
+        return self._still(objective)
 
     def step(self, objective: Objective) -> Objective:
         """The basis follows, and the links inside make their step."""
         self._learn(objective)
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
-        return super().step(objective)
+        if not all(self._fresh(objective)):
+            objective = super().step(objective)
+        return self._still(objective)

@@ -6,18 +6,20 @@ from ._bold_driver import BoldDriver
 from ._lr import LR, StepSize
 from ._polyak import PolyakStepSize
 from ._random import RandomStepSize
+from ._trust_ratio import TrustRatio
 from ._warmup import Warmup
 from ._warmup_clip import WarmupNormClip
 
 __all__ = [
-    "LR",
     "AdGD",
     "BBStab",
     "BarzilaiBorwein",
     "BoldDriver",
+    "LR",
     "PolyakStepSize",
     "RandomStepSize",
     "StepSize",
+    "TrustRatio",
     "Warmup",
     "WarmupNormClip",
 ]

@@ -1,0 +1,69 @@
+"""Adadelta: steps in the units of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import fraction, positive
+
+__all__ = ["Adadelta"]
+
+
+class Adadelta(TensorTransform):
+    r"""Scales the update by the ratio of two root mean squares: of the steps so far and of the updates so far.
+
+    $v_t = \rho v_{t-1} + (1-\rho) u_t^2,\quad \Delta_t = \sqrt{\frac{d_{t-1}+\epsilon}{v_t+\epsilon}}\,u_t,\quad
+    d_t = \rho d_{t-1} + (1-\rho)\Delta_t^2,\quad u \leftarrow \Delta_t$
+
+    Args:
+        rho: Memory of both means; above zero.
+        eps: Added to both means.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> _ = mo.Optimizer([w], m.Adadelta(eps=1e-2)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.6838])
+
+    References:
+        M. D. Zeiler, "ADADELTA: an adaptive learning rate method", 2012, Algorithm 1.
+    """
+
+    elementwise = True
+
+    def __init__(self, *, rho: Any = 0.9, eps: Any = 1e-6) -> None:
+        fraction("Adadelta", rho=rho)
+        positive("Adadelta", rho=rho, eps=eps)
+        super().__init__({"rho": rho, "eps": eps})
+        self.add_projected_keys("grad_sq", "square_avg", "acc_delta")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["square_avg"] = torch.zeros_like(tensor)
+        state["acc_delta"] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        rho, eps = setting["rho"], setting["eps"]
+        state["square_avg"].mul_(rho).addcmul_(tensor, tensor * (1 - rho))
+        ratio = tensor * tensor / (state["square_avg"] + eps)
+        state["acc_delta"].copy_(state["acc_delta"] * rho + (state["acc_delta"] + eps) * ratio * (1 - rho))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        rho, eps = setting["rho"], setting["eps"]
+        below = state["square_avg"] + eps
+        ratio = tensor * tensor / below
+        # d_t = rho d + (1 - rho)(d + eps) ratio, solved for the d of before this step, which then need not be kept.
+        before = (state["acc_delta"] - ratio * (eps * (1 - rho))) / (ratio * (1 - rho) + rho)
+        out: Tensor = tensor * ((before.clamp(min=0) + eps) / below).sqrt()
+        return out

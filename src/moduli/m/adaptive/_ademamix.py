@@ -1,0 +1,114 @@
+"""AdEMAMix: Adam with a fast and a slow mean."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import TensorTransform
+from .._checks import at_least_one, fraction, non_negative, positive
+
+__all__ = ["AdEMAMix"]
+
+
+class AdEMAMix(TensorTransform):
+    r"""Adam whose numerator is a fast mean plus $\alpha$ times a very slow one.
+
+    $m_1$ and $v$ as in `Adam`, $m_2 \leftarrow \beta_3 m_2 + (1-\beta_3) u_t$,
+    $u \leftarrow \frac{m_1/(1-\beta_1^t) + \alpha\, m_2}{\sqrt{v/(1-\beta_2^t)} + \epsilon}$.
+    Both schedulers of the paper run over `warmup` steps T: $\alpha(t) = \min(t/T, 1)\,\alpha$, and $\beta_3(t)$ rises from
+    `beta3_start` so that its half-life grows linearly, equation (4).
+
+    Args:
+        beta1: Memory of the fast mean.
+        beta2: Memory of the mean square.
+        beta3: Memory of the slow mean, in the end.
+        alpha: How much of the slow mean enters, in the end; 5 to 10.
+        eps: Added to the denominator after bias correction.
+        warmup: Steps T of both schedulers; None uses `alpha` and `beta3` from the start.
+        beta3_start: Memory of the slow mean at the start of its schedule.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -8.0]))
+        >>> _ = mo.Optimizer([w], m.AdEMAMix(alpha=0.0), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([ 0.7500, -7.7500])
+
+    References:
+        M. Pagliardini, P. Ablin, D. Grangier, "The AdEMAMix optimizer: better, faster, older", ICLR 2025, Algorithm 1.
+    """
+
+    elementwise = True
+    counts = True
+    static = ("warmup", "beta3", "beta3_start")
+
+    def __init__(
+        self,
+        *,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        beta3: float = 0.9999,
+        alpha: Any = 5.0,
+        eps: Any = 1e-8,
+        warmup: int | None = None,
+        beta3_start: float = 0.9,
+    ) -> None:
+        fraction("AdEMAMix", beta1=beta1, beta2=beta2, beta3=beta3, beta3_start=beta3_start)
+        positive("AdEMAMix", beta3=beta3, beta3_start=beta3_start)
+        non_negative("AdEMAMix", eps=eps)
+        if warmup is not None:
+            at_least_one("AdEMAMix", warmup=warmup)
+        super().__init__(
+            {
+                "beta1": beta1,
+                "beta2": beta2,
+                "beta3": beta3,
+                "alpha": alpha,
+                "eps": eps,
+                "warmup": warmup,
+                "beta3_start": beta3_start,
+            }
+        )
+        self.add_projected_keys("grad", "exp_avg", "exp_avg_slow")
+        self.add_projected_keys("grad_sq", "exp_avg_sq")
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        for key in ("exp_avg", "exp_avg_slow", "exp_avg_sq"):
+            state[key] = torch.zeros_like(tensor)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        beta2, beta3 = setting["beta2"], setting["beta3"]
+        if setting["warmup"] is not None:
+            # Equation (4): 1/ln(beta) is interpolated linearly between the start and the end.
+            done = _rise(state["step"], setting["warmup"])
+            start, end = 1 / math.log(setting["beta3_start"]), 1 / math.log(beta3)
+            beta3 = math.e ** (1 / (start + (end - start) * done))
+        state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
+        state["exp_avg_slow"].lerp_(tensor, 1 - beta3)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        t, alpha = state["step"], setting["alpha"]
+        if setting["warmup"] is not None:
+            alpha = alpha * _rise(t, setting["warmup"])
+        grow = (1 - setting["beta2"] ** t) ** -0.5
+        mixed = state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) + state["exp_avg_slow"] * alpha
+        out: Tensor = mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
+        return out
+
+
+def _rise(t: Any, steps: int) -> Any:
+    """min(t / steps, 1), written so that t may be a symbol."""
+    rising = (t < steps) * 1.0
+    return rising * t / steps + (1 - rising)

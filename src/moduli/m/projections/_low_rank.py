@@ -1,0 +1,268 @@
+"""Links run on low-rank projections of matrices: GaLore, Fira, APOLLO."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...optim import Chainable, Module, Need, Objective
+from .._checks import at_least_one, positive
+from ._projection import Projection
+
+__all__ = ["APOLLO", "Fira", "GaLore"]
+
+
+class _LowRank(Projection):
+    """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then."""
+
+    needs = frozenset({Need.GRADIENT})
+
+    def __init__(self, modules: Chainable, *, rank: int, update_gap: int, scale: Any) -> None:
+        name = type(self).__name__
+        at_least_one(name, rank=rank, update_gap=update_gap)
+        positive(name, scale=scale)
+        super().__init__(modules)
+        self.defaults["scale"] = scale
+        self.rank, self.update_gap = rank, update_gap
+        self._rows: list[Any] = []
+        self._given: list[Tensor] = []
+
+    @abstractmethod
+    def directions(self, matrix: Tensor, state: Any) -> Tensor:
+        """The directions for a matrix no higher than wide, as columns: (rows, rank)."""
+
+    @abstractmethod
+    def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
+        """The update of a matrix no higher than wide, from what the links made of its projection."""
+
+    def _learn(self, objective: Objective) -> None:
+        for i, (param, update) in enumerate(zip(objective.params, objective.peek_updates(), strict=True)):
+            if objective.present is not None and not objective.present[i]:
+                continue
+            state = self.state[param]
+            made = state["step"] = state.get("step", 0) + 1
+            matrix = _flat_side(update)
+            if matrix is not None and (made - 1) % self.update_gap == 0 and min(matrix.shape) > self.rank:
+                state["basis"] = self.directions(matrix, state).contiguous()
+
+    def _inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
+        self._given = list(objective.peek_updates())
+        try:
+            return super()._inside(objective, how)
+        finally:
+            self._given = []
+
+    def prepare(self, params: list[Tensor]) -> list[str]:
+        keys = super().prepare(params)
+        self._rows = [self.state[params[i]] for i in self._order]
+        return keys
+
+    def project(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [
+            tensor if "basis" not in row else row["basis"].mH @ _flat_side(tensor)
+            for tensor, row in zip(tensors, self._rows, strict=True)
+        ]
+
+    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        out = []
+        for k, (tensor, row, param) in enumerate(zip(tensors, self._rows, params, strict=True)):
+            if "basis" not in row:
+                out.append(tensor)
+                continue
+            matrix = _flat_side(self._given[self._order[k]])
+            if matrix is None:
+                raise RuntimeError(f"{type(self).__name__}: a parameter of shape {tuple(param.shape)} lost its matrix")
+            found = self.expand(tensor, matrix, row) * self.settings[param]["scale"]
+            tall = param.shape[0] > param[0].numel()
+            out.append((found.mT if tall else found).reshape(param.shape).to(param.dtype))
+        return out
+
+    def update(self, objective: Objective) -> None:
+        """The directions are renewed when it is time, and the links inside learn."""
+        self._learn(objective)
+        super().update(objective)
+
+    def step(self, objective: Objective) -> Objective:
+        """The directions are renewed when it is time, and the links inside make their step."""
+        self._learn(objective)
+        return super().step(objective)
+
+
+def _flat_side(tensor: Tensor) -> Tensor | None:
+    """A tensor as a matrix no higher than wide, in a type that can be factorised; None where it is a vector."""
+    if tensor.dim() < 2 or not tensor.numel():
+        return None
+    matrix = tensor.flatten(1)
+    matrix = matrix.float() if matrix.dtype in (torch.float16, torch.bfloat16) else matrix
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+class GaLore(_LowRank):
+    r"""Runs links on the projection of each gradient matrix onto its leading singular vectors.
+
+    With P the first r left singular vectors of the update U at every T-th step (of its shorter side), the links see
+    $P^T U$, and $u \leftarrow \alpha P\, n$ of what they return, n. With `Adam` inside, its states are r rows instead of m.
+    Matrices whose shorter side is at most r, and vectors, are shown as they are.
+
+    Args:
+        modules: The links, `m.Adam()` say.
+        rank: How many directions, r.
+        update_gap: Steps between two decompositions, T.
+        scale: The factor $\alpha$ of projected updates.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.outer(torch.ones(6), torch.ones(4)))
+        >>> opt = mo.Optimizer([w], m.GaLore(m.HeavyBall(0.0), rank=1, scale=1.0), m.LR(0.25))
+        >>> _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool((w - 0.5).abs().max() < 1e-5)
+        True
+
+    References:
+        J. Zhao et al., "GaLore: memory-efficient LLM training by gradient low-rank projection", ICML 2024, Algorithm 2.
+    """
+
+    def __init__(self, modules: Chainable, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25) -> None:
+        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
+
+    def directions(self, matrix: Tensor, state: Any) -> Tensor:
+        left = torch.linalg.svd(matrix, full_matrices=False)[0][:, : self.rank]
+        # A singular vector's sign is the factorisation's accident: states of the links inside would change sign with it.
+        largest = left.abs().argmax(0, keepdim=True)
+        pivot = left.gather(0, largest)
+        return left * (pivot.conj() / pivot.abs() if pivot.is_complex() else pivot.sign())
+
+    def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
+        out: Tensor = state["basis"] @ inner
+        return out
+
+
+class Fira(GaLore):
+    r"""`GaLore` that also follows the rest of the gradient, scaled as the links scaled what they saw.
+
+    $u \leftarrow \alpha\left(P n + \phi \circ (U - P P^T U)\right)$, where $\phi_j = \|n_j\| / \|P^T U_j\|$ for each column. The
+    norm of the second part may grow by a factor $\gamma$ per step at most.
+
+    Args:
+        modules: The links, `m.Adam()` say.
+        rank: How many directions.
+        update_gap: Steps between two decompositions.
+        scale: The factor $\alpha$ of updates.
+        growth: The limit $\gamma$.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.eye(4))
+        >>> opt = mo.Optimizer([w], m.Fira(m.HeavyBall(0.0), rank=2, scale=1.0), m.LR(0.25))
+        >>> _ = opt.step(mo.closure(lambda: w.sum()))
+        >>> bool((w - torch.eye(4) + 0.25).abs().max() < 1e-5)
+        True
+
+    References:
+        X. Chen et al., "Fira: can we achieve full-rank training of LLMs under low-rank constraint?", 2024, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        modules: Chainable,
+        *,
+        rank: int = 128,
+        update_gap: int = 200,
+        scale: Any = 0.25,
+        growth: float = 1.01,
+    ) -> None:
+        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
+        self.growth = _check_growth("Fira", growth)
+
+    def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
+        seen = state["basis"].mH @ matrix
+        rest = (matrix - state["basis"] @ seen) * _ratios(inner, seen)
+        return super().expand(inner, matrix, state) + _limit_growth(rest, state, self.growth)
+
+
+class APOLLO(_LowRank):
+    r"""Scales the columns of each gradient matrix as links scaled a random projection of it.
+
+    With S of r rows of normal numbers, variance 1/r, drawn anew at every T-th step, the links see $S U$ and return n;
+    $u \leftarrow \alpha\, U \operatorname{diag}\!\left(\|n_j\| / \|S U_j\|\right)$, or one ratio for the whole matrix
+    (`tensorwise`, APOLLO-Mini with rank 1). The norm of the update may grow by a factor $\gamma$ per step at most.
+
+    Args:
+        modules: The links, `m.Adam()` say.
+        rank: How many random directions, r.
+        update_gap: Steps between two draws, T.
+        scale: The factor $\alpha$; for `tensorwise` the paper takes $\sqrt{128}$.
+        tensorwise: One ratio for each matrix.
+        growth: The limit $\gamma$.
+        seed: Draws from a generator of its own.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.ones(6, 4))
+        >>> opt = mo.Optimizer([w], m.APOLLO(m.Mul(2.0), rank=2, seed=0), m.LR(0.25))
+        >>> _ = opt.step(mo.closure(lambda: w.sum()))
+        >>> bool((w - 0.5).abs().max() < 1e-5)
+        True
+
+    References:
+        H. Zhu et al., "APOLLO: SGD-like memory, AdamW-level performance", MLSys 2025, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        modules: Chainable,
+        *,
+        rank: int = 256,
+        update_gap: int = 200,
+        scale: Any = 1.0,
+        tensorwise: bool = False,
+        growth: float = 1.01,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
+        self.tensorwise, self.seed = tensorwise, seed
+        self.growth = _check_growth("APOLLO", growth)
+
+    def directions(self, matrix: Tensor, state: Any) -> Tensor:
+        generator = self.get_generator(matrix.device, self.seed)
+        drawn = torch.randn(self.rank, matrix.shape[0], dtype=matrix.dtype, device=matrix.device, generator=generator)
+        return drawn.mT / self.rank**0.5
+
+    def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
+        seen = state["basis"].mH @ matrix
+        if self.tensorwise:
+            ratio = _ratios(inner.reshape(-1, 1), seen.reshape(-1, 1)).squeeze()
+        else:
+            ratio = _ratios(inner, seen)
+        return _limit_growth(matrix * ratio, state, self.growth)
+
+
+def _check_growth(link: str, growth: float) -> float:
+    if not isinstance(growth, int | float) or isinstance(growth, bool) or not growth > 1:
+        raise ValueError(f"{link}: growth is {growth!r}; give a factor above 1")
+    return growth
+
+
+def _ratios(after: Tensor, before: Tensor) -> Tensor:
+    """The ratio of norms, column by column; zero where there was nothing."""
+    above, below = (torch.linalg.vector_norm(t, dim=0) for t in (after, before))
+    return torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0)
+
+
+def _limit_growth(matrix: Tensor, state: Any, growth: float) -> Tensor:
+    """A matrix whose norm is at most `growth` times what it was at the last step."""
+    norm = torch.linalg.vector_norm(matrix)
+    before = state.get("norm")
+    if before is not None:
+        bound = before * growth
+        matrix = torch.where((bound > 0) & (norm > bound), matrix * (bound / torch.where(norm > 0, norm, 1.0)), matrix)
+        norm = torch.linalg.vector_norm(matrix)
+    state["norm"] = norm
+    return matrix

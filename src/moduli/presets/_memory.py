@@ -1,0 +1,141 @@
+"""Optimizers whose state is small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..m import APOLLO, CAME, LR, Adafactor, Adam, Fira, GaLore, Quantized
+from ..optim import Module
+from ._descent import _decay
+
+__all__ = ["adafactor", "adam8bit", "apollo", "came", "fira", "galore"]
+
+
+def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, weight_decay: Any = 0.0) -> list[Module]:
+    """Adafactor; without a step size, steps relative to the size of the parameters, by the schedule of the paper.
+
+    Args:
+        lr: The step size; None for relative steps.
+        decay: The power of the memory of the second moment.
+        clip: The largest root mean square of a scaled update.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adafactor(1e-2))
+        Chain(Adafactor, LR)
+    """
+    link = Adafactor(decay=decay, clip=clip, relative_step=lr is None)
+    return [link, *_decay(weight_decay), LR(1.0 if lr is None else lr)]
+
+
+def came(
+    lr: Any = 2e-4, *, beta1: Any = 0.9, beta2: Any = 0.999, beta3: Any = 0.9999, weight_decay: Any = 0.0
+) -> list[Module]:
+    """CAME, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the second moment.
+        beta3: Memory of the instability.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.came())
+        Chain(CAME, LR)
+    """
+    return [CAME(beta1=beta1, beta2=beta2, beta3=beta3), *_decay(weight_decay), LR(lr)]
+
+
+def adam8bit(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+) -> list[Module]:
+    """Adam with moments in eight bits, and decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adam8bit())
+        Chain(Quantized, LR)
+    """
+    return [Quantized(Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay), LR(lr)]
+
+
+def galore(
+    lr: Any = 1e-2, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25, weight_decay: Any = 0.0
+) -> list[Module]:
+    """GaLore: Adam on projections of the gradients to their leading singular vectors.
+
+    Args:
+        lr: The step size.
+        rank: How many directions.
+        update_gap: Steps between two decompositions.
+        scale: A factor of projected updates.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.galore())
+        Chain(GaLore, LR)
+    """
+    return [GaLore(Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), LR(lr)]
+
+
+def fira(
+    lr: Any = 1e-2, *, rank: int = 128, update_gap: int = 200, scale: Any = 0.25, weight_decay: Any = 0.0
+) -> list[Module]:
+    """Fira: GaLore that also follows the rest of the gradients.
+
+    Args:
+        lr: The step size.
+        rank: How many directions.
+        update_gap: Steps between two decompositions.
+        scale: A factor of updates.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.fira())
+        Chain(Fira, LR)
+    """
+    return [Fira(Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), LR(lr)]
+
+
+def apollo(
+    lr: Any = 1e-2,
+    *,
+    rank: int = 256,
+    update_gap: int = 200,
+    mini: bool = False,
+    weight_decay: Any = 0.0,
+    seed: int | None = None,
+) -> list[Module]:
+    """APOLLO: gradients scaled as Adam scales a random projection of them.
+
+    Args:
+        lr: The step size.
+        rank: How many random directions.
+        update_gap: Steps between two draws.
+        mini: APOLLO-Mini: one direction and one ratio for each matrix.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        seed: Draws from a generator of its own.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.apollo(mini=True))
+        Chain(APOLLO, LR)
+    """
+    link = (
+        APOLLO(Adam(), rank=1, update_gap=update_gap, scale=128**0.5, tensorwise=True, seed=seed)
+        if mini
+        else APOLLO(Adam(), rank=rank, update_gap=update_gap, seed=seed)
+    )
+    return [link, *_decay(weight_decay), LR(lr)]

@@ -1,0 +1,204 @@
+"""Adam's relatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..m import ADOPT, EMA, LR, AdaBelief, Adadelta, Adamax, AdamMini, AdEMAMix, NAdam, RAdam, RMSprop
+from ..optim import Module
+from ._descent import _decay
+
+__all__ = ["adabelief", "adadelta", "adam_mini", "adamax", "ademamix", "adopt", "laprop", "nadam", "radam"]
+
+
+def adopt(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, weight_decay: Any = 0.0
+) -> list[Module]:
+    """ADOPT, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: The smallest denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adopt())
+        Chain(ADOPT, LR)
+    """
+    return [ADOPT(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+
+
+def ademamix(
+    lr: Any = 1e-3,
+    *,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    beta3: float = 0.9999,
+    alpha: Any = 5.0,
+    warmup: int | None = None,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """AdEMAMix, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the fast mean.
+        beta2: Memory of the mean square.
+        beta3: Memory of the slow mean.
+        alpha: How much of the slow mean enters.
+        warmup: Steps over which the slow mean comes in, usually all of them; None for none.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.ademamix())
+        Chain(AdEMAMix, LR)
+    """
+    return [AdEMAMix(beta1=beta1, beta2=beta2, beta3=beta3, alpha=alpha, warmup=warmup), *_decay(weight_decay), LR(lr)]
+
+
+def nadam(
+    lr: Any = 2e-3,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    momentum_decay: float = 4e-3,
+    weight_decay: Any = 0.0,
+) -> list[Module]:
+    """NAdam, the same as `torch.optim.NAdam`.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        momentum_decay: How fast the momentum rises.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.nadam())
+        Chain(NAdam, LR)
+    """
+    return [*_decay(weight_decay), NAdam(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay), LR(lr)]
+
+
+def radam(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+) -> list[Module]:
+    """RAdam, the same as `torch.optim.RAdam`.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.radam())
+        Chain(RAdam, LR)
+    """
+    return [*_decay(weight_decay), RAdam(beta1=beta1, beta2=beta2, eps=eps), LR(lr)]
+
+
+def adadelta(lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0.0) -> list[Module]:
+    """Adadelta, the same as `torch.optim.Adadelta`.
+
+    Args:
+        lr: A factor of the steps.
+        rho: Memory of the mean squares.
+        eps: Added to the mean squares.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adadelta())
+        Chain(Adadelta, LR)
+    """
+    return [*_decay(weight_decay), Adadelta(rho=rho, eps=eps), LR(lr)]
+
+
+def adamax(
+    lr: Any = 2e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+) -> list[Module]:
+    """Adamax, the same as `torch.optim.Adamax`.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Decay of the largest magnitude.
+        eps: Added to the magnitude.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adamax())
+        Chain(Adamax, LR)
+    """
+    return [*_decay(weight_decay), Adamax(beta1=beta1, beta2=beta2, eps=eps), LR(lr)]
+
+
+def adabelief(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-16, weight_decay: Any = 0.0
+) -> list[Module]:
+    """AdaBelief, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the variance.
+        eps: Added to the variance and to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adabelief())
+        Chain(AdaBelief, LR)
+    """
+    return [AdaBelief(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+
+
+def laprop(
+    lr: Any = 4e-4, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-15, weight_decay: Any = 0.0
+) -> list[Module]:
+    """LaProp: gradients are scaled first and averaged then, so that any two memories go together.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean of scaled gradients.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.laprop())
+        Chain(RMSprop, EMA, LR)
+    """
+    return [RMSprop(smoothing=beta2, eps=eps, debias=True), EMA(beta1, debias=True), *_decay(weight_decay), LR(lr)]
+
+
+def adam_mini(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 0.0
+) -> list[Module]:
+    """Adam-mini, with decoupled weight decay.
+
+    Args:
+        lr: The step size.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square of each block.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.adam_mini())
+        Chain(AdamMini, LR)
+    """
+    return [AdamMini(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
