@@ -73,6 +73,21 @@ def _narrow(low: Trial, other: Trial, new: Trial) -> tuple[Trial, Trial, bool]:
     return new, other, False
 
 
+def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | None:
+    """The minimiser along the line where three numbers show that the function is a parabola there, and it is worth it.
+
+    With exact steps quasi-Newton and conjugate directions end after n steps on a quadratic function (Nocedal and Wright,
+    theorem 6.4), while steps that only meet Wolfe's conditions can take many times as long if it is badly conditioned.
+    """
+    (_, f0, d0), (a, f, d) = start, new
+    if left is None or abs(d) <= left * abs(d0):
+        return None
+    size = a * (abs(d0) + abs(d))
+    off = abs(f - f0 - 0.5 * a * (d0 + d))
+    visible = 1e-9 * size > 4e-16 * max(abs(f0), abs(f))
+    return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
+
+
 def driven(
     trials: Generator[float, tuple[float, float], Found], evaluate: Callable[[float], tuple[float, float]]
 ) -> Found:
@@ -103,6 +118,7 @@ def more_thuente_trials(
     most: float,
     maxiter: int,
     width: float = 0.1,
+    parabola: float | None = None,
 ) -> Generator[float, tuple[float, float], tuple[float | None, bool, float, float | None]]:
     r"""A length with $\phi(a) \le \phi(0) + c_1 a \phi'(0)$ and $|\phi'(a)| \le c_2 |\phi'(0)|$.
 
@@ -117,6 +133,8 @@ def more_thuente_trials(
         most: The longest step.
         maxiter: The largest number of evaluations.
         width: Stop when the interval is this small relative to its upper end.
+        parabola: Where the function is a parabola along the line to rounding, and more than this fraction of the slope is
+            left at a length that would be accepted, go to the parabola's minimum.
 
     Returns:
         The length (the best end of the interval where the search ended otherwise; None where there is none), whether
@@ -147,6 +165,11 @@ def more_thuente_trials(
         new = (a, f, d)
         enough = loss + a * demanded
         if f <= enough and abs(d) <= c2 * -slope:
+            exact = _parabola_minimum((0.0, loss, slope), new, parabola)
+            if exact is not None and exact <= most:
+                f, d = yield exact
+                if f <= loss + exact * demanded and abs(d) < abs(new[2]):
+                    return exact, True, min(lowest, f), exact if f < lowest else best
             return a, True, lowest, best
         if first_stage and f <= enough and d >= 0:
             first_stage = False

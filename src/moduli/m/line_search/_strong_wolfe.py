@@ -35,6 +35,8 @@ class StrongWolfe(LineSearchBase):
         adaptive: Halve the first length after a search that found no lower point.
         fallback: Where the conditions can't be met, take the lowest point found if it is lower than the start.
         plus_minus: Where the update points uphill, search along minus the update (otherwise along the gradient).
+        parabola: Where the function is exactly quadratic along the line, and more than this fraction of the slope is left,
+            go to the minimum of the parabola at the price of one more evaluation; None for never.
 
     Example:
         >>> import torch, moduli as mo
@@ -65,6 +67,7 @@ class StrongWolfe(LineSearchBase):
         adaptive: bool = True,
         fallback: bool = True,
         plus_minus: bool = False,
+        parabola: float | None = 0.1,
     ) -> None:
         if a_init not in _INITS:
             raise ValueError(f"StrongWolfe: a_init is {a_init!r}; it can be {', '.join(_INITS)}")
@@ -88,6 +91,7 @@ class StrongWolfe(LineSearchBase):
                 "adaptive": adaptive,
                 "fallback": fallback,
                 "plus_minus": plus_minus,
+                "parabola": parabola,
             }
         )
 
@@ -132,6 +136,7 @@ class StrongWolfe(LineSearchBase):
             most=settings["a_max"],
             maxiter=settings["maxiter"],
             width=settings["tol_change"],
+            parabola=settings["parabola"],
         )
         if not good:
             found = best if lowest == -math.inf or (settings["fallback"] and lowest < loss) else None

@@ -26,7 +26,8 @@ class QuasiNewton(Transform):
     Args:
         inverse: Whether the inverse is kept.
         init_scale: The matrix starts as this multiple of the identity; "auto" scales it with the first pair, to
-            $s^Ty / y^Ty$ for the inverse.
+            $s^Ty / y^Ty$ for the inverse, unless the function is exactly quadratic along the first step: the small
+            matrix would then cost more steps than it saves trials.
         tol: A pair whose $s^Ty$ (or the rule's own denominator) is not above this is skipped.
         ptol: A step whose largest component is not above this gives no pair.
         ptol_restart: Start from the identity again after such a step.
@@ -125,6 +126,8 @@ class QuasiNewton(Transform):
         state, setting = states[0], settings[0]
         before = state.get("u")
         before = None if before is None else before.clone()
+        loss_before, loss = state.get("loss"), None if objective.loss is None else float(objective.loss)
+        state["loss"] = loss
         x, u, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
         matrix = self._matrix(state, x, setting)
         if s is None or y is None or before is None:
@@ -137,11 +140,12 @@ class QuasiNewton(Transform):
         every = x.numel() + 1 if every == "auto" else every
         if every is not None and state["pairs"] >= every:
             matrix = self._start(state, x, setting)
+        state["quadratic"] = _is_parabola(loss_before, loss, s, before, u)
         self.learn(matrix, Pair(s, y, before, u, setting["tol"], setting), state, setting)
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
         """One pair, for the matrix that is kept."""
-        if state["pairs"] == 0 and setting["init_scale"] == "auto":
+        if state["pairs"] == 0 and setting["init_scale"] == "auto" and not state.get("quadratic"):
             sy, yy = torch.dot(pair.s, pair.y).item(), torch.dot(pair.y, pair.y).item()
             if sy > 0 and math.isfinite(yy):
                 matrix.mul_(sy / yy if self.inverse else yy / sy)
@@ -189,3 +193,13 @@ class QuasiNewton(Transform):
         super().reset_for_online()
         for state in self.state.values():
             forget_point(state)
+            state.pop("loss", None)
+
+
+def _is_parabola(before: float | None, loss: float | None, s: Tensor, g_before: Tensor, g: Tensor) -> bool:
+    """Whether values and slopes show that the function is exactly quadratic along the step."""
+    if before is None or loss is None:
+        return False
+    slopes = torch.dot(s, g_before).item(), torch.dot(s, g).item()
+    size = 1e-9 * (abs(slopes[0]) + abs(slopes[1]))
+    return abs(loss - before - 0.5 * sum(slopes)) <= size and size > 4e-16 * max(abs(before), abs(loss))
