@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moduli import m
-from moduli._minimize import minimize
+from moduli import m, minimize
 from moduli._minimize._rows import DIRECTIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,13 +61,13 @@ def test_standard_problems(name, method):
 @pytest.mark.parametrize("method", ["bfgs", "lbfgs", "gd", "cg"])
 def test_bounds_are_those_of_single_runs_by_transform(method):
     starts = torch.tensor([[0.5, 0.5], [0.1, 4.0], [0.9, 1.0]], dtype=D)
-    bounds = (0.0, torch.tensor([1.0, 5.0], dtype=D))
+    bounds = {"lower": 0.0, "upper": torch.tensor([1.0, 5.0], dtype=D)}
 
     def fun(x):
         return ((x - 3) ** 2).sum() + x[0] * x[1]
 
-    together = minimize(fun, starts, method, batched=True, bounds=bounds, max_steps=6)
-    apart = _alone(fun, starts, method, bounds=bounds, bounds_by="transform", max_steps=6)
+    together = minimize(fun, starts, method, batched=True, **bounds, max_steps=6)
+    apart = _alone(fun, starts, method, **bounds, bounds_by="transform", max_steps=6)
     for i, alone in enumerate(apart):
         torch.testing.assert_close(together.x[i], alone.x, rtol=1e-6, atol=1e-8)
     assert bool(((together.x >= 0) & (together.x <= torch.tensor([1.0, 5.0], dtype=D))).all())
@@ -80,7 +79,7 @@ def test_nested_starts_with_one_sided_bounds():
         lambda p: ((p["a"] - 3) ** 2).sum() + p["b"][0] ** 2,
         start,
         batched=True,
-        bounds=(None, {"a": torch.full((3, 2), 1.0, dtype=D), "b": [torch.full((3,), 9.0, dtype=D)]}),
+        upper={"a": torch.full((3, 2), 1.0, dtype=D), "b": [None]},
     )
     torch.testing.assert_close(result.x["a"], torch.ones(3, 2, dtype=D), atol=1e-5, rtol=0)
     torch.testing.assert_close(result.x["b"][0], torch.zeros(3, dtype=D), atol=1e-5, rtol=0)
@@ -91,6 +90,10 @@ def test_a_start_that_fails_does_not_disturb_the_others():
     result = minimize(lambda x: (x - torch.log(x)).sum(), starts, batched=True)
     assert not result.success
     assert "1 of 3" in result.reason
+    assert [start.success for start in result.starts] == [False, True, True]
+    assert "not finite" in result.starts[0].reason
+    assert result.starts[1].value == float(result.value[1])
+    torch.testing.assert_close(result.starts[1].hessian(), torch.ones(1, 1, dtype=D))
     torch.testing.assert_close(result.x[1:], torch.ones(2, 1, dtype=D), atol=1e-7, rtol=0)
     assert float(result.x[0]) == -1.0
 

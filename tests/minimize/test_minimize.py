@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moduli import m
-from moduli._minimize import Result, minimize
+from moduli import Result, m, minimize
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS, digits_logistic
@@ -120,7 +119,9 @@ def test_numbers_and_lists_of_numbers():
 
 @pytest.mark.parametrize("method", ["lbfgs", "bfgs", "gd", "cg"])
 def test_bounds_by_projection(method):
-    result = minimize(_bowl, torch.tensor([0.5, 0.5], dtype=D), method, bounds=(0.0, torch.tensor([1.0, 5.0], dtype=D)))
+    result = minimize(
+        _bowl, torch.tensor([0.5, 0.5], dtype=D), method, lower=0.0, upper=torch.tensor([1.0, 5.0], dtype=D)
+    )
     torch.testing.assert_close(result.x, torch.tensor([1.0, 3.0], dtype=D), atol=1e-6, rtol=0)
     assert result.success, result
 
@@ -131,7 +132,7 @@ def test_bounds_by_transform(method):
         _bowl,
         torch.tensor([0.5, 0.5], dtype=D),
         method,
-        bounds=(None, torch.tensor([1.0, 5.0], dtype=D)),
+        upper=torch.tensor([1.0, 5.0], dtype=D),
         bounds_by="transform",
     )
     torch.testing.assert_close(result.x, torch.tensor([1.0, 3.0], dtype=D), atol=1e-4, rtol=0)
@@ -149,7 +150,7 @@ def test_bounds_with_an_active_rosenbrock():
 def test_limits_callbacks_and_history():
     fun, x0, _ = PROBLEMS["Rosenbrock 2"]
     short = minimize(fun, x0, "lbfgs", max_evals=7)
-    assert short.evaluations == 7
+    assert short.evaluations in (6, 7)  # the last is kept for the gradient at the point that is returned
     assert not short.success
     assert "7 evaluations" in short.reason
     assert short.value < float(fun(x0))
@@ -184,9 +185,12 @@ def test_a_constant_function():
 
 
 def test_an_unbounded_function():
-    result = minimize(lambda x: x.sum(), torch.zeros(2, dtype=D), max_evals=3000)
-    assert not result.success
-    assert result.value < -1e6
+    for method in ("bfgs", "lbfgs", "cg", "gd", "newton-cg", "nelder-mead"):
+        result = minimize(lambda x: x.sum(), torch.zeros(2, dtype=D), method)
+        assert not result.success
+        assert result.evaluations < 120, result
+        assert "unbounded" in result.reason
+        assert result.value < -1e6
 
 
 @pytest.mark.parametrize("method", ["bfgs", "newton", "nelder-mead"])
@@ -227,7 +231,7 @@ def test_the_best_point_is_kept_when_the_function_fails():
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), "magic"), ValueError, "no method"),
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), bounds=(1.0, 2.0)), ValueError, "outside"),
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), bounds=(2.0, 1.0)), ValueError, "not below"),
-        (lambda: minimize(_bowl, torch.zeros(2, dtype=D), bounds=(torch.zeros(3), None)), ValueError, "shape"),
+        (lambda: minimize(_bowl, torch.zeros(2, dtype=D), lower=torch.zeros(3)), ValueError, "shape"),
         (lambda: minimize(_bowl, torch.zeros(2, dtype=D), max_evals=0), ValueError, "max_evals"),
         (lambda: minimize(3, torch.zeros(2, dtype=D)), TypeError, "function"),
     ],

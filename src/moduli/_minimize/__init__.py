@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..m._flat import flat, unflat
 from ..optim import Module, Need
 from ._batched import Runs, minimize_batched
-from ._bounds import Box, Free
+from ._bounds import read_bounds
+from ._derivatives import Problem
 from ._direct import coordinate_descent, nelder_mead, powell
 from ._loop import Record, Stop, run_chain
-from ._methods import CHAINS, DIRECT, PROJECTED, RESIDUALS, VALUES_ONLY, canonical
-from ._point import Point
+from ._methods import DIRECT, IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
+from ._point import Point, from_vector, to_vector
 from ._result import Result
 from ._rows import DIRECTIONS
+from ._variables import Variables
 
 __all__ = ["Result", "minimize"]
 
@@ -31,6 +33,8 @@ def minimize(
     method: str | Module | Sequence[Module] = "auto",
     *,
     bounds: Any = None,
+    lower: Any = None,
+    upper: Any = None,
     bounds_by: str = "auto",
     tol: float | None = None,
     max_evals: int | None = None,
@@ -47,9 +51,13 @@ def minimize(
         x0: A tensor, nested dictionaries and lists of tensors, a labelled tensor, or a module. It is not changed.
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
             newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
-            cd), or links.
-        bounds: (low, high): each None, a number, or in the form of x0.
-        bounds_by: "projection" onto the box (gd, cg, lbfgs, bfgs, adam), "transform" of the variables, or "auto".
+            cd; SciPy's spellings and torchzero's class names are understood), or links.
+        bounds: As SciPy's: an interval (low, high) for each variable, None for open, equal for fixed. One interval is for all
+            variables; for dictionaries, intervals (or lists of them) by name.
+        lower: Lower bounds instead: a number, or in the form of x0, None where open.
+        upper: Upper bounds.
+        bounds_by: "projection" (bfgs, lbfgs, cg, gd, adam project onto the box, lm and damped-newton keep an active set),
+            "transform" of the variables, or "auto", which is projection where there is one.
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
@@ -64,6 +72,8 @@ def minimize(
     Raises:
         TypeError: x0 or the function's result is of a kind that can't be minimised.
         ValueError: The start is not finite or outside of the bounds, the loss is not one number, or no such method.
+
+    `Result` has derivatives and standard errors at the point that was found.
 
     Example:
         >>> import torch, moduli as mo
@@ -86,16 +96,17 @@ def minimize(
         raise ValueError(f"minimize: bounds_by is {bounds_by!r}; it is 'auto', 'projection' or 'transform'")
     name = canonical(method) if isinstance(method, str) else "links"
     point = Point(x0)
+    low, high = read_bounds(point, bounds, lower, upper)
+    bounded = any(bound is not None for bound in (*low, *high))
     if batched:
         name = "lbfgs" if name == "auto" else name
         if name not in DIRECTIONS:
             raise ValueError(
                 f"minimize: batched starts run with {', '.join(DIRECTIONS)}; for {name} call minimize for each start"
             )
-        if bounds is not None and bounds_by == "projection":
+        if bounded and bounds_by == "projection":
             raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
-        held = None if bounds is None else _put_inside(point, Box(point, bounds, True))
-        runs = Runs(fun, point, held, name, max_evals)
+        runs = Runs(fun, Variables(point, low, high, True, batched=True), name, max_evals)
         with _bar(progress, runs) as show:
 
             def shown(now: Runs) -> bool:
@@ -104,75 +115,53 @@ def minimize(
 
             return minimize_batched(runs, tol=tol, max_steps=max_steps, after=shown)
     links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
-    if name == "auto":
+    probed = name == "auto"
+    if probed:
         name = _choose(fun, point)
-    box = None
-    if bounds is not None:
-        transform = bounds_by == "transform" or (bounds_by == "auto" and name not in PROJECTED)
-        if not transform and name not in PROJECTED:
-            raise ValueError(
-                f"minimize: {name} takes bounds by transform; projection works with {', '.join(PROJECTED)}"
-            )
-        box = _put_inside(point, Box(point, bounds, transform))
-    dtype = point.leaves[0].dtype
-    exact = dtype in (torch.float64, torch.complex128)
+    transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and name not in IN_BOX))
+    if bounded and not transform and name not in IN_BOX:
+        raise ValueError(f"minimize: {name} takes bounds by transform; projection works with {', '.join(IN_BOX)}")
+    variables = Variables(point, low, high, transform)
+    residuals = name in RESIDUALS
+    if links is not None:
+        residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
+    exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
     size = (1e-8 if exact else 1e-4) if tol is None else tol
-    record = Record(point, box, fun, max_evals or max(10_000, 200 * point.size), name)
+    gradients = name not in VALUES_ONLY and name not in DIRECT
+    record = Record(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
+    record.evaluations = int(probed and record.max_evals > 1)
     with _bar(progress, record) as show:
 
         def after(now: Record) -> bool:
             show(now)
             return callback is not None and bool(callback(_result(now, name)))
 
-        if name in DIRECT:
+        if not variables.leaves:
+            record.evaluate(residuals)
+            record.end("All variables are fixed by their bounds.", True)
+        elif name in DIRECT:
             _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, after)
         else:
-            residuals = name in RESIDUALS
-            if links is not None:
-                residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
-            chain = links if links is not None else _chain(name, box)
-            run_chain(
-                record,
-                chain,
-                tol=size,
-                residuals=residuals,
-                values_only=name in VALUES_ONLY,
-                steps=max_steps,
-                after=after,
-            )
+            chain = make_chain(name, variables) if links is None else links
+            run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
     return _result(record, name)
 
 
 def _choose(fun: Callable[[Any], Any], point: Point) -> str:
     """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
-    found = fun(point.arguments(point.leaves))
+    found = point.call(fun, point.leaves)
     data = found if isinstance(found, Tensor) else getattr(found, "data", None)
     if isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1:
         return "lm"
     return "bfgs" if point.size <= 200 else "lbfgs"
 
 
-def _put_inside(point: Point, box: Box) -> Box:
-    """Let the variables start where the function sees x0."""
-    with torch.no_grad():
-        for leaf, start in zip(point.leaves, box.start(point.leaves), strict=True):
-            leaf.copy_(start)
-    return box
-
-
-def _chain(name: str, box: Box | None) -> list[Module]:
-    if box is None or box.transform:
-        return CHAINS[name]()
-    direction, along = PROJECTED[name]()
-    return [Free(box), *direction, Free(box), *along]
-
-
 def _run_direct(record: Record, name: str, tol: float, steps: int | None, after: Callable[[Record], bool]) -> None:
-    leaves = record.point.leaves
-    start = flat(leaves).double().numpy().copy()
+    leaves = record.variables.leaves
+    start = to_vector(leaves).double().numpy().copy()
 
     def value(x: Any) -> float:
-        pieces = unflat(torch.from_numpy(np.ascontiguousarray(x)).to(flat(leaves).dtype), leaves)
+        pieces = from_vector(torch.from_numpy(np.ascontiguousarray(x)), leaves)
         with torch.no_grad():
             for leaf, piece in zip(leaves, pieces, strict=True):
                 leaf.copy_(piece)
@@ -189,7 +178,7 @@ def _run_direct(record: Record, name: str, tol: float, steps: int | None, after:
                 record.end(reason, True)
                 return
             record.steps += 1
-            record.history.append((record.evaluations, record.value))
+            record.history.append((record.evaluations, record.lowest))
             if after(record):
                 record.end("The callback asked to stop.", False)
                 return
@@ -201,8 +190,8 @@ def _run_direct(record: Record, name: str, tol: float, steps: int | None, after:
 
 
 def _result(record: Record, method: str) -> Result:
-    import time
-
+    variables = record.variables
+    fixed = [None if mask is None else ~mask for mask in variables.free_masks]
     return Result(
         record.point.result(record.best),
         record.value,
@@ -214,6 +203,7 @@ def _result(record: Record, method: str) -> Result:
         time.perf_counter() - record.began,
         tuple(record.history),
         method,
+        problem=Problem(record.fun, record.point, fixed),
     )
 
 

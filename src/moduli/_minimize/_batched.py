@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..m.line_search._more_thuente import Trials
 from ..m.line_search._of_members import downhill
-from ._bounds import Box
+from ._derivatives import Problem
 from ._methods import CHAINS
-from ._point import Point
 from ._result import Result
 from ._rows import DIRECTIONS
+from ._variables import Variables
 
 __all__ = ["Runs", "minimize_batched"]
 
@@ -26,21 +26,19 @@ class Runs:
 
     Args:
         fun: The loss of one point.
-        point: The starts, in the rows of every leaf.
-        box: Bounds, by transform of the variables.
+        variables: The starts, in the rows of every leaf; bounds by transform of the variables.
         method: The name of the method.
         max_evals: How often each run may evaluate.
     """
 
-    def __init__(
-        self, fun: Callable[[Any], Any], point: Point, box: Box | None, method: str, max_evals: int | None
-    ) -> None:
+    def __init__(self, fun: Callable[[Any], Any], variables: Variables, method: str, max_evals: int | None) -> None:
+        point = variables.point
         counts = {leaf.shape[0] if leaf.dim() else None for leaf in point.leaves}
-        if len(counts) != 1 or None in counts or point._module is not None:
+        if len(counts) != 1 or None in counts or point.module is not None:
             raise ValueError("minimize: with batched=True every tensor of x0 has the starts along its first axis")
         if any(leaf.is_complex() for leaf in point.leaves) or len({leaf.dtype for leaf in point.leaves}) > 1:
             raise TypeError("minimize: with batched=True the tensors of x0 are real, and of one dtype")
-        self.fun, self.point, self.box, self.method = fun, point, box, method
+        self.fun, self.point, self.variables, self.method = fun, point, variables, method
         self.N = N = point.leaves[0].shape[0]
         self.shapes = [leaf.shape[1:] for leaf in point.leaves]
         self.sizes = [shape.numel() for shape in self.shapes]
@@ -52,6 +50,8 @@ class Runs:
         self.best, self.values = self.x.clone(), torch.full_like(self.x[:, 0], math.inf)
         self.active = torch.ones(N, dtype=torch.bool)
         self.good = torch.zeros(N, dtype=torch.bool)
+        self.best_norms = torch.full_like(self.values, math.inf)
+        self.reasons = ["Still running."] * N
         self.reason = ""
         self.history: list[tuple[int, Tensor]] = []
         self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
@@ -69,7 +69,7 @@ class Runs:
 
     def _one(self, row: Tensor) -> Tensor:
         parts = [part.view(shape) for part, shape in zip(torch.split(row, self.sizes), self.shapes, strict=True)]
-        found = self.fun(self.point.arguments(parts))
+        found = self.point.call(self.fun, parts)
         data = found if isinstance(found, Tensor) else getattr(found, "data", None)
         if not isinstance(data, Tensor) or data.dim() != 0:
             raise ValueError("minimize: with batched=True the function takes one point and returns a 0-d tensor")
@@ -77,33 +77,55 @@ class Runs:
 
     def inside(self, z: Tensor, rows: Tensor) -> Tensor:
         """What the function sees of the variables of these runs."""
-        if self.box is None:
+        if not self.variables.bounded:
             return z
-        seen = self.box.inside(self.leaves(z), rows)
+        seen = self.variables.seen(self.leaves(z), rows)
         return torch.cat([leaf.reshape(len(z), -1) for leaf in seen], 1)
 
     def evaluate(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Losses and gradients of these runs at z, in one call; the best points are remembered."""
         self.evaluations += 1
         self.each[rows] += 1
-        if self.box is None:
+        if not self.variables.bounded:
             x = z
             g, f = self._pair(x)
+            norms = g.abs().amax(1)
         else:
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
                 seen = self.inside(z, rows)
             x = seen.detach()
             g, f = self._pair(x)
+            norms = self._projected(x, g, rows)
             (g,) = torch.autograd.grad(seen, z, g)
         f, g = f.detach(), g.detach()
         f = torch.where(f.isnan(), math.inf, f)
-        lower = f < self.values[rows]
-        self.values[rows[lower]], self.best[rows[lower]] = f[lower], x[lower]
+        # Among values that are equal to rounding the flatter point is the better one.
+        best = self.values[rows]
+        noise = 32 * torch.finfo(f.dtype).eps * torch.maximum(f.abs(), best.abs()).nan_to_num(posinf=0.0)
+        lower = (f < best - noise) | ((f <= best + noise) & (norms <= self.best_norms[rows])) & f.isfinite()
+        taken = rows[lower]
+        self.values[taken], self.best[taken], self.best_norms[taken] = f[lower], x[lower], norms[lower]
         return f, g
 
-    def end(self, rows: Tensor, good: Tensor | bool) -> None:
+    def _projected(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
+        """The largest component of each gradient, as far as bounds let it be followed."""
+        out = torch.zeros_like(x[:, 0])
+        ends = zip(self.leaves(x), self.leaves(g), self.variables.low, self.variables.high, strict=True)
+        for value, grad, low, high in ends:
+            step = grad
+            if low is not None or high is not None:
+                inside = torch.clamp(
+                    value - grad, None if low is None else low[rows], None if high is None else high[rows]
+                )
+                step = value - inside
+            out = torch.maximum(out, step.abs().reshape(len(x), -1).amax(1))
+        return out
+
+    def end(self, rows: Tensor, good: Tensor | bool, reason: str) -> None:
         """These runs are over."""
+        for row in (rows & self.active).nonzero()[:, 0].tolist():
+            self.reasons[row] = reason
         self.active[rows] = False
         self.good[rows] = good
 
@@ -113,17 +135,38 @@ class Runs:
 
     def result(self) -> Result:
         """All runs so far."""
+        seconds = time.perf_counter() - self.began
+        rows = self.leaves(self.best)
+        starts = []
+        for i in range(self.N):
+            point = self.point.row(i)
+            starts.append(
+                Result(
+                    point.result([leaf[i] for leaf in rows]),
+                    float(self.values[i]),
+                    self.reasons[i],
+                    bool(self.good[i]),
+                    self.steps,
+                    int(self.each[i]),
+                    float(self.best_norms[i]),
+                    seconds,
+                    tuple((count, float(values[i])) for count, values in self.history),
+                    self.method,
+                    problem=Problem(self.fun, point, [None] * len(point.leaves)),
+                )
+            )
         return Result(
-            self.point.result(self.leaves(self.best)),
+            self.point.result(rows),
             self.values.clone(),
             self.reason or "Still running.",
             bool(self.good.all()),
             self.steps,
             self.evaluations,
-            self.norms(),
-            time.perf_counter() - self.began,
+            self.best_norms.clone(),
+            seconds,
             tuple(self.history),
             self.method,
+            starts=tuple(starts),
         )
 
 
@@ -146,8 +189,10 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
     patience = 200 if runs.method == "adam" else 30
     while True:
         norms = runs.norms()
-        runs.end(runs.active & ~(runs.f.isfinite() & norms.isfinite()), False)
-        runs.end(runs.active & (norms <= tol), True)
+        runs.end(
+            runs.active & ~(runs.f.isfinite() & norms.isfinite()), False, "The loss or its gradient is not finite."
+        )
+        runs.end(runs.active & (norms <= tol), True, "The gradient vanishes.")
         if not bool(runs.active.any()):
             runs.reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
             if not bool(runs.good.all()):
@@ -160,7 +205,7 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
             runs.reason = f"The limit of {max_steps} steps was reached."
             break
         before, values = runs.x.clone(), runs.values.clone()
-        u = direction(runs.x, runs.g)
+        u = direction(runs.x, runs.g, runs.f)
         if search is None:
             _go(runs, u)
         else:
@@ -172,7 +217,7 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
             break
         spent = runs.active & (runs.each >= runs.max_evals)
         if bool(spent.any()):
-            runs.end(spent, False)
+            runs.end(spent, False, f"The limit of {runs.max_evals} evaluations was reached.")
             if not bool(runs.active.any()):
                 runs.reason = f"The limit of {runs.max_evals} evaluations was reached."
                 break
@@ -186,7 +231,8 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
         direction.forget(again, runs.x, runs.g)
         rest = runs.active & ((still > 2) | (quiet >= patience))
         eps = torch.finfo(runs.x.dtype).eps
-        runs.end(rest, (norms <= eps**0.5 * 10 * runs.values.abs().clamp(min=1.0))[rest])
+        small = (norms <= eps**0.5 * 10 * runs.values.abs().clamp(min=1.0))[rest]
+        runs.end(rest, small, "No lower point was found: the loss is at the limit of its precision.")
     return runs.result()
 
 

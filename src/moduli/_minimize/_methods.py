@@ -9,8 +9,10 @@ import torch
 
 from .. import m
 from ..optim import Module
+from ._bounded import BoundedLevenbergMarquardt
+from ._variables import Free, Variables
 
-__all__ = ["CHAINS", "DIRECT", "PROJECTED", "RESIDUALS", "VALUES_ONLY", "canonical"]
+__all__ = ["CHAINS", "DIRECT", "IN_BOX", "RESIDUALS", "VALUES_ONLY", "canonical", "make_chain"]
 
 
 def _newton() -> list[Module]:
@@ -42,30 +44,67 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
 RESIDUALS = frozenset({"lm", "gn"})
 VALUES_ONLY = frozenset({"spsa"})
 DIRECT = frozenset({"nelder-mead", "powell", "cd"})
-PROJECTED: dict[str, Callable[[], tuple[list[Module], list[Module]]]] = {
-    "bfgs": lambda: ([m.LBFGS(history_size=30)], [m.Backtracking(maxiter=40)]),
-    "lbfgs": lambda: ([m.LBFGS(history_size=10)], [m.Backtracking(maxiter=40)]),
-    "cg": lambda: ([m.PolakRibiere()], [m.AdaptiveBacktracking(maxiter=40)]),
-    "gd": lambda: ([], [m.AdaptiveBacktracking(maxiter=40)]),
-    "adam": lambda: ([m.Adam(), m.LR(1e-2)], []),
+
+
+def _projected(direction: list[Module], along: list[Module]) -> Callable[[Variables], list[Module]]:
+    return lambda variables: [Free(variables), *direction, Free(variables), *along]
+
+
+IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
+    "bfgs": lambda v: _projected([m.LBFGS(history_size=30)], [m.Backtracking(maxiter=40)])(v),
+    "lbfgs": lambda v: _projected([m.LBFGS(history_size=10)], [m.Backtracking(maxiter=40)])(v),
+    "cg": lambda v: _projected([m.PolakRibiere()], [m.AdaptiveBacktracking(maxiter=40)])(v),
+    "gd": lambda v: _projected([], [m.AdaptiveBacktracking(maxiter=40)])(v),
+    "adam": lambda v: _projected([m.Adam(), m.LR(1e-2)], [])(v),
+    "lm": lambda v: [BoundedLevenbergMarquardt(v, m.GaussNewton(), max_attempts=30)],
+    "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }
-"""For methods that work by projection: the links that make the direction, and those that go along it."""
+"""Chains that stay within bounds by themselves; the others get theirs by a change of variables."""
 
 
+def make_chain(name: str, variables: Variables) -> list[Module]:
+    """The chain of a method for these variables."""
+    inside = variables.bounded and not variables.transform
+    return IN_BOX[name](variables) if inside else CHAINS[name]()
+
+
+# SciPy's names, and those of torchzero's classes; spelling, case and hyphens do not matter.
 _ALIASES = {
-    "l-bfgs": "lbfgs",
-    "l-bfgs-b": "lbfgs",
-    "levenberg-marquardt": "lm",
-    "gauss-newton": "gn",
-    "neldermead": "nelder-mead",
+    "lbfgsb": "lbfgs",
+    "levenbergmarquardt": "lm",
+    "gaussnewton": "gn",
+    "trustcg": "trust-ncg",
+    "leastsq": "lm",
+    "coordinatedescent": "cd",
+    "gradientdescent": "gd",
+    "polakribiere": "cg",
+    "conjugategradient": "cg",
+    "newtonexact": "newton",
+}
+
+# Methods of SciPy that have no chain here, with what to use instead.
+_INSTEAD = {
+    "tnc": "'newton-cg', or 'lbfgs' with bounds",
+    "trustkrylov": "'trust-ncg'",
+    "slsqp": "constraints= with any method, for instance 'bfgs'",
+    "trustconstr": "constraints= with any method, for instance 'bfgs'",
+    "cobyla": "constraints= with 'nelder-mead' or 'bfgs'",
+    "cobyqa": "constraints= with 'nelder-mead' or 'bfgs'",
+    "trf": "'lm', which takes bounds",
+    "dogbox": "'lm', which takes bounds",
+    "cmaes": "moduli.search(...)",
 }
 
 
 def canonical(name: str) -> str:
-    """A name as it is in the tables: case, underscores and spaces do not matter."""
-    plain = name.lower().replace("_", "-").replace(" ", "-")
-    plain = _ALIASES.get(plain, plain)
+    """A name as it is in the tables."""
     known = sorted({*CHAINS, *DIRECT, "auto"})
-    if plain not in known:
-        raise ValueError(f"minimize: there is no method {name!r}; it can be {', '.join(known)}, or a list of links")
-    return plain
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    spelled = {"".join(filter(str.isalnum, other)): other for other in known}
+    if plain in spelled:
+        return spelled[plain]
+    if plain in _ALIASES:
+        return _ALIASES[plain]
+    if plain in _INSTEAD:
+        raise ValueError(f"minimize: there is no method {name!r} here; use {_INSTEAD[plain]}")
+    raise ValueError(f"minimize: there is no method {name!r}; it can be {', '.join(known)}, or a list of links")

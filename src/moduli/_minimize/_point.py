@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
 
-__all__ = ["Point"]
+__all__ = ["Point", "from_vector", "to_vector"]
 
 
 class Point:
@@ -25,13 +25,16 @@ class Point:
     def __init__(self, x0: Any) -> None:
         self.leaves: list[Tensor] = []
         self.names: list[str] = []
-        self._module: nn.Module | None = None
+        self.dims: list[Any] = []
+        self.x0 = x0
+        self.module: nn.Module | None = None
         if isinstance(x0, nn.Module):
             # The user's module stays as it is; the copy is what moves.
-            self._module = copy.deepcopy(x0)
-            named = [(name, param) for name, param in self._module.named_parameters() if param.requires_grad]
+            self.module = copy.deepcopy(x0)
+            named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
             self.leaves = [param for _, param in named]
             self.names = [name for name, _ in named]
+            self.dims = [None] * len(named)
             if not self.leaves:
                 raise ValueError(f"minimize: {type(x0).__name__} has no parameters that require a gradient")
         else:
@@ -50,13 +53,23 @@ class Point:
         position = len(self.leaves)
         self.leaves.append(value.detach().clone().requires_grad_())
         self.names.append(name)
+        self.dims.append(None)
         return lambda leaves: leaves[position]
 
     def _take(self, value: Any, name: str) -> Callable[[list[Tensor]], Any]:
         if isinstance(value, Labelled):
             inner = self._leaf(value.data, name)
             dims = value.dims
-            return lambda leaves: Labelled(inner(leaves), dims)
+            self.dims[-1] = dims
+
+            def label(leaves: list[Any]) -> Any:
+                found = inner(leaves)
+                # One of many starts lacks the first axis.
+                shape = value.data.shape
+                fits = isinstance(found, Tensor) and found.shape in (shape, shape[1:])
+                return Labelled(found, dims[len(dims) - found.dim() :]) if fits else found
+
+            return label
         if isinstance(value, Tensor):
             return self._leaf(value, name)
         if isinstance(value, Mapping):
@@ -84,14 +97,20 @@ class Point:
         """How many real numbers."""
         return sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in self.leaves)
 
-    def arguments(self, leaves: list[Tensor]) -> Any:
-        """What the user's function is called with."""
-        return self._module if self._module is not None else self._form(leaves)
+    def call(self, fun: Callable[[Any], Any], leaves: list[Tensor]) -> Any:
+        """The user's function at these leaves."""
+        if self.module is None:
+            return fun(self._form(leaves))
+        if leaves is self.leaves:
+            return fun(self.module)
+        held = _Held(fun, self.module)
+        named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
+        return torch.func.functional_call(held, named, ())
 
     def result(self, values: list[Tensor]) -> Any:
         """The point with these numbers, detached from everything."""
-        if self._module is not None:
-            out = copy.deepcopy(self._module)
+        if self.module is not None:
+            out = copy.deepcopy(self.module)
             with torch.no_grad():
                 for (_, param), value in zip(
                     ((n, p) for n, p in out.named_parameters() if p.requires_grad), values, strict=True
@@ -101,28 +120,104 @@ class Point:
             return out
         return self._form([value.detach().clone() for value in values])
 
+    def leaves_of(self, x: Any) -> list[Tensor]:
+        """The leaves of a result of this point, detached."""
+        if self.module is not None:
+            return [param.detach() for param in x.parameters() if param.requires_grad]
+        found = Point.__new__(Point)
+        found.leaves, found.names, found.dims, found.module = [], [], [], None
+        found._take(x, "x")
+        return [leaf.detach() for leaf in found.leaves]
+
+    def row(self, i: int) -> Point:
+        """The form of one of many starts, which are along the first axis of every leaf."""
+        out = Point.__new__(Point)
+        out.x0, out.module, out.names, out._form = None, None, self.names, self._form
+        out.leaves = [leaf.detach()[i] for leaf in self.leaves]
+        out.dims = [None if dims is None else dims[1:] for dims in self.dims]
+        return out
+
+    def form(self, parts: Sequence[Any]) -> Any:
+        """What belongs to the leaves (a tensor or anything else for each) in the form of x0; by name for a module."""
+        if self.module is not None:
+            return dict(zip(self.names, parts, strict=True))
+        return self._form(list(parts))
+
     def spread(self, given: Any, what: str) -> list[Tensor | None]:
-        """A bound for every leaf: one number for all, or a nesting like x0."""
+        """A bound for every leaf: one number for all, or a nesting like x0; None is open."""
         if given is None or (isinstance(given, int | float) and math.isinf(given)):
             return [None] * len(self.leaves)
         if isinstance(given, int | float):
-            return [torch.full_like(leaf, given) for leaf in self.leaves]
-        if self._module is not None:
+            return [torch.full_like(leaf, given).detach() for leaf in self.leaves]
+        if self.module is not None:
             if not isinstance(given, Mapping):
                 raise TypeError(f"minimize: {what} of a module is a number or a dictionary by parameter name")
-            return [
-                None if name not in given else torch.as_tensor(given[name]).to(leaf).expand_as(leaf)
-                for name, leaf in zip(self.names, self.leaves, strict=True)
-            ]
-        other = Point.__new__(Point)
-        other.leaves, other.names, other._module = [], [], None
-        other._take(given, what)
-        if len(other.leaves) != len(self.leaves):
-            raise ValueError(
-                f"minimize: {what} has {len(other.leaves)} parts, x0 has {len(self.leaves)}; give one number, or the "
-                "form of x0"
-            )
-        try:
-            return [b.detach().to(leaf).expand_as(leaf) for b, leaf in zip(other.leaves, self.leaves, strict=True)]
-        except RuntimeError as error:
-            raise ValueError(f"minimize: {what} does not fit the shape of x0: {error}") from None
+            return [_fit(given.get(name), leaf, what) for name, leaf in zip(self.names, self.leaves, strict=True)]
+        out: list[Tensor | None] = [None] * len(self.leaves)
+        positions = {name: i for i, name in enumerate(self.names)}
+
+        def walk(part: Any, x: Any, name: str) -> None:
+            if name in positions:
+                out[positions[name]] = _fit(part, self.leaves[positions[name]], f"{what} of {name}")
+            elif part is None:
+                return
+            elif isinstance(x, Mapping) and isinstance(part, Mapping):
+                unknown = [key for key in part if key not in x]
+                if unknown:
+                    raise ValueError(f"minimize: {what} names {unknown[0]!r}, which {name} does not have")
+                for key, item in part.items():
+                    walk(item, x[key], f"{name}[{key!r}]")
+            elif isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
+                for i, (item, below) in enumerate(zip(part, x, strict=True)):
+                    walk(item, below, f"{name}[{i}]")
+            else:
+                raise ValueError(
+                    f"minimize: {what} does not have the form of {name}; give one number, or the form of x0"
+                )
+
+        walk(given, self.x0, "x0")
+        return out
+
+
+class _Held(nn.Module):
+    """A function of a module as a module, so that torch can call it with other parameters."""
+
+    def __init__(self, fun: Callable[[Any], Any], module: nn.Module) -> None:
+        super().__init__()
+        self.fun, self.module = fun, module
+
+    def forward(self) -> Any:
+        return self.fun(self.module)
+
+
+def _fit(given: Any, leaf: Tensor, what: str) -> Tensor | None:
+    """A bound in the shape of its leaf."""
+    if given is None:
+        return None
+    if isinstance(given, list | tuple):
+        infinite = -math.inf if what.startswith("lower") else math.inf
+        given = [infinite if item is None else item for item in given]
+    data = given.data if isinstance(given, Labelled) else torch.as_tensor(given)
+    try:
+        return data.detach().to(leaf).expand_as(leaf).clone().detach()
+    except RuntimeError as error:
+        raise ValueError(f"minimize: {what} does not fit the shape of x0: {error}") from None
+
+
+def to_vector(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers as one real vector, complex ones as pairs."""
+    parts = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors]
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def from_vector(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The vector in pieces like these tensors."""
+    out, position = [], 0
+    for tensor in like:
+        shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+        count = math.prod(shape)
+        piece = vector[position : position + count].reshape(shape)
+        piece = torch.view_as_complex(piece.contiguous()) if tensor.is_complex() else piece
+        out.append(piece.to(tensor.dtype))
+        position += count
+    return out

@@ -14,11 +14,11 @@ __all__ = ["DIRECTIONS", "Direction"]
 
 
 class Direction(Protocol):
-    """Learns from points x and gradients g in rows, and gives the updates that are subtracted from x."""
+    """Learns from points x, gradients g and losses f in rows, and gives the updates that are subtracted from x."""
 
     def __init__(self, links: list[Module]) -> None: ...
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         """The updates. Rows that stay where they are learn nothing."""
 
     def forget(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
@@ -40,7 +40,7 @@ class Gradient:
     def __init__(self, links: list[Module]) -> None:
         pass
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         return g.clone()
 
     def forget(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
@@ -54,7 +54,7 @@ class Pointwise:
         self.links = links
         self.param: Tensor | None = None
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         if self.param is None:
             self.param = torch.empty_like(x)
         self.param.copy_(x)
@@ -71,7 +71,7 @@ class Conjugate:
         self.setting = links[0].defaults
         self.last: Tensor | None = None
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         if self.last is None:
             self.last, self.direction = g.clone(), g.clone()
             self.age = torch.ones(len(g), dtype=torch.long, device=g.device)
@@ -99,7 +99,7 @@ class LimitedMemory:
         self.state: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         learn_rows([x], [g], [self.state], self.shared, self.setting)
         return multiply_rows([g], [self.state], self.shared["pairs"], self.setting)[0]
 
@@ -115,20 +115,24 @@ class Dense:
         self.setting = links[0].defaults
         self.x: Tensor | None = None
 
-    def __call__(self, x: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, g: Tensor, f: Tensor) -> Tensor:
         n = x.shape[1]
         if self.x is None:
-            self.x, self.g = x.clone(), g.clone()
+            self.x, self.g, self.f = x.clone(), g.clone(), f.clone()
             self.eye = torch.eye(n, dtype=x.dtype, device=x.device)
             self.H = self.eye.repeat(len(x), 1, 1)
             self.learnt = torch.zeros(len(x), dtype=torch.bool, device=x.device)
             return _at_most_one(g)
         s, y = x - self.x, g - self.g
-        self.x, self.g = x.clone(), g.clone()
+        slopes = _dots(s, self.g), _dots(s, g)
+        size = 1e-9 * (slopes[0].abs() + slopes[1].abs())
+        parabola = (f - self.f - 0.5 * (slopes[0] + slopes[1])).abs() <= size
+        parabola &= size > 4e-16 * torch.maximum(f.abs(), self.f.abs())
+        self.x, self.g, self.f = x.clone(), g.clone(), f.clone()
         sy, yy = _dots(s, y), _dots(y, y)
         far, steep = s.abs().amax(1), y.abs().amax(1)
         use = (far > self.setting["ptol"]) & far.isfinite() & (steep > self.setting["gtol"]) & steep.isfinite()
-        scale = torch.where(use & ~self.learnt & (sy > 0) & yy.isfinite(), sy / yy, 1.0)
+        scale = torch.where(use & ~self.learnt & ~parabola & (sy > 0) & yy.isfinite(), sy / yy, 1.0)
         use = use & (sy > self.setting["tol"])
         # Like the link: the first pair scales the matrix, and then every pair changes it by a matrix of rank two.
         H = self.H * scale[:, None, None]
