@@ -378,7 +378,7 @@ def register_links():
 
     for row in collect():
         if row.name != "TerminateAfterNSeconds":  # what it keeps is the time, which is never the same twice
-            with_row(row)
+            with_population(row.name, row.make) if getattr(row, "members", None) else with_row(row)
     links = mo.m
     for name, make in {
         "Adam": lambda: [links.ClipNorm(1.0), links.Adam(), links.LR(torch.linspace(0.01, 0.1, 6))],

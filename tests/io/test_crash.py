@@ -5,15 +5,18 @@ import os
 import random
 import resource
 import signal
+import socket
+import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import moduli.io as mio
-from moduli.io._write import beside
+from moduli.io._replace import replace_file, unfinished
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
@@ -168,13 +171,87 @@ def test_links_and_permissions_stay(tmp_path):
 
 
 def test_what_another_writer_is_writing_is_left_alone(tmp_path):
-    import fcntl
-
     path = tmp_path / "net.safetensors"
-    busy = tmp_path / ".net.safetensors.0123456789abcdef.part"
-    with open(busy, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with replace_file(path, fsync=False):
+        (busy,) = unfinished(path)
         mio.save(path, state(1))
-        assert list(beside(path)) == [busy]
+        assert unfinished(path) == [busy]
+    # One that was killed holds no lock.
+    left = busy.with_name(busy.name)
+    left.write_bytes(b"half")
+    mio.save(path, state(2))
+    assert os.listdir(tmp_path) == ["net.safetensors"]
+
+
+def test_only_files_with_names_that_a_writer_made_are_swept_up(tmp_path):
+    path = tmp_path / "net.safetensors"
+    mine = [
+        ".net.safetensors.notes.part",
+        ".net.safetensors.0123456789abcdef.part",
+        f".moduli-{'0' * 16}-{'1' * 16}.part",
+    ]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
     mio.save(path, state(1))
-    assert list(beside(path)) == []
+    assert sorted(os.listdir(tmp_path)) == sorted([*mine, "net.safetensors"])
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    """As root, nothing but this stands between a checkpoint and a device."""
+    pipe, listening, link = tmp_path / "pipe", tmp_path / "socket", tmp_path / "link"
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(listening))
+    link.symlink_to(pipe)
+    for place in (pipe, listening, link, Path(os.devnull)):
+        before = os.lstat(place)
+        with pytest.raises(mio.CheckpointError, match="not a regular file"):
+            mio.save(place, state(1))
+        with pytest.raises(mio.CheckpointError, match="not a regular file"):
+            mio.write_bytes(place, b"")
+        assert os.lstat(place).st_ino == before.st_ino
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "new")
+    mio.save(dangling, state(3))
+    assert number_in(tmp_path / "new") == 3
+
+
+def test_long_names(tmp_path):
+    for length in (1, 240, 255):
+        path = tmp_path / ("n" * length)
+        mio.save(path, state(length))
+        mio.save(path, state(length + 1))
+        assert number_in(path) == length + 1
+
+
+def test_new_directories_are_on_the_disk_before_what_is_in_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    run = mio.Checkpointer(tmp_path / "a" / "b", nn.Linear(1, 1), every=1)
+    run.save(1)
+    assert synced[:2] == [str(tmp_path), str(tmp_path / "a")]
+    assert synced[-1] == str(tmp_path / "a" / "b")
+
+
+def test_saving_while_another_thread_trains_gives_a_file_that_loads(tmp_path):
+    """Large tensors and small ones change under the writer; the checksums are of what was written."""
+    large, small, stop = torch.zeros(3_000_000), [torch.zeros(7) for _ in range(50)], threading.Event()
+
+    def train():
+        while not stop.is_set():
+            large.add_(1)
+            for each in small:
+                each.add_(1)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for at in range(8):
+            mio.save(
+                tmp_path / f"{at}", {"large": large, **{f"{i}": each for i, each in enumerate(small)}}, fsync=False
+            )
+    finally:
+        stop.set()
+        thread.join()
+    changed = [bool((mio.read(tmp_path / f"{at}").module["large"].diff() != 0).any()) for at in range(8)]
+    assert any(changed), "nothing was written while the other thread trained"

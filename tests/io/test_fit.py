@@ -2,6 +2,8 @@
 
 import copy
 import os
+import warnings
+from itertools import pairwise
 
 import pytest
 import torch
@@ -382,7 +384,9 @@ def test_checkpoints_rotate_and_damaged_ones_are_passed_over(tmp_path):
 def test_checkpoints_by_time(tmp_path):
     run = mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=0, keep=1)
     assert run.step(1).name == "step-000000001.safetensors"
-    assert mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=1000).step(2) is None
+    later = mio.Checkpointer(tmp_path, nn.Linear(1, 1), seconds=1000)
+    assert later.resume() == 1
+    assert later.step(2) is None
     for options in ({}, {"every": 0}, {"every": 1, "keep": 0}, {"seconds": -1}):
         with pytest.raises(ValueError):
             mio.Checkpointer(tmp_path, nn.Linear(1, 1), **options)
@@ -390,3 +394,131 @@ def test_checkpoints_by_time(tmp_path):
         mio.Checkpointer(tmp_path, every=1)
     with pytest.raises(ValueError):
         run.save(-1)
+
+
+def test_a_run_from_scratch_is_refused_where_another_run_is(tmp_path):
+    def start():
+        return mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
+
+    old = start()
+    for step in (98, 99, 100):
+        old.save(step)
+    before = sorted(os.listdir(tmp_path))
+    for call in (lambda: start().step(1), lambda: start().save(1), lambda: start().step(1, {"a": 1})):
+        with pytest.raises(
+            mio.CheckpointError, match=r"holds a run already, up to step-000000100.*resume\(\).*new directory"
+        ):
+            call()
+    assert sorted(os.listdir(tmp_path)) == before
+    with pytest.raises(mio.CheckpointError, match="step 3 comes after step 100"):
+        old.save(3)
+    assert sorted(os.listdir(tmp_path)) == before
+    resumed = start()
+    assert resumed.resume() == 100
+    resumed.step(101)
+    assert [path.name for path in resumed.files()] == ["step-000000100.safetensors", "step-000000101.safetensors"]
+
+
+def test_a_damaged_checkpoint_is_not_kept_instead_of_a_good_one(tmp_path):
+    run = mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
+    for step in (1, 2, 9):
+        run.save(step)
+    run.files()[-1].write_bytes(b"damaged")
+    again = mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1, keep=2)
+    with pytest.warns(RuntimeWarning, match="passed over"):
+        assert again.resume() == 2
+    again.save(3)
+    assert [path.name[5:14] for path in again.files()] == ["000000002", "000000003", "000000009"]
+    again.save(9)
+    assert [path.name[5:14] for path in again.files()] == ["000000003", "000000009"]
+    assert mio.Checkpointer(tmp_path, nn.Linear(1, 1), every=1).resume() == 9
+
+
+class Broken:
+    """Refuses every state, its own included."""
+
+    def state_dict(self):
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        raise KeyError("never")
+
+
+@pytest.mark.parametrize("where", ["extra", "scheduler", "population"])
+def test_an_undo_that_raises_does_not_stop_the_others(where, path):
+    def parts():
+        net = nn.Linear(2, 2)
+        optimizer = stepped(net)
+        generator = torch.Generator()
+        other = (
+            {"scheduler": Broken()}
+            if where == "scheduler"
+            else {"population": Broken()}
+            if where == "population"
+            else {}
+        )
+        extra = {"generator": generator, **({"other": Broken()} if where == "extra" else {})}
+        return net, generator, {"optimizer": optimizer, "extra": extra, **other}
+
+    net, generator, given = parts()
+    torch.rand(5, generator=generator)
+    mio.save(path, net, **given)
+    net, generator, given = parts()
+    before = picture(net, given["optimizer"]), generator.get_state(), torch.get_rng_state()
+    with pytest.raises(mio.CheckpointError, match="the Broken refuses its state.*Broken raised KeyError") as caught:
+        mio.load(path, net, **given)
+    assert isinstance(caught.value.__cause__, mio.CheckpointError)
+    assert same(picture(net, given["optimizer"]), before[0])
+    assert torch.equal(generator.get_state(), before[1])
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_an_interruption_is_still_an_interruption_when_an_undo_raises(path):
+    class Interrupted(Broken):
+        def load_state_dict(self, state):
+            raise KeyboardInterrupt if not hasattr(self, "n") else KeyError("never")
+
+    net = nn.Linear(2, 2)
+    mio.save(path, net, optimizer=stepped(net), extra={"a": Broken(), "b": Broken()})
+    other = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        mio.load(path, net, extra={"a": other})
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_an_optimizer_does_not_find_and_what_is_left_over_is_told(ours, path):
+    def make(sizes):
+        net = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+        optimizer = mo.Optimizer(net, mo.m.Adam(), mo.m.LR(0.1)) if ours else torch.optim.Adam(net.parameters())
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step(mo.closure(lambda: net(torch.ones(1, 2)).sum())) if ours else optimizer.step()
+        return net, optimizer
+
+    net, optimizer = make([2, 3, 1])
+    mio.save(path, net, optimizer=optimizer)
+    net, optimizer = make([2, 3, 4, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mio.load(path, net, optimizer=optimizer, strict=False)
+    assert set(found.fresh) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert set(found.dropped) == {"1.weight", "1.bias"}
+    if ours:
+        # The optimizer by itself: the same, and by default refused.
+        net, optimizer = make([2, 3, 4, 1])
+        assert set(mio.load(path, optimizer=optimizer, strict=False).dropped) == {"1.weight", "1.bias"}
+        with pytest.raises(mio.CheckpointError, match=r"nothing here takes its state of '1.weight', '1.bias'"):
+            mio.load(path, optimizer=optimizer)
+
+
+def test_links_that_are_in_one_chain_only_are_told(path):
+    net = nn.Linear(2, 1)
+    optimizer = mo.Optimizer(net, mo.m.ClipNorm(1.0), mo.m.Adam(), mo.m.LR(0.1))
+    optimizer.step(mo.closure(lambda: net(torch.ones(1, 2)).sum()))
+    mio.save(path, net, optimizer=optimizer)
+    other = mo.Optimizer(net, mo.m.ClipNorm(1.0), mo.m.Lion(), mo.m.LR(0.1))
+    with pytest.raises(mio.CheckpointError, match="the chains differ"):
+        mio.load(path, net, optimizer=other)
+    found = mio.load(path, net, optimizer=other, strict=False)
+    assert found.fresh == ("link 1.Lion",)
+    assert found.dropped == ("link 1.Adam",)

@@ -20,7 +20,7 @@ from torch import nn
 
 import moduli as mo
 import moduli.io as mio
-from moduli.io._header import _place
+from moduli.io._header import _place, _unique
 
 
 class Fit(mo.Module):
@@ -363,3 +363,159 @@ def test_damaged_torch_files_are_refused(tmp_path):
                 mio.load(path, module)
             except mio.CheckpointError:
                 assert torch.equal(module.weight, before)
+
+
+# -- crafted files -----------------------------------------------------------------------------------------------------
+
+
+def crafted(path, tell, module=None, **parts):
+    """A whole checkpoint whose JSON says something else; every checksum is right."""
+    mio.save(path, {"w": torch.zeros(2)} if module is None else module, fsync=False, **parts)
+    header, body = split(path.read_bytes())
+    content = json.loads(header["__metadata__"]["moduli"])
+    tell(content)
+    header["__metadata__"]["moduli"] = json.dumps(content)
+    path.write_bytes(joined(header, body))
+
+
+@pytest.mark.parametrize("kind", ["$array", "$generator"])
+def test_aliases_of_one_array_do_not_multiply_memory(kind, tmp_path):
+    path = tmp_path / "file.safetensors"
+    node = {"$array": [">f4", "w"]} if kind == "$array" else {"$generator": ["cpu", "w"]}
+
+    def tell(content):
+        content["extra"] = [node] * 20_000
+
+    crafted(path, tell, {"w": torch.zeros(150_000)})
+    for call in (mio.read, mio.inspect, mio.TensorFile, lambda file: mio.load(file, nn.Linear(1, 1))):
+        with pytest.raises(mio.DamagedFileError, match="two arrays in it are made of the tensor 'w'"):
+            call(path)
+
+
+def test_a_duplicate_among_many_names_is_found_at_once(tmp_path):
+    path = tmp_path / "file.safetensors"
+    text = "{" + ",".join(f'"{at % 9_989}":{json.dumps(entry(shape=[0], offsets=[0, 0]))}' for at in range(9_990)) + "}"
+    looked = []
+
+    class Name(str):
+        def __eq__(self, other):
+            looked.append(1)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    with pytest.raises(ValueError, match="'0' is there twice"):
+        _unique([(Name(at % 9_989), at) for at in range(9_990)])
+    assert len(looked) < 100
+    path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
+    with pytest.raises(mio.DamagedFileError, match="'0' is there twice"):
+        mio.read(path)
+
+
+def test_whatever_a_file_says_can_be_printed_or_is_refused(tmp_path):
+    """Numbers without end, ranges without end, and letters that a terminal would obey."""
+    path = tmp_path / "file.safetensors"
+    huge, escape = {"$int": hex(10**5000)}, "\x1b]0;owned\x07\x1b[2J\u202e"
+
+    def with_metadata(entry_of_root):
+        def tell(content):
+            content["module"]["metadata"] = {"": entry_of_root}
+
+        return tell
+
+    for tell in (
+        with_metadata({"param_config": {"w": {"lr": huge}}}),
+        with_metadata({"labels": {"w": [{"name": "x", "labels": [huge, 1]}]}}),
+        with_metadata({"labels": {"w": [{"name": "x", "range": [huge, {"$int": hex(10**5000 + 2)}, 1]}]}}),
+        with_metadata({"labels": {"w": [{"name": "x", "range": [0, 2**62, 2**61]}]}}),
+        lambda content: content.update(made={"moduli": [[1] * 1000], escape: escape}),
+        lambda content: content["module"].update(
+            {"class": escape, "virtual": [escape], "history": [[1, escape, [], []]]}
+        ),
+        lambda content: content.update(extra={escape: 1}, optimizer={"class": escape, "state": {}}),
+    ):
+        crafted(path, tell)
+        try:
+            page = str(mio.inspect(path))
+        except mio.DamagedFileError:
+            continue
+        assert all(letter.isprintable() or letter == "\n" for letter in page), page
+        assert len(page) < 5000
+    mio.save(path, {escape: torch.zeros(2), "\u202eweight": torch.zeros(2)}, fsync=False)
+    assert r"\x1b]0;owned\x07" in str(mio.inspect(path))
+    assert all(letter.isprintable() or letter == "\n" for letter in str(mio.inspect(path)))
+
+
+def test_forged_headers_are_inspected_and_merged_or_refused(good, tmp_path):
+    path, out, rng = tmp_path / "file.safetensors", tmp_path / "out", random.Random(2)
+    header, body = split(good[0])
+    content = json.loads(header["__metadata__"]["moduli"])
+    inner = [p for p in leaves(content) if p]
+    for _ in range(250):
+        told = json.loads(json.dumps(content))
+        tree, places = told, rng.choice(inner)
+        for key in places[:-1]:
+            tree = tree[key]
+        tree[places[-1]] = rng.choice(HARMFUL)
+        forged = json.loads(json.dumps(header))
+        forged["__metadata__"]["moduli"] = json.dumps(told)
+        path.write_bytes(joined(forged, body))
+        for call in (
+            lambda: json.dumps(mio.inspect(path, verify=True).as_dict()),
+            lambda: str(mio.inspect(path)),
+            lambda: mio.merge_files("linear", [path, path], out, fsync=False),
+        ):
+            try:
+                call()
+            except (mio.CheckpointError, mo.merge.MergeError):
+                continue
+
+
+def test_extra_state_is_verified_before_it_is_carried_into_a_merge(tmp_path):
+    class Keeps(nn.Linear):
+        def get_extra_state(self):
+            return {"seen": torch.arange(40.0)}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    a, b, out = (tmp_path / name for name in "abc")
+    for path in (a, b):
+        mio.save(path, Keeps(2, 2))
+    mio.merge_files("linear", [a, b], out)
+    assert mio.read(out).module["_extra_state"]["seen"].tolist() == list(range(40))
+    out.unlink()
+    data = bytearray(a.read_bytes())
+    at = bytes(data).index(torch.arange(40.0).numpy().tobytes())
+    data[at + 5] ^= 1
+    a.write_bytes(data)
+    with pytest.raises(mio.DamagedFileError, match="_extra_state"):
+        mio.merge_files("linear", [a, b], out)
+    with pytest.raises(mio.DamagedFileError, match="_extra_state"):
+        mio.TensorFile(a).verify()
+    assert not out.exists()
+
+    def tell(content):
+        content["module"]["extra_state"]["_extra_state"] = {"$tensor": "nowhere"}
+
+    crafted(a, tell, Keeps(2, 2))
+    with pytest.raises(mio.DamagedFileError, match="'nowhere' that is not in it"):
+        mio.merge_files("linear", [a, b], out)
+
+
+def test_settings_that_are_arrays_are_compared(tmp_path):
+    """Groups that are joined must have had the same settings; an array has no truth value."""
+    path, net = tmp_path / "file.safetensors", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for other, fine in ((np.arange(3), True), (np.arange(1, 4), False), (np.arange(4), False), (0, False)):
+        groups = [
+            {"params": net[0].parameters(), "mask": np.arange(3)},
+            {"params": net[1].parameters(), "mask": other},
+        ]
+        mio.save(path, net, optimizer=torch.optim.SGD(groups, lr=0.1), fsync=False)
+        joint = torch.optim.SGD(net.parameters(), lr=0.1)
+        if fine:
+            mio.load(path, net, optimizer=joint)
+            assert joint.param_groups[0]["mask"].tolist() == [0, 1, 2]
+        else:
+            with pytest.raises(mio.CheckpointError, match="different settings"):
+                mio.load(path, net, optimizer=joint)

@@ -1,73 +1,100 @@
-"""The file of a search: its state after the last whole generation, and a journal of the one that is under way."""
+"""The file of a search: its state after the last whole generation, and a journal of the one that is under way.
+
+The state is a checkpoint of `moduli.io`: written all or nothing, with a checksum of each tensor and of everything else. The
+journal begins with the generation that it is of, in a file that is written the same way, and grows by one record for each
+fitness value. A record has a checksum too: one that was cut off or damaged ends what is believed of the journal.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+
+from ..io import CheckpointError, make_directory, read, save, write_bytes
 
 __all__ = ["Journal", "load_state", "save_state"]
 
 _RECORD = struct.Struct("<qqd")
+_CHECKSUM = struct.Struct("<I")
+_SIZE = _RECORD.size + _CHECKSUM.size
 
 
 def save_state(path: Path, state: dict[str, Any], extra: dict[str, Any]) -> None:
-    """Write a state and what else there is to say, whole or not at all, without pickle."""
-    tensors = {k: v.contiguous() for k, v in state.items() if isinstance(v, Tensor)}
-    numbers = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-    beside = path.with_name(path.name + ".new")
-    save_file(tensors, beside, {"moduli.search": json.dumps({"numbers": numbers, "extra": extra})})
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
+    """Write a state and what else there is to say, whole or not at all."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    make_directory(path.parent)
+    save(path, tensors, extra={"search": extra, "numbers": numbers})
 
 
 def load_state(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what `save_state` wrote."""
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        text = (file.metadata() or {}).get("moduli.search")
-        if text is None:
-            raise ValueError(f"{path} is not the checkpoint of a search; name another file")
-        said = json.loads(text)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-    return {**said["numbers"], **tensors}, said["extra"]
+    """Read what `save_state` wrote.
+
+    Raises:
+        CheckpointError: If the file was damaged.
+        ValueError: If it is the file of something else.
+    """
+    found = read(path)
+    about = found.extra
+    if not isinstance(about, dict) or not isinstance(about.get("search"), dict) or found.module is None:
+        raise ValueError(f"{path} is not the checkpoint of a search; name another file")
+    return {**about["numbers"], **{name: value.to(device) for name, value in found.module.items()}}, about["search"]
 
 
 class Journal:
     """Fitness values as they come, so that a killed search need not evaluate them again.
 
-    One record of 24 bytes for each: generation, member, fitness. A record that was cut off is not there.
+    One record of 28 bytes for each: generation, member, fitness, and the CRC-32 of those and of the record before.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + ".journal")
 
     def read(self, generation: int) -> dict[int, float]:
-        """What is known of a generation."""
+        """What is known of a generation: the records from the first to the last good one.
+
+        Raises:
+            CheckpointError: If a record in the middle was damaged. One that was cut off at the end is not there.
+        """
         if not self.path.exists():
             return {}
         data = self.path.read_bytes()
-        whole = len(data) // _RECORD.size * _RECORD.size
-        return {member: value for g, member, value in _RECORD.iter_unpack(data[:whole]) if g == generation}
+        known: dict[int, float] = {}
+        before = 0
+        for at in range(0, len(data) - _SIZE + 1, _SIZE):
+            record, (checksum,) = data[at : at + _RECORD.size], _CHECKSUM.unpack_from(data, at + _RECORD.size)
+            before = zlib.crc32(record, before)
+            if before != checksum:
+                if at + 2 * _SIZE > len(data):
+                    break
+                raise CheckpointError(
+                    f"{str(self.path)!r} was damaged at byte {at}; remove it, and the generation under way is evaluated again"
+                )
+            number, member, value = _RECORD.unpack(record)
+            if number == generation:
+                known[member] = value
+        return known
 
     def begin(self, generation: int, known: dict[int, float]) -> None:
         """Start the journal of a generation with what is known of it."""
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_bytes(b"".join(_RECORD.pack(generation, m, v) for m, v in known.items()))
-        beside.replace(self.path)
+        self._before = 0
+        write_bytes(self.path, b"".join(self._record(generation, member, value) for member, value in known.items()))
         self._file = self.path.open("ab", buffering=0)
 
     def add(self, generation: int, member: int, value: float) -> None:
         """Note one value. It is in the hands of the system before this returns."""
-        self._file.write(_RECORD.pack(generation, member, value))
+        self._file.write(self._record(generation, member, value))
 
     def end(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _record(self, generation: int, member: int, value: float) -> bytes:
+        record = _RECORD.pack(generation, member, value)
+        self._before = zlib.crc32(record, self._before)
+        return record + _CHECKSUM.pack(self._before)

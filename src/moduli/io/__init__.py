@@ -25,10 +25,11 @@ A file that does not fit or is damaged raises `CheckpointError`; `DamagedFileErr
 
 from ._checkpointer import Checkpointer
 from ._errors import CheckpointError, DamagedFileError
-from ._inspect import Description, TensorInfo, inspect
+from ._inspect import Description, TensorInfo, escape, inspect
 from ._load import Contents, Loaded, load, read
 from ._match import NameMap
 from ._merge import RECIPES, merge_files
+from ._replace import make_directory, write_bytes
 from ._save import save
 from ._tensor_file import TensorFile
 
@@ -41,6 +42,9 @@ __all__ = [
     "TensorFile",
     "merge_files",
     "RECIPES",
+    "escape",
+    "write_bytes",
+    "make_directory",
     "Loaded",
     "Contents",
     "Description",

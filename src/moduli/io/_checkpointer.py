@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from ._errors import DamagedFileError
+from ._errors import CheckpointError, DamagedFileError
 from ._load import Loaded, load
 from ._match import NameMap
+from ._replace import PathLike, make_directory
 from ._save import save
-from ._write import PathLike
 
 __all__ = ["Checkpointer"]
 
@@ -28,6 +28,9 @@ class Checkpointer:
 
     Each is a file of its own, written all or nothing, so whatever happens to the run, `resume` finds the last one that was
     finished. One that was damaged since is passed over with a warning.
+
+    A directory holds one run. Where there are checkpoints already, the run is resumed, or gets a directory of its own: a run
+    that starts again from scratch is refused, so that neither deletes or resumes the other's.
 
     Args:
         path: A directory; it is made if it is not there.
@@ -101,6 +104,8 @@ class Checkpointer:
         self.extra = extra
         self._rng, self._checksums, self._fsync = rng, checksums, fsync
         self._last, self._time = 0, time.monotonic()
+        # The checkpoints of this run, oldest first; None as long as the run has neither resumed nor written.
+        self._own: list[Path] | None = None
 
     def files(self) -> list[Path]:
         """The checkpoints that are there, oldest first.
@@ -127,7 +132,7 @@ class Checkpointer:
             The checkpoint, if one was written.
 
         Raises:
-            CheckpointError: If it cannot be written; those before are still there.
+            CheckpointError: If it cannot be written, or the directory holds another run; what was there before still is.
 
         Example:
             >>> import tempfile, torch
@@ -136,6 +141,7 @@ class Checkpointer:
             >>> checkpoints.step(9), checkpoints.step(10).name
             (None, 'step-000000010.safetensors')
         """
+        self._begin()
         due = self.every is not None and step - self._last >= self.every
         due = due or (self.seconds is not None and time.monotonic() - self._time >= self.seconds)
         return self.save(step, extra) if due else None
@@ -148,7 +154,8 @@ class Checkpointer:
             extra: As for `step`.
 
         Raises:
-            CheckpointError: If it cannot be written; those before are still there.
+            CheckpointError: If it cannot be written, the directory holds another run, or a later step was saved already;
+                what was there before still is.
 
         Example:
             >>> import tempfile, torch
@@ -158,17 +165,37 @@ class Checkpointer:
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"step is {step!r}; it must be how many steps are done")
-        self.path.mkdir(parents=True, exist_ok=True)
+        own = self._begin()
+        if step < self._last:
+            raise CheckpointError(
+                f"step {step} comes after step {self._last}, and resume() would take up the greater; count on from "
+                f"{self._last}, or give a run that starts again a new directory"
+            )
+        make_directory(self.path)
         path = self.path / f"step-{step:09d}.safetensors"
         held = {"step": step, "extra": self.extra if extra is None else extra}
         save(path, **self._objects, extra=held, rng=self._rng, checksums=self._checksums, fsync=self._fsync)
         self._last, self._time = step, time.monotonic()
-        if self.keep is not None:
-            # The one just written stays, also where steps were counted anew and older files have greater numbers.
-            others = [each for each in self.files() if each != path]
-            for old in others[: max(len(others) + 1 - self.keep, 0)]:
-                old.unlink(missing_ok=True)
+        own[:] = [each for each in own if each != path] + [path]
+        while self.keep is not None and len(own) > self.keep:
+            own.pop(0).unlink(missing_ok=True)
         return path
+
+    def _begin(self) -> list[Path]:
+        """The checkpoints of this run.
+
+        Raises:
+            CheckpointError: If there are some, and the run has not resumed from them.
+        """
+        if self._own is None:
+            found = self.files()
+            if found:
+                raise CheckpointError(
+                    f"{str(self.path)!r} holds a run already, up to {found[-1].name}; call resume() before the first step to go "
+                    "on with it, or give a run that starts from scratch a new directory"
+                )
+            self._own = []
+        return self._own
 
     def resume(self, *, mapping: NameMap | None = None, strict: bool = True) -> int:
         """Load the newest checkpoint that is not damaged.
@@ -193,7 +220,8 @@ class Checkpointer:
         """
         given = {name: value for name, value in self._objects.items() if value is not None}
         damaged: list[DamagedFileError] = []
-        for path in reversed(self.files()):
+        files = self.files()
+        for at, path in reversed(list(enumerate(files))):
             try:
                 found = load(
                     path,
@@ -209,9 +237,12 @@ class Checkpointer:
                 continue
             self._loaded = found
             self._last, self._time = self._step(found.extra, path), time.monotonic()
+            # Those that were passed over are not counted or deleted; the run may write over them.
+            self._own = files[: at + 1]
             return self._last
         if damaged:
             raise damaged[0]
+        self._own = []
         return 0
 
     _loaded: Loaded | None = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._errors import DamagedFileError
-from ._write import PathLike
+from ._replace import PathLike
 
 __all__ = ["is_torch_file", "read_torch_file"]
 

@@ -6,8 +6,11 @@ The ranges cover the data without gaps or overlaps. Ours has these strings:
 
 * `format`: "pt", which other readers look for;
 * `moduli`: JSON with everything that is not a tensor;
-* `moduli.crc32`: the CRC-32 of each tensor's bytes as eight hexadecimal digits, in the order of the header;
-* `moduli.header`: the same of the file from its first byte to the end of the header, taken with zeros in this place.
+* `moduli.sums`: the checksum of each tensor's bytes (`_checksum`) as 24 hexadecimal digits, in the order of the header;
+* `moduli.header`: the CRC-32 of the file from its first byte to the end of the header, taken with zeros in this place, as
+  eight hexadecimal digits.
+
+Files of version 0.1 have `moduli.crc32` in the place of `moduli.sums`: the CRC-32 of each tensor's bytes as eight digits.
 """
 
 import json
@@ -18,10 +21,11 @@ from typing import Any, Final
 from ._dtypes import DTYPES
 from ._errors import DamagedFileError
 
-__all__ = ["CHECKSUMS", "CONTENT", "FORMAT", "Header", "Slot", "arrange", "compose", "parse", "seal"]
+__all__ = ["CHECKSUMS", "CONTENT", "FORMAT", "OLD_CHECKSUMS", "Header", "Slot", "arrange", "compose", "parse", "seal"]
 
 CONTENT: Final = "moduli"
-CHECKSUMS: Final = "moduli.crc32"
+CHECKSUMS: Final = "moduli.sums"
+OLD_CHECKSUMS: Final = "moduli.crc32"
 _SEAL: Final = "moduli.header"
 _METADATA: Final = "__metadata__"
 _UNSEALED: Final = "0" * 8
@@ -89,7 +93,7 @@ def compose(slots: list[Slot], order: list[str], metadata: dict[str, str], check
     """
     strings = {_SEAL: _UNSEALED}
     if checksums:
-        strings[CHECKSUMS] = _UNSEALED * len(slots)
+        strings[CHECKSUMS] = "0" * (24 * len(slots))
     strings |= metadata
     found = {slot.name: slot for slot in slots}
     entries: dict[str, Any] = {_METADATA: strings}
@@ -110,7 +114,7 @@ def _place(head: bytes | bytearray) -> int:
 def seal(head: bytearray, place: int, checksums: list[int] | None) -> None:
     """Put checksums into the beginning of a file."""
     if checksums is not None:
-        text = "".join(f"{checksum:08x}" for checksum in checksums).encode()
+        text = "".join(f"{checksum:024x}" for checksum in checksums).encode()
         head[place : place + len(text)] = text
     at = _place(head)
     head[at : at + 8] = f"{zlib.crc32(head):08x}".encode()
@@ -162,8 +166,8 @@ def _json(text: bytes, what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1) if len(names) < 10_000 else "a name"
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{twice!r} is there twice")
     return found
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ._errors import DamagedFileError
 from ._module import collect
+from ._replace import PathLike
 from ._saved import Saved
 from ._tree import Tensors
-from ._write import PathLike
 
 __all__ = ["InMemory"]
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ._dtypes import dtype_name
 from ._foreign import is_torch_file, read_torch_file
 from ._load import _Source
 from ._match import listed
+from ._replace import PathLike
 from ._save import PARTS
 from ._tree import tensor_names
-from ._write import PathLike
 
-__all__ = ["Description", "TensorInfo", "inspect"]
+__all__ = ["Description", "TensorInfo", "escape", "inspect"]
 
 _LABELS, _CONFIG = "labels", "param_config"
+_MOST_VALUES, _MOST_LETTERS = 16, 200
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class TensorInfo:
         nbytes: How many bytes it has in the file.
         labels: Its axes, if it is labelled: for each its `name` and its `labels` or their `range`.
         tied: Other names that stand for it.
+        values: Its values as nested lists, if it has at most sixteen; None otherwise. A complex number is a pair, and what
+            is no finite number is text, as JSON wants it.
     """
 
     name: str
@@ -42,6 +47,7 @@ class TensorInfo:
     nbytes: int
     labels: list[dict[str, Any]] | None = None
     tied: tuple[str, ...] = ()
+    values: Any = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,7 @@ class Description:
             >>> io.inspect(path).as_dict()["tensors"][1]["name"]
             'bias'
         """
-        found = asdict(self)
-        found["tensors"] = [dict(each) for each in found["tensors"]]
+        found: dict[str, Any] = _plain(asdict(self))
         return found
 
     @property
@@ -99,16 +104,13 @@ class Description:
         total = 0
         for tensor in self.tensors:
             if tensor.part == "module":
-                count = 1
-                for length in tensor.shape:
-                    count *= length
-                total += count
+                total += math.prod(tensor.shape)
         return total
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.format} file of {self.size:,} bytes, checksums {self.checksums}"]
         if self.made:
-            lines.append("made by " + ", ".join(f"{key} {value}" for key, value in self.made.items()))
+            lines.append("made by " + ", ".join(f"{key} {_shown(value)}" for key, value in self.made.items()))
         lines += [f"{part}: {kind}" for part, kind in self.parts.items()]
         if self.history:
             lines.append(f"version {self.version}:")
@@ -116,20 +118,76 @@ class Description:
         for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
             if names:
                 lines.append(f"{label}: {listed(names)}")
-        lines += [f"{name}: {values}" for name, values in self.config.items()]
+        lines += [f"{name}: {_shown(values)}" for name, values in self.config.items()]
         width = max((len(tensor.name) for tensor in self.tensors), default=0)
         for tensor in self.tensors:
             axes = "" if tensor.labels is None else "  [" + ", ".join(map(_axis, tensor.labels)) + "]"
             tied = "" if not tensor.tied else f"  = {', '.join(tensor.tied)}"
             lines.append(f"  {tensor.name:{width}}  {tensor.dtype:10} {list(tensor.shape)}{axes}{tied}")
-        return "\n".join(lines)
+            if tensor.values is not None:
+                lines.append(f"  {'':{width}}  = {_values(tensor)}")
+        return "\n".join(map(escape, lines))
+
+
+def escape(text: str) -> str:
+    """A line for a terminal: what a file says is shown, and never obeyed."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _shown(value: Any) -> str:
+    """A value of a file as text that has an end."""
+    try:
+        text = str(value)
+    except ValueError:  # Python prints no integer of more than a few thousand digits
+        return "(too large to print)"
+    return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + "..."
 
 
 def _axis(axis: dict[str, Any]) -> str:
     name = axis.get("name") or "_"
     if "labels" in axis:
-        return f"{name}: {listed(map(str, axis['labels']))}"
+        return f"{name}: {listed(map(_shown, axis['labels']))}"
     return f"{name}: {range(*axis['range'])}" if "range" in axis else str(name)
+
+
+def _values(tensor: TensorInfo) -> str:
+    """The values of a small tensor, with the labels of its axis if it has one."""
+    axis = tensor.labels[0] if tensor.labels is not None and len(tensor.shape) == 1 else {}
+    labels = axis.get("labels", range(*axis["range"]) if "range" in axis else None)
+    if labels is None or len(tensor.values) != len(labels):
+        return _nested(tensor.values, tensor.dtype.startswith("complex"))
+    numbers = [_nested(each, tensor.dtype.startswith("complex")) for each in tensor.values]
+    return ", ".join(f"{_shown(label)}: {number}" for label, number in zip(labels, numbers, strict=True))
+
+
+def _nested(values: Any, pairs: bool) -> str:
+    if not isinstance(values, list):
+        return f"{values:.6g}" if isinstance(values, float) else str(values)
+    if pairs and len(values) == 2 and not isinstance(values[0], list):
+        real, imaginary = (_nested(each, False) for each in values)
+        return f"{real}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
+    return "[" + ", ".join(_nested(each, pairs) for each in values) + "]"
+
+
+def _plain(value: Any) -> Any:
+    """What a file says as JSON has it: what JSON does not have is text."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else _shown(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    small = isinstance(value, int) and abs(value) < 2**63
+    if value is None or small or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _shown(value)
+
+
+def _read_small(tensor: Tensor) -> Any:
+    """The values of a small tensor."""
+    if tensor.numel() > _MOST_VALUES or not tensor.numel():
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return _plain((tensor.double() if tensor.is_floating_point() else tensor).tolist())
 
 
 def inspect(path: PathLike, *, verify: bool = False) -> Description:
@@ -137,7 +195,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
 
     Args:
         path: A checkpoint, or a file that `safetensors` or `torch.save` wrote.
-        verify: Whether to compare all tensors with their checksums. Otherwise the tensors themselves are not read.
+        verify: Whether to compare all tensors with their checksums. Otherwise only the smallest tensors are read.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -157,12 +215,16 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         module: torch.nn.modules.linear.Linear
         extra: 'epoch'
           weight  float32    [2, 3]
+                  = [[...], [...]]
           bias    float32    [2]
+                  = [...]
     """
     if is_torch_file(path):
         state = read_torch_file(path)
         infos = [
-            TensorInfo(name, "module", dtype_name(value.dtype), tuple(value.shape), value.nbytes)
+            TensorInfo(
+                name, "module", dtype_name(value.dtype), tuple(value.shape), value.nbytes, values=_read_small(value)
+            )
             for name, value in state.items()
             if isinstance(value, Tensor)
         ]
@@ -188,6 +250,9 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
             slot.end - slot.begin,
             labels.get(name),
             tuple(tied.get(name, ())),
+            _read_small(reader.tensor(name))
+            if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES
+            else None,
         )
         for name, slot in reader.slots.items()
     ]

@@ -19,11 +19,11 @@ from ._match import NameMap, renaming
 from ._module import Plan, plan
 from ._optimizer import Known, class_name, fitted, parameter_names
 from ._read import Reader
+from ._replace import PathLike
 from ._save import PARTS
 from ._saved import Saved
 from ._steps import Steps
 from ._tree import decode, is_stateful, tensor_names
-from ._write import PathLike
 
 __all__ = ["Contents", "Loaded", "load", "read"]
 
@@ -34,8 +34,9 @@ class Loaded:
 
     Attributes:
         extra: What was saved as `extra`. Objects with a state are represented by their state dicts.
-        fresh: Names in the module, and in the optimizer, that kept what they had, because the checkpoint has nothing for them.
-        dropped: Names in the checkpoint that were not used.
+        fresh: Names in the module, and in the optimizer, that kept what they had, because the checkpoint has nothing for
+            them; of an optimizer also links, as "link 1.Adam".
+        dropped: Names in the checkpoint that were not used, of the module or of the optimizer; likewise links.
         converted: Names whose values were converted to the module's dtype.
         verified: Whether there were checksums, and they were compared.
     """
@@ -150,7 +151,10 @@ def load(
                 state, new, old = source.told(fitted, one, saved, state, known)
                 fresh += [name for name in new if name not in fresh]
                 dropped += [name for name in old if name not in dropped]
-            steps.load(one, state)
+            # Ours take over the links that agree.
+            by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
+            options = {"strict": False} if by_link and not strict else {}
+            steps.load(one, state, **options)
     found = source.decode(source.content.get("extra"))
     if extra is not None:
         _live(extra, found, "extra", steps)

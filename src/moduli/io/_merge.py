@@ -19,10 +19,10 @@ from moduli.particles.merge._stock import shells
 from moduli.particles.merge._task import sums
 from moduli.particles.merge._ties import elections
 
+from ._replace import PathLike
 from ._save import made, strings
 from ._tensor_file import TensorFile
-from ._tree import tensor_names
-from ._write import PathLike, write_tensors
+from ._write import write_tensors
 
 __all__ = ["RECIPES", "merge_files"]
 
@@ -92,7 +92,7 @@ def _write(
         metadata = dict(reader.header.metadata)
     else:
         part = {key: value for key, value in reader.content["module"].items() if shared or key != "ties"}
-        carried = list(dict.fromkeys(tensor_names([saved.extra, part.get("metadata")])))
+        carried = saved.carried
         views = reader.content.get("views", {})
         names = {*model, *carried}
         kept = {name: views[saved.source(name)] for name in names if saved.source(name) in views}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
@@ -114,8 +115,7 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) ->
                 f"the checkpoint has the state of {part.get('class')}, which is by name, and {class_name(optimizer)} keeps "
                 "its state by position; load it into the kind of optimizer that wrote it"
             )
-        new = {name: known.rename(name) for name in known.every}
-        return _renamed(state, {name: here for name, here in new.items() if name != here}), [], []
+        return _named(optimizer, state, here, known)
     if not _by_position(state) or not _by_position(here):
         raise CheckpointError(
             f"the checkpoint has the state of {part.get('class')} by position, which {class_name(optimizer)} does not take; "
@@ -127,6 +127,34 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) ->
         _check_positions(optimizer, shapes)
         return state, [], []
     return _by_name(optimizer, state, here, _lists(part["names"], state, "names"), shapes, called, known)
+
+
+def _named(optimizer: Any, state: Any, here: Any, known: Known) -> tuple[Any, list[str], list[str]]:
+    """A state that is by name, under the names here, without what finds nothing here."""
+    new = {name: known.rename(name) for name in known.every}
+    shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
+    fresh: list[str] = []
+    dropped: list[str] = []
+    if isinstance(shapes, dict) and isinstance(ours, dict):
+        found = {
+            new.get(name, name): name for name, shape in shapes.items() if _fits(ours.get(new.get(name, name)), shape)
+        }
+        fresh = [name for name in ours if name not in found]
+        dropped = [name for name in shapes if name not in found.values()]
+        if known.strict:
+            _refuse(
+                optimizer, [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
+            )
+        new |= dict.fromkeys(dropped)
+        links, own = state.get("links"), here.get("links")
+        if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
+            fresh += [f"link {path}" for path in own if path not in links]
+            dropped += [f"link {path}" for path in links if path not in own]
+    return _renamed(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
+
+
+def _fits(here: Any, saved: Any) -> bool:
+    return here is not None and isinstance(saved, list | tuple) and tuple(here) == tuple(saved)
 
 
 def _lists(found: Any, state: dict[str, Any], what: str) -> list[list[Any]]:
@@ -211,6 +239,8 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
 def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return isinstance(left, Tensor) and isinstance(right, Tensor) and left.tolist() == right.tolist()
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return type(left) is type(right) and left.dtype == right.dtype and left.tolist() == right.tolist()
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):

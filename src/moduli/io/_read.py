@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checksum import checksums_of
 from ._dtypes import COMPLEX, DTYPES, dtype_name
 from ._errors import CheckpointError, DamagedFileError
-from ._header import CHECKSUMS, CONTENT, FORMAT, Header, Slot, _json, parse
-from ._write import PathLike
+from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, Header, Slot, _json, parse
+from ._replace import PathLike
+from ._tree import check_owners
 
 __all__ = ["Reader"]
 
@@ -76,6 +78,7 @@ class Reader:
             raise CheckpointError(
                 f"{self.path!r} has format {version}, and this version of moduli reads formats up to {FORMAT}; upgrade it"
             )
+        check_owners(content)
         return content
 
     def _checked_views(self) -> dict[str, torch.dtype]:
@@ -93,12 +96,14 @@ class Reader:
 
     def checksums(self) -> dict[str, int] | None:
         """The checksums that the file holds, by name; None if it holds none."""
-        text = self.header.metadata.get(CHECKSUMS)
+        metadata = self.header.metadata
+        text = metadata.get(CHECKSUMS, metadata.get(OLD_CHECKSUMS))
         if text is None or self.content is None:
             return None
-        if len(text) != 8 * len(self.slots) or not set(text) <= _HEXADECIMAL:
+        width = 24 if CHECKSUMS in metadata else 8
+        if len(text) != width * len(self.slots) or not set(text) <= _HEXADECIMAL:
             raise self.damaged("it does not have one checksum for each tensor")
-        return {name: int(text[8 * at : 8 * at + 8], 16) for at, name in enumerate(self.slots)}
+        return {name: int(text[width * at : width * at + width], 16) for at, name in enumerate(self.slots)}
 
     def verify(self, names: Iterable[str]) -> bool:
         """Compare tensors with their checksums; returns whether there are any.
@@ -109,16 +114,23 @@ class Reader:
         sums = self.checksums()
         if sums is None:
             return False
-        data = memoryview(self._map)
-        start = self.header.start
-        try:
-            for name in names:
-                slot = self.slots[name]
-                if zlib.crc32(data[start + slot.begin : start + slot.end]) != sums[name]:
-                    raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
-        finally:
-            data.release()
+        names = list(names)
+        with memoryview(self._map) as data:
+            start, slots = self.header.start, [self.slots[name] for name in names]
+            parts = [data[start + slot.begin : start + slot.end] for slot in slots]
+            found = self._compute(parts)
+            for part in parts:
+                part.release()
+        for name, checksum in zip(names, found, strict=True):
+            self._compare(name, checksum, sums[name])
         return True
+
+    def _compute(self, parts: list[memoryview]) -> list[int]:
+        return checksums_of(parts) if CHECKSUMS in self.header.metadata else [zlib.crc32(part) for part in parts]
+
+    def _compare(self, name: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor."""

@@ -14,8 +14,9 @@ from ._dtypes import COMPLEX, dtype_name, stored
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
 from ._optimizer import class_name, describe, parameter_names
+from ._replace import PathLike
 from ._tree import Tensors, encode
-from ._write import PathLike, write_tensors
+from ._write import write_tensors
 
 __all__ = ["PARTS", "made", "save", "strings", "write"]
 

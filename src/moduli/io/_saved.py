@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from moduli.particles._config import KEY as CONFIG
@@ -39,7 +39,12 @@ class Saved:
             raise reader.damaged("what it says about a module is not a mapping")
         self.extra: dict[str, Any] = _mapping(reader, part, "extra_state")
         others = set(tensor_names([value for key, value in content.items() if key != "module"]))
-        others.update(tensor_names([self.extra, part.get("metadata")]))
+        # The tensors of extra state and metadata, which belong to the module and have no name in its state dict.
+        self.carried = list(dict.fromkeys(tensor_names([self.extra, part.get("metadata")])))
+        for name in self.carried:
+            if name not in reader.slots:
+                raise reader.damaged(f"it refers to a tensor {name!r} that is not in it")
+        others.update(self.carried)
         self.names = [name for name in reader.slots if name not in others] if self.present else []
         self.ties = self._ties(_mapping(reader, part, "ties"))
         self.metadata = self._metadata(part.get("metadata", {}))
@@ -159,7 +164,11 @@ def _sound(labels: Any) -> bool:
             if not isinstance(axis.get("labels", []), list) or not all(map(_is_label, axis.get("labels", []))):
                 return False
             bounds = axis.get("range", [0, 0, 1])
-            if not isinstance(bounds, list) or len(bounds) != 3 or not all(type(each) is int for each in bounds):
+            if (
+                not isinstance(bounds, list)
+                or len(bounds) != 3
+                or not all(type(each) is int and abs(each) < 2**63 for each in bounds)
+            ):
                 return False
             if bounds[2] == 0:
                 return False
@@ -167,4 +176,7 @@ def _sound(labels: Any) -> bool:
 
 
 def _is_label(label: Any) -> bool:
-    return all(map(_is_label, label)) if isinstance(label, list | tuple) else not isinstance(label, dict | Tensor)
+    """Whether a value can be a label: one that can be hashed, compared and printed."""
+    if isinstance(label, list | tuple | frozenset):
+        return all(map(_is_label, label))
+    return label is None or isinstance(label, str | bytes | int | float | complex | np.generic)

@@ -18,37 +18,51 @@ class Steps:
     """Objects to load into, and how to put them back."""
 
     def __init__(self) -> None:
-        self._todo: list[tuple[Any, Any]] = []
+        self._todo: list[tuple[Any, Any, dict[str, Any]]] = []
 
-    def load(self, value: Any, state: Any) -> None:
-        self._todo.append((value, state))
+    def load(self, value: Any, state: Any, **options: Any) -> None:
+        self._todo.append((value, state, options))
 
     def generator(self, value: torch.Generator, found: torch.Generator) -> None:
         if value.device != found.device:
             raise CheckpointError(f"a generator on {value.device} cannot take the state of one on {found.device}")
-        self._todo.append((value, found))
+        self._todo.append((value, found, {}))
 
     def run(self, plans: Plan | None) -> None:
         """Load everything, the module last: of it alone is it known beforehand that it fits."""
-        undo: list[Callable[[], None]] = []
+        undo: list[tuple[Any, Callable[[], None]]] = []
         try:
-            for value, state in self._todo:
-                undo.append(_undo(value))
-                _take(value, state)
+            for value, state, options in self._todo:
+                undo.append((value, _undo(value)))
+                _take(value, state, options)
             if plans is not None:
                 plans.apply()
-        except BaseException:
-            for back in reversed(undo):
-                back()
-            raise
+        except BaseException as error:
+            stuck = [told for value, back in reversed(undo) if (told := _try_undo(value, back))]
+            if not stuck:
+                raise
+            told = f"it could not be put back: {'; '.join(stuck)}"
+            if not isinstance(error, Exception):
+                error.add_note(told)
+                raise
+            raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
 
 
-def _take(value: Any, state: Any) -> None:
+def _try_undo(value: Any, back: Callable[[], None]) -> str:
+    """Put an object back; gives what went wrong, if anything did, so that the others are put back in any case."""
+    try:
+        back()
+    except Exception as error:  # noqa: BLE001 - whatever an object says about its own state
+        return f"the {type(value).__name__} raised {type(error).__name__}: {error}"
+    return ""
+
+
+def _take(value: Any, state: Any, options: dict[str, Any]) -> None:
     if isinstance(value, torch.Generator):
         value.set_state(state.get_state())
         return
     try:
-        value.load_state_dict(state)
+        value.load_state_dict(state, **options)
     except CheckpointError:
         raise
     except Exception as error:  # whatever an object says about a state that is not its own
@@ -77,5 +91,11 @@ def _undo(value: Any) -> Callable[[], None]:
             value.__dict__.update(held)
 
         return back
-    state = copy.deepcopy(value.state_dict())
+    try:
+        state = copy.deepcopy(value.state_dict())
+    except Exception as error:  # whatever an object says about its own state
+        raise CheckpointError(
+            f"the {type(value).__name__} does not give its state, so it could not be put back: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     return lambda: value.load_state_dict(state)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ._errors import DamagedFileError
 from ._read import Reader
+from ._replace import PathLike
 from ._saved import Saved
-from ._write import PathLike
 
 __all__ = ["TensorFile"]
 
@@ -65,7 +65,7 @@ class TensorFile(Mapping[str, Tensor]):
             >>> io.TensorFile(path).verify()
             True
         """
-        return self._reader.verify(self._saved.names)
+        return self._reader.verify([*self._saved.names, *self._saved.carried])
 
     def meta(self, name: str) -> Tensor:
         """A tensor of the shape and dtype of another, without its values: nothing is read.

@@ -20,7 +20,7 @@ from moduli.labels import Tensor as LabelledTensor
 from ._dtypes import NUMPY, dtype_name
 from ._errors import CheckpointError, DamagedFileError
 
-__all__ = ["Tensors", "decode", "encode", "is_stateful", "tensor_names"]
+__all__ = ["Tensors", "check_owners", "decode", "encode", "is_stateful", "tensor_names"]
 
 _SMALL: Final = 2**63
 _PLAIN: Final = frozenset({str, bool, type(None)})
@@ -306,8 +306,25 @@ _DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
 }
 
 
+def check_owners(node: Any) -> None:
+    """Refuse arrays and generators of one tensor: each is a copy of it, so that a small file could ask for any memory.
+
+    Raises:
+        DamagedFileError: If there are two of one.
+    """
+    names = _names(node, ("$generator", "$array"))
+    if len(set(names)) != len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise DamagedFileError(f"two arrays in it are made of the tensor {twice!r}")
+
+
 def tensor_names(node: Any) -> list[str]:
     """The names of the tensors in a tree that is still JSON; what is malformed is skipped."""
+    return _names(node, ("$tensor", "$generator", "$array"))
+
+
+def _names(node: Any, tags: tuple[str, ...]) -> list[str]:
     found: list[str] = []
     waiting = [node]
     while waiting:
@@ -317,9 +334,8 @@ def tensor_names(node: Any) -> list[str]:
         elif type(each) is dict:
             if len(each) == 1:
                 ((tag, body),) = each.items()
-                if tag == "$tensor" and type(body) is str:
-                    found.append(body)
-                elif tag in ("$generator", "$array") and type(body) is list and type(body[-1:]) is list:
-                    found += [last for last in body[-1:] if type(last) is str]
+                if tag in tags:
+                    last = body[-1:] if type(body) is list else [body]
+                    found += [name for name in last if type(name) is str]
             waiting += each.values()
     return found

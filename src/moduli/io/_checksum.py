@@ -1,0 +1,99 @@
+"""The checksum of a tensor's bytes: as good as a CRC against what happens to files, and several times faster.
+
+Up to 64 KB it is the CRC-32 of the bytes. More are cut into blocks of 64 rows of 1021 little-endian words of 64 bits, the
+last one filled up with zeros to whole rows. The sums of the columns of each block, modulo 2**64, go through CRC-32, and the
+sum of all words stands beside it: 96 bits.
+
+* One flipped bit always changes the sum of all words: by a power of two, modulo 2**64.
+* More of them cancel only in the same column of a block, the same bit one way and the other. A row is no whole number of
+  sectors or pages, so that these, when they change places, come to other columns.
+"""
+
+import os
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["BLOCK", "Checksum", "checksums_of"]
+
+_SMALL: Final = 1 << 16
+_COLUMNS: Final = 1021
+_ROW: Final = 8 * _COLUMNS
+BLOCK: Final = 64 * _ROW
+_WORDS: Final = np.dtype("<u8")
+
+# What one thread takes at a time, and from how many bytes on threads are worth starting.
+_SPAN: Final = 8 * BLOCK
+_THREADED: Final = 1 << 24
+_MOST_THREADS: Final = 4
+
+
+class Checksum:
+    """The checksum of bytes that come piece by piece.
+
+    Args:
+        size: How many bytes there will be.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._small = size < _SMALL
+        self._crc = self._sum = 0
+
+    def update(self, piece: Any) -> None:
+        """Take the next bytes. Every piece but the last has a whole number of blocks."""
+        if self._small:
+            self._crc = zlib.crc32(piece, self._crc)
+        else:
+            self.add(*_summary(piece))
+
+    def add(self, marks: bytes, total: int) -> None:
+        """Take the summary of the next bytes."""
+        self._crc = zlib.crc32(marks, self._crc)
+        self._sum = (self._sum + total) % 2**64
+
+    @property
+    def value(self) -> int:
+        """The checksum, a number of 96 bits."""
+        return self._crc << 64 | self._sum
+
+
+def checksums_of(parts: Sequence[Any]) -> list[int]:
+    """The checksums of buffers. Large ones are shared out to threads."""
+    buffers = [memoryview(part).cast("B") for part in parts]
+    found = [Checksum(len(buffer)) for buffer in buffers]
+    owners: list[Checksum] = []
+    spans: list[memoryview] = []
+    for buffer, checksum in zip(buffers, found, strict=True):
+        if len(buffer) < _SMALL:
+            checksum.update(buffer)
+            continue
+        pieces = [buffer[at : at + _SPAN] for at in range(0, len(buffer), _SPAN)]
+        spans += pieces
+        owners += [checksum] * len(pieces)
+    threads = 1 if sum(map(len, spans)) < _THREADED else min(_MOST_THREADS, os.cpu_count() or 1)
+    if threads == 1:
+        summaries = list(map(_summary, spans))
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            summaries = list(pool.map(_summary, spans))
+    for checksum, summary in zip(owners, summaries, strict=True):
+        checksum.add(*summary)
+    return [checksum.value for checksum in found]
+
+
+def _summary(piece: Any) -> tuple[bytes, int]:
+    """The sums of the columns of all blocks of a piece, as bytes, and the sum of its words."""
+    raw = np.frombuffer(piece, np.uint8)
+    marks: list[bytes] = []
+    total = 0
+    for begin in range(0, len(raw), BLOCK):
+        block = raw[begin : begin + BLOCK]
+        if len(block) % _ROW:
+            block = np.concatenate([block, np.zeros(-len(block) % _ROW, np.uint8)])
+        columns = np.add.reduce(block.view(_WORDS).reshape(-1, _COLUMNS), axis=0)
+        total += int(np.add.reduce(columns))
+        marks.append(columns.astype(_WORDS, copy=False).tobytes())
+    return b"".join(marks), total % 2**64
