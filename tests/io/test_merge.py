@@ -141,6 +141,6 @@ def test_saving_and_merging_need_little_more_than_one_tensor(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     straight, copied, merged = map(float, done.stdout.split())
-    assert straight < 0.5  # tensors
-    assert copied < 1.5
-    assert merged < 4
+    assert straight < 1.5  # tensors: the piece that is being written
+    assert copied < 2.5
+    assert merged < 5

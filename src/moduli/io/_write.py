@@ -81,7 +81,7 @@ class _Data:
             if values.nbytes != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {values.nbytes} bytes where {slot.end - slot.begin} are expected")
             checksum = Checksum(values.nbytes) if checksums else None
-            if values.nbytes >= _CHUNK:
+            if values.nbytes >= BLOCK:
                 self._flush()
                 self._large(values, self._start + slot.begin, checksum)
             elif values.nbytes:
@@ -101,8 +101,8 @@ class _Data:
         if checksum is None:
             _write_all(self._descriptor, [memoryview(raw)], offset)
             return
-        if self._piece is None:
-            self._piece = np.empty(_CHUNK, np.uint8)
+        if self._piece is None or len(self._piece) < min(_CHUNK, len(raw)):
+            self._piece = np.empty(min(_CHUNK, len(raw)), np.uint8)
         for begin in range(0, len(raw), _CHUNK):
             piece = self._piece[: min(_CHUNK, len(raw) - begin)]
             piece[:] = raw[begin : begin + _CHUNK]
@@ -110,7 +110,7 @@ class _Data:
             _write_all(self._descriptor, [piece.data], offset + begin)
 
     def _small(self, values: bytes, offset: int) -> None:
-        if offset != self._to or len(self._waiting) >= _MOST_AT_ONCE or self._to - self._from >= _CHUNK:
+        if offset != self._to or len(self._waiting) >= _MOST_AT_ONCE or self._to - self._from >= BLOCK:
             self._flush()
             self._from = offset
         self._waiting.append(values)
