@@ -17,7 +17,7 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 `StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
 """
 
-from . import chain, functional, modular, module, objective, reformulation, transform
+from . import chain, functional, modular, module, objective, reformulation, schedules, transform
 from ._closure import Closure, Evaluator, closure
 from ._dense_hessian import HESSIAN_METHODS
 from ._fusion import FusedRun
@@ -65,6 +65,7 @@ __all__ = [
     "module",
     "objective",
     "reformulation",
+    "schedules",
     "restore_complex",
     "sample_like",
     "step",
