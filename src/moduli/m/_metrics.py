@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ._lists import norm
 
 __all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shaped", "sizes"]
 
@@ -88,14 +89,17 @@ def lengths(tensors: Sequence[Tensor]) -> Tensor:
     return total.sqrt()
 
 
-def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> float:
-    """The measure over all tensors as one vector."""
+def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
+    """The measure over all tensors as one vector: a number, or a tensor where it is differentiated."""
     if ord in (2, "l2"):
-        return float(kernels.norm(list(tensors)))
+        return norm(tensors)
     whole = torch.cat(
         [tensor.reshape(-1).double() if not tensor.is_complex() else tensor.reshape(-1) for tensor in tensors]
     )
-    return float(metric(whole, ord, (0,))) if whole.numel() else 0.0
+    if not whole.numel():
+        return 0.0
+    found = metric(whole, ord, (0,)).squeeze(0)
+    return found if torch.is_grad_enabled() else float(found)
 
 
 def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:
@@ -110,7 +114,8 @@ def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: in
     if tensorwise or not tensors:
         return [_size(tensor, ord, members) for tensor in tensors]
     if ord in (2, "l2"):
-        found = kernels.norm(list(tensors)) if members is None else lengths(tensors)
+        whole = norm if torch.is_grad_enabled() else kernels.norm
+        found = whole(list(tensors)) if members is None else lengths(tensors)
     else:
         wide = torch.complex128 if any(tensor.is_complex() for tensor in tensors) else torch.float64
         rows = [tensor.to(wide).reshape(1 if members is None else members, -1) for tensor in tensors]

@@ -42,13 +42,19 @@ def why_not(link: Module) -> str | None:
         return f"it learns at every {link.update_freq}th step only"
     if link.uses_loss:
         return "it uses the loss"
-    for name in _HOOKS:
-        if getattr(type(link), name) is not getattr(TensorTransform, name):
-            return f"it overrides {name}"
-    return None
+    name = overrides(link)
+    return None if name is None else f"it overrides {name}"
 
 
-def _measures(link: TensorTransform) -> bool:
+def overrides(link: TensorTransform) -> str | None:
+    """The first method that a link runs in place of its pointwise hooks, if there is one."""
+    from .transform import TensorTransform
+
+    return next((name for name in _HOOKS if getattr(type(link), name) is not getattr(TensorTransform, name)), None)
+
+
+def measures(link: TensorTransform) -> bool:
+    """Whether a link finds numbers over all tensors first."""
     from .transform import TensorTransform
 
     return link.measures and type(link).measure is not TensorTransform.measure
@@ -79,7 +85,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
             close(tail=False)
             out.append(link)
             continue
-        if run and _measures(link):  # type: ignore[arg-type]
+        if run and measures(link):  # type: ignore[arg-type]
             close(tail=False)
         run.append(link)
     close(tail=getattr(owner, "moves_parameters", False))
@@ -111,7 +117,7 @@ class FusedRun:
         self._valid: tuple[Any, ...] | None = None
         self._params: list[Tensor] | None = None
         self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
-        self._measures = _measures(links[0])
+        self._measures = measures(links[0])
         self._grads = any(link.uses_grad for link in links)
 
     def __repr__(self) -> str:

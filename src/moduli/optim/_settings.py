@@ -37,12 +37,12 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if kind is float or kind is int or kind is bool or kind is str or value is None:
             continue
         if isinstance(value, Tensor):
-            if value.dim() != 0:
+            if value.dim() != 0 or torch.is_grad_enabled():  # in a step that is differentiated it stays a tensor
                 continue
             value = value.item()
         elif callable(value) and not isinstance(value, type) and getattr(value, "is_schedule", True):
             value = value(step)
-            if isinstance(value, Tensor) and value.dim() == 0:
+            if isinstance(value, Tensor) and value.dim() == 0 and not torch.is_grad_enabled():
                 value = value.item()
         else:
             continue

@@ -28,7 +28,7 @@ def check(params: Iterable[Tensor], links: Sequence[Module]) -> bool:
         if isinstance(link, Chain):
             continue
         fits = isinstance(link, TensorTransform) and link.elementwise and not link.concat_params
-        if isinstance(link, TensorTransform) and _fusion._measures(link):
+        if isinstance(link, TensorTransform) and _fusion.measures(link):
             fits = fits and link.sharded
         if not isinstance(link, TensorTransform):
             fits = link.sharded

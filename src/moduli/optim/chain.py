@@ -44,6 +44,7 @@ class Chain(Module):
     """
 
     needs = frozenset()
+    differentiable = True
 
     def __init__(self, *modules: Chainable) -> None:
         super().__init__()

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
-from . import _fusion, _members
+from . import _differentiable, _fusion, _members
+from ._binding import Binding
+from ._needs import ChainError
+from ._state import StateStore
 from .objective import Objective
 
 if TYPE_CHECKING:
     from .module import Chainable, Module
     from .transform import Transform
 
-__all__ = ["apply", "step", "step_tensors", "update"]
+__all__ = ["apply", "init", "step", "step_tensors", "update"]
+
+Params = Sequence[Tensor] | Mapping[str, Tensor]
+State = dict[str, Any]
 
 
-def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any = None) -> Objective:
-    """Thread an objective through links, in order, until one stops the chain. Calls no hooks, moves no parameters.
+def init(modules: Chainable, params: Sequence[Tensor] | Mapping[str, Tensor]) -> State:
+    """What links remember before their first step, for `step`: plain data, kept by whoever calls it.
 
-    Args:
-        objective: The objective.
-        modules: The links.
-        owner: Whoever calls it each step with the same links, so that what is fused can be remembered there.
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.functional.init([m.HeavyBall(0.9), m.LR(0.1)], [torch.ones(2)])["step"]
+        0
+    """
+    from .chain import maybe_chain
 
-    Returns:
-        The objective that the last link returned.
+    count = len(params)
+    links: dict[str, Any] = {
+        path: {"state": [{} for _ in range(count)], "global": {}} for path, _ in maybe_chain(modules).links()
+    }
+    return {"step": 0, "links": links}
+
+
+@overload
+def step(objective: Objective, modules: Module | Sequence[Module], /, *, owner: Any = None) -> Objective: ...
+
+
+@overload
+def step(
+    modules: Chainable, params: Params, grads: Params, state: State, /, *, loss: Tensor | None = None
+) -> tuple[Params, State]: ...
+
+
+def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
+    """Run links by hand, on an objective or as a pure function.
+
+    `step(objective, links)` threads an objective through links, in order, until one stops the chain. It calls no hooks and
+    moves no parameters; `owner` is whoever calls it each step with the same links, so that what is fused can be remembered
+    there.
+
+    `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
+    arguments nor the links. Gradients flow through it, also those of settings given as tensors, and `torch.func.grad`
+    may transform it; links that would cut them are refused. `params` and `grads` are lists, or dictionaries by name.
 
     Example:
         >>> import torch, moduli as mo
@@ -36,17 +70,79 @@ def step(objective: Objective, modules: Module | Sequence[Module], *, owner: Any
         >>> objective = optim.Objective([w], mo.closure(lambda: (w**2).sum()))
         >>> optim.step(objective, [m.LR(0.5)]).updates
         [tensor([1., 1.])]
+        >>> def after(rate):
+        ...     links, x = [m.HeavyBall(0.9), m.LR(rate)], [torch.tensor(1.0)]
+        ...     state = optim.functional.init(links, x)
+        ...     for _ in range(2):
+        ...         x, state = optim.functional.step(links, x, [2 * x[0]], state)
+        ...     return x[0]
+        >>> torch.func.grad(after)(torch.tensor(0.1))  # x = 1 - 5.8 r + 4 r^2
+        tensor(-5.)
     """
-    from .module import Module
-
+    if not isinstance(args[0], Objective):
+        modules, params, grads, state = args
+        return _pure_step(modules, params, grads, state, loss)
+    objective, modules = args
     if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
         with torch.no_grad():
             return step(objective, modules, owner=owner)
-    return run(objective, [modules] if isinstance(modules, Module) else list(modules), owner)
+    return run(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
+
+
+def _pure_step(
+    modules: Chainable, params: Params, grads: Params, state: State, loss: Tensor | None
+) -> tuple[Params, State]:
+    from .chain import maybe_chain
+
+    chain = maybe_chain(modules)
+    links = list(chain.links())
+    names = list(params) if isinstance(params, Mapping) else range(len(params))
+    given: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
+    slopes: list[Tensor] = [grads[name] for name in names]  # type: ignore[index]
+    if [path for path, _ in links] != list(state["links"]):
+        raise ValueError(
+            f"the state is that of {', '.join(state['links'])}, not of these links; make it with "
+            "optim.functional.init(links, params)"
+        )
+    if _differentiable.wants_graph((*given, *slopes), [chain]):
+        _differentiable.check([chain])
+    held = [(link, link._state, link.global_state, link.settings.binding) for _, link in links]
+    binding = Binding()
+    binding.step = state["step"]
+    try:
+        for path, link in links:
+            rows = state["links"][path]["state"]
+            link._state = StateStore()
+            for param, row in zip(given, rows, strict=True):
+                link._state[param] = _differentiable.copy_state(row)
+            link.global_state = _differentiable.copy_state(state["links"][path]["global"])
+            link.settings.binding = binding
+        objective = Objective(given, None, loss, current_step=state["step"])
+        objective.differentiable = True
+        objective.grads = slopes
+        updates = _differentiable.run(objective, [chain]).get_updates()
+        found = {
+            path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
+            for path, link in links
+        }
+        for path, link in links:
+            if len(link.state) != len(given):
+                raise ChainError(
+                    f"{type(link).__name__} (at {path or 'the top'}) keeps state for tensors other than the parameters, "
+                    "which a pure step can't carry; use an Optimizer"
+                )
+    finally:
+        for link, own, shared, bound in held:
+            link._state, link.global_state, link.settings.binding = own, shared, bound
+    moved = [param - update.to(param.dtype) for param, update in zip(given, updates, strict=True)]
+    new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
+    return new, {"step": state["step"] + 1, "links": found}
 
 
 def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
-    """`step`, for a caller that has a list of links and no graph."""
+    """`step`, for a caller that has a list of links."""
+    if objective.differentiable:
+        return _differentiable.run(objective, links)
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
             objective = segment.step(objective)
@@ -110,7 +206,9 @@ def step_tensors(
     closure: Callable[..., Any] | None = None,
     objective: Objective | None = None,
 ) -> list[Tensor]:
-    """Run links on any tensors as if they were the update.
+    """Run links on any tensors as if they were the update. Neither they nor the gradient are written to.
+
+    Where they require a gradient (or a setting does) and grad mode is on, the result does too.
 
     Args:
         modules: The links.
@@ -127,6 +225,19 @@ def step_tensors(
         >>> optim.functional.step_tensors([m.ClipValue(1.0), m.LR(0.1)], [torch.tensor([5.0, 0.5])])
         [tensor([0.1000, 0.0500])]
     """
+    return transform_tensors(modules, [t.clone() for t in tensors], params, grads, loss, closure, objective)
+
+
+def transform_tensors(
+    modules: Chainable,
+    tensors: list[Tensor],
+    params: Iterable[Tensor] | None,
+    grads: Sequence[Tensor] | None,
+    loss: Tensor | None,
+    closure: Callable[..., Any] | None,
+    objective: Objective | None,
+) -> list[Tensor]:
+    """`step_tensors` on tensors that may be written to."""
     from .chain import Chain, maybe_chain
 
     if objective is not None and any(value is not None for value in (grads, loss, closure)):
@@ -149,7 +260,12 @@ def step_tensors(
         looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
         inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)
-    out = step(inner, [link])
+    if _differentiable.wants_graph((*tensors, *given, *(grads or ())), [link]):
+        _differentiable.check([link])
+        inner.differentiable = True
+        out = run(inner, [link], None)
+    else:
+        out = step(inner, [link])
     for _, part in link.links():
         part._settle()  # a chain made for this call is gone after it, and with it what its fused runs have counted
     if objective is not None:

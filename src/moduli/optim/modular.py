@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
-from . import _explain, _groups, _members, _saved, _shards
+from . import _differentiable, _explain, _groups, _members, _saved, _shards
 from ._binding import Binding
 from ._closure import Evaluator
 from ._needs import ChainError, ClosureError, Need, join
@@ -48,6 +48,9 @@ class Optimizer(torch.optim.Optimizer):
         reduce: How several processes make one loss of theirs, so that links which decide on it (line searches) decide
             alike: "mean" (what DistributedDataParallel does to gradients; the default for such a module), "sum", a
             function of the loss, or None for processes that work on their own.
+        differentiable: Whether autograd sees through the steps: parameters become functions of where they began and of
+            settings given as tensors that require a gradient, `m.LR(rate)`. Steps then need a closure, and memory grows
+            with them; `detach_` begins anew.
 
     Attributes:
         modules: The links.
@@ -80,6 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         groups: Mapping[str, Mapping[str, Any]] | None = None,
         fuse: Literal["auto", False] = "auto",
         reduce: Reduce | Literal["auto"] = "auto",
+        differentiable: bool = False,
     ) -> None:
         self.modules: list[Module] = list(flatten(modules))
         if not self.modules:
@@ -105,6 +109,11 @@ class Optimizer(torch.optim.Optimizer):
         self._needs = join(link.all_needs() for link in self.modules)
         self._check_chain()
         self._reduce = self._reduction(reduce)
+        self.differentiable = differentiable
+        if differentiable:
+            _differentiable.check(self.modules)
+            if self.population is not None:
+                raise ChainError("a population's members share one storage, which can't be differentiated through")
         self._options: list[dict[str, Any]] = []
         self._shown = _groups.exported(link for _, link in self._links)
         self._list: list[Tensor] = []
@@ -112,7 +121,8 @@ class Optimizer(torch.optim.Optimizer):
         self._matrices: list[int] = []
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
-        super().__init__(given, dict(self._shown))
+        # Torch takes parameters that are no leaves where it reads this.
+        super().__init__(given, {**self._shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self._name()
         for _, link in self._links:
@@ -247,6 +257,7 @@ class Optimizer(torch.optim.Optimizer):
                 shown = self._shown[key]
                 group[key] = tuple(group.get(name, old) for name, old in zip(names, shown, strict=True))
         _add_param_group(self, group)
+        group.pop("differentiable", None)  # one of the optimizer, not of its groups
         if self._built:
             self._name()
             self._sync()
@@ -345,7 +356,7 @@ class Optimizer(torch.optim.Optimizer):
         if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return self._hooked_step(*given, **kwargs)  # type: ignore[no-any-return]
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.differentiable):
             return self._step(closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -353,7 +364,7 @@ class Optimizer(torch.optim.Optimizer):
     def _seen_step(
         self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
     ) -> Tensor | None:
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.differentiable):
             return self._step(closure, loss, kwargs)
 
     _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_seen_step)
@@ -382,7 +393,15 @@ class Optimizer(torch.optim.Optimizer):
         objective.matrices = self._matrices
         objective.tail = self.modules[-1]
         evaluator = objective.evaluator
-        if evaluator is None:
+        if self.differentiable:
+            if evaluator is None:
+                raise ClosureError(
+                    "a differentiable step computes the gradient itself, with its graph; pass the loss: "
+                    "opt.step(mo.closure(lambda: loss(net(x), y)))"
+                )
+            objective.differentiable = True
+            _differentiable.begin(params)
+        elif evaluator is None:
             self._without_closure(objective, loss)
             if objective.present is not None and not any(objective.present):
                 self.current_step += 1
@@ -409,6 +428,10 @@ class Optimizer(torch.optim.Optimizer):
         if objective.loss is not None or last.evaluator is not evaluator:
             return objective.loss
         return last.loss_approx if last.loss is None else last.loss
+
+    def detach_(self) -> None:
+        """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
+        _differentiable.cut((param for group in self.param_groups for param in group["params"]), self.modules)
 
     def _without_closure(self, objective: Objective, loss: Tensor | None) -> None:
         for need in self._needs:
@@ -506,7 +529,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
+        if not self.differentiable:
+            self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
         self._links = []
         self._links = self._claim()
         for _, link in self._links:

@@ -48,6 +48,7 @@ class Module(metaclass=LinkType):
         sharded: Whether it is right for parameters of which each process holds a shard, beyond pointwise hooks.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
+        differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
         aliases: Names in parameter groups that stand for several settings, such as "betas".
 
     Example:
@@ -67,6 +68,7 @@ class Module(metaclass=LinkType):
     vector_state: bool = False
     sharded: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False
+    differentiable: bool = False
     aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
@@ -243,19 +245,19 @@ class Module(metaclass=LinkType):
         Returns:
             The transformed tensors.
         """
-        from .functional import step_tensors
+        from .functional import transform_tensors
 
         child = self._child(key, must_exist)
         if child is None:
             return tensors
         given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
         if params is not None:
-            return step_tensors(child, given, params, grads, loss, closure, objective)
+            return transform_tensors(child, given, params, grads, loss, closure, objective)
         stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())
         with stand_ins.pointed_at(
             given, self.settings.binding, None if objective is None else objective.params
         ) as fakes:
-            return step_tensors(child, given, fakes, grads, loss, closure, objective)
+            return transform_tensors(child, given, fakes, grads, loss, closure, objective)
 
     def _stand_in_key(self, key: str) -> str:
         """Members of a population that are run in turn have stand-ins of their own."""

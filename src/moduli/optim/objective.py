@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import _differentiable
 from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
@@ -55,6 +56,7 @@ class Objective(Curvature, Moving):
         stop: Skip the rest of this chain.
         skip_update: Do not move the parameters: a link has done it.
         should_terminate: Whether a termination link asked to stop training.
+        differentiable: Whether autograd is to see through the step.
         present: For each parameter whether it has a gradient; None where all have.
         tail: The link that ends the optimizer's chain: it may move the parameters itself (`skip_update`).
 
@@ -74,6 +76,7 @@ class Objective(Curvature, Moving):
     should_terminate: bool | None = None
     temp: Any = None
     present: list[bool] | None = None
+    differentiable: bool = False
     matrices: list[int] | None = None
     accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
     tail: Any = None
@@ -241,7 +244,7 @@ class Objective(Curvature, Moving):
     def _evaluate(self, backward: bool, graph: bool) -> None:
         """Evaluate the loss where the step began, and the gradient where it or the chain asks for it."""
         ask = self._closure("the loss" if self.grads is not None or not backward else "the loss and its gradient")
-        if graph or keeps_graph(self.needs):
+        if graph or self.differentiable or keeps_graph(self.needs):
             self._with_graph(ask)
         elif backward or Need.GRADIENT in self.needs:
             known = self.grads is not None
@@ -256,6 +259,13 @@ class Objective(Curvature, Moving):
         self._hand_up()
 
     def _with_graph(self, ask: Evaluator) -> None:
+        if self.differentiable:
+            with _differentiable.keep_values(self.params):
+                raw = ask.graph()
+                found = torch.autograd.grad(self._scalar(raw), self.params, create_graph=True, allow_unused=True)
+            self.loss = self._value(raw)
+            self.set_gradients(found)
+            return
         raw = ask.graph()
         with torch.enable_grad():
             if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
@@ -349,7 +359,6 @@ class Objective(Curvature, Moving):
             if parent.grads is None and self.grads is not None and _same(parent.params, self.params):
                 parent.grads, parent.present = self.grads, self.present
 
-    @torch.no_grad()
     def update_parameters(self) -> None:
         """Subtract the update from the parameters; nothing where a link has moved them itself."""
         if self.skip_update:
@@ -360,9 +369,9 @@ class Objective(Curvature, Moving):
             kept = [i for i, here in enumerate(self.present) if here]
             params, updates = [params[i] for i in kept], [updates[i] for i in kept]
         if params:
-            torch._foreach_sub_(
-                params, [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
-            )
+            changes = [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
+            with torch.set_grad_enabled(self.differentiable):
+                torch._foreach_sub_(params, changes)
 
     # ------------------------------------------------------------------ bookkeeping
 

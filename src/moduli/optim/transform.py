@@ -153,6 +153,13 @@ class TensorTransform(Transform):
         self.uses_grad = uses_grad
         self.uses_loss = uses_loss
 
+    @property
+    def differentiable(self) -> bool:  # type: ignore[override]
+        """Pointwise hooks are, by being pointwise; any other link has to say so."""
+        from . import _fusion
+
+        return self.elementwise and not _fusion.overrides(self) and not _fusion.measures(self)
+
     def all_needs(self) -> frozenset[Need]:
         """As for every link; `uses_loss` adds the loss."""
         return super().all_needs() | (frozenset({Need.LOSS}) if self.uses_loss else frozenset())
@@ -312,7 +319,7 @@ class TensorTransform(Transform):
         return (
             kept,
             [real(tensors[i]) for i in kept],
-            [real(params[i]) for i in kept],
+            [real(params[i].clone() if objective.differentiable else params[i]) for i in kept],
             None if grads is None else [real(grads[i]) for i in kept],
             loss,
             [states[i] for i in kept],
@@ -357,7 +364,8 @@ class TensorTransform(Transform):
     ) -> AbstractContextManager[None]:
         """Hooks are given the parameters themselves, but for a vector of them and for complex numbers as pairs."""
         pairs = self.elementwise and any(map(torch.is_complex, objective.params))
-        return self.shown(params, states, settings) if pairs or self.concat_params else nullcontext()
+        copied = pairs or self.concat_params or objective.differentiable
+        return self.shown(params, states, settings) if copied else nullcontext()
 
     def _measured(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _numbers, _populations, _safety, _saving, _settings, _tensors
+from . import _differentiable, _numbers, _populations, _safety, _saving, _settings, _tensors
 from ._case import Case, LawError, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
@@ -18,6 +18,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     **_settings.LAWS,
     **_safety.LAWS,
     **_populations.LAWS,
+    **_differentiable.LAWS,
 }
 """Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
 

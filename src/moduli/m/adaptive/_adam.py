@@ -84,7 +84,7 @@ class Adam(BufferTransform):
         state["exp_avg"].lerp_(tensor, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
         if setting["amsgrad"]:
-            state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"]))
+            state["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -142,6 +142,8 @@ class Orthogonalize(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
     """
 
+    differentiable = True
+
     def __init__(
         self,
         *,
@@ -223,6 +225,8 @@ class DualNormCorrection(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
 
+    differentiable = True
+
     def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
         super().__init__({"flatten": flatten, "channel_first": channel_first}, uses_grad=True)
 
@@ -258,6 +262,8 @@ class MuonAdjustLR(TensorTransform):
     References:
         J. Liu et al., "Muon is scalable for LLM training", 2025.
     """
+
+    differentiable = True
 
     def __init__(self, *, alpha: float = 1.0, flatten: bool = True, channel_first: bool = True) -> None:
         super().__init__({"alpha": alpha, "flatten": flatten, "channel_first": channel_first})

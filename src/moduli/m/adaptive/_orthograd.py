@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import kernels
 from ...optim import TensorTransform
 from .._checks import non_negative
+from .._lists import dot
 
 __all__ = ["OrthoGrad"]
 
@@ -34,6 +34,7 @@ class OrthoGrad(TensorTransform):
         L. Prieto, M. Barsbey, P. A. M. Mediano, T. Birdal, "Grokking at the edge of numerical stability", ICLR 2025.
     """
 
+    differentiable = True
     sharded = True
 
     def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
@@ -54,9 +55,7 @@ class OrthoGrad(TensorTransform):
         if settings[0]["dim"] is None:
             return None
         if members is None:
-            xu, xx, uu = (
-                float(kernels.dot(a, b)) for a, b in ((params, tensors), (params, params), (tensors, tensors))
-            )
+            xu, xx, uu = (dot(a, b) for a, b in ((params, tensors), (params, params), (tensors, tensors)))
             return {"xu": xu, "xx": xx, "uu": uu}
         pairs = ((params, tensors), (params, params), (tensors, tensors))
         found = [

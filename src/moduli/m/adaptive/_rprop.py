@@ -43,7 +43,7 @@ class _SignSteps(TensorTransform):
         size = torch.where(
             product > 0, size * setting["nplus"], torch.where(product < 0, size * setting["nminus"], size)
         )
-        state["size"].copy_(size.clamp(setting["lb"], setting["ub"]))
+        state["size"] = size.clamp(min=setting["lb"]).clamp(max=setting["ub"])
         return product
 
 
@@ -100,10 +100,10 @@ class Rprop(_SignSteps):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         flipped = self._resize(tensor, state, setting) < 0
-        state["previous"].copy_(torch.where(flipped, torch.zeros_like(tensor), tensor))
+        state["previous"] = torch.where(flipped, torch.zeros_like(tensor), tensor)
         if setting["backtrack"]:
             move = tensor.sign() * state["size"]
-            state["last"].copy_(torch.where(flipped, -state["last"], move))
+            state["last"] = torch.where(flipped, -state["last"], move)
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -148,7 +148,7 @@ class SignConsistencyLRs(_SignSteps):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         self._resize(tensor, state, setting)
-        state["previous"].copy_(tensor)
+        state["previous"] = tensor.clone()
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -199,7 +199,7 @@ class ScaleLRBySignChange(_SignSteps):
     ) -> None:
         seen = grad if setting["use_grad"] and grad is not None else tensor
         self._resize(seen, state, setting)
-        state["previous"].copy_(seen)
+        state["previous"] = seen.clone()
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

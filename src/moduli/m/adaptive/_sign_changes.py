@@ -52,9 +52,9 @@ class BacktrackOnSignChange(TensorTransform):
         flipped = seen * state["previous"] < 0
         zero = torch.zeros_like(tensor)
         # What was emitted before, where it is to be taken back; else what is emitted now.
-        state["last"].copy_(torch.where(flipped, -state["last"], tensor))
-        state["flipped"].copy_(torch.where(flipped, torch.ones_like(tensor), zero))
-        state["previous"].copy_(torch.where(flipped, zero, seen))
+        state["last"] = torch.where(flipped, -state["last"], tensor)
+        state["flipped"] = torch.where(flipped, torch.ones_like(tensor), zero)
+        state["previous"] = torch.where(flipped, zero, seen)
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -92,8 +92,8 @@ class SignConsistencyMask(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         same = tensor * state["previous"] > 0
-        state["mask"].copy_(torch.where(same, torch.ones_like(tensor), torch.zeros_like(tensor)))
-        state["previous"].copy_(tensor)
+        state["mask"] = torch.where(same, torch.ones_like(tensor), torch.zeros_like(tensor))
+        state["previous"] = tensor.clone()
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...optim import Chainable, TensorTransform
 from .._buffers import BufferTransform
 from .._checks import choice, fraction, positive
-from .._metrics import check_metric, metric, metric_of_all
+from .._metrics import check_metric, metric_of_all
 
 __all__ = ["ClipNormByEMA", "ClipValueByEMA", "NormalizeByEMA"]
 
@@ -41,6 +41,7 @@ class ClipNormByEMA(TensorTransform):
         [tensor([1.5000])]
     """
 
+    differentiable = True
     normalize: bool = False
 
     def __init__(
@@ -78,10 +79,8 @@ class ClipNormByEMA(TensorTransform):
         return [[i] for i in range(count)] if settings[0]["tensorwise"] else [list(range(count))]
 
     @staticmethod
-    def _size(tensors: list[Tensor], ord: Any) -> float:
-        if len(tensors) > 1:
-            return metric_of_all(tensors, ord)
-        return float(metric(tensors[0], ord, tuple(range(tensors[0].dim())))) if tensors[0].numel() else 0.0
+    def _size(tensors: list[Tensor], ord: Any) -> Any:
+        return metric_of_all(tensors, ord)
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -107,8 +106,8 @@ class ClipNormByEMA(TensorTransform):
             if growth is not None and first["norm"] is not None:
                 limit = max(first["norm"], setting["min_norm"]) * growth
                 if size > limit:
-                    for mean in means:
-                        mean.mul_(limit / size)
+                    for i, mean in zip(group, means, strict=True):
+                        states[i]["exp_avg"] = mean * (limit / size)
                     size = limit
             for i in group:
                 states[i]["norm"] = size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
@@ -36,6 +37,7 @@ class Centralize(TensorTransform):
         networks", ECCV 2020.
     """
 
+    differentiable = True
     static = ("dim", "min_size")
 
     def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
@@ -58,7 +60,7 @@ class Centralize(TensorTransform):
         count = sum(tensor.numel() for tensor in tensors)
         if count < settings[0]["min_size"]:
             return {"mean": 0.0}
-        totals = [tensor.sum().item() for tensor in tensors]
+        totals = [tensor.sum() if torch.is_grad_enabled() else tensor.sum().item() for tensor in tensors]
         return {"mean": sum(totals) / count}
 
     def single_tensor_apply(

@@ -18,6 +18,7 @@ __all__ = ["ClipNorm", "NormLink"]
 class NormLink(TensorTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
 
+    differentiable = True
     static = ("ord", "dim", "min_size")
 
     sharded = True

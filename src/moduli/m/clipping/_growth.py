@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 from .._checks import non_negative, positive
-from .._metrics import check_metric, metric, metric_of_all
+from .._metrics import check_metric, metric_of_all
 
 __all__ = ["ClipNormGrowth", "ClipValueGrowth"]
 
@@ -48,6 +48,8 @@ class ClipNormGrowth(TensorTransform):
         [tensor([2.])]
     """
 
+    differentiable = True
+
     def __init__(
         self,
         *,
@@ -84,12 +86,7 @@ class ClipNormGrowth(TensorTransform):
         groups = [[i] for i in range(len(tensors))] if each else [list(range(len(tensors)))]
         for group in groups:
             setting, state = settings[group[0]], states[group[0]]
-            chosen = [tensors[i] for i in group]
-            if len(chosen) == 1:
-                one = chosen[0]
-                size = float(metric(one, setting["ord"], tuple(range(one.dim())))) if one.numel() else 0.0
-            else:
-                size = metric_of_all(chosen, setting["ord"])
+            size = metric_of_all([tensors[i] for i in group], setting["ord"])
             scale, last = 1.0, state.get("norm")
             if last is not None:
                 limit = min(
@@ -161,11 +158,11 @@ class ClipValueGrowth(TensorTransform):
         # The first update is not bounded.
         first = 0.0 ** (state["step"] - 1)
         bound = torch.maximum(bound, size * first)
-        state["bound"].copy_(bound)
+        state["bound"] = bound
         new = torch.minimum(size, bound)
         if setting["max_decay"] is not None:
             new = torch.maximum(new, last / setting["max_decay"])
-        state["size"].copy_(new.clamp(min=setting["min_value"]))
+        state["size"] = new.clamp(min=setting["min_value"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

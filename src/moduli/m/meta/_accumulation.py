@@ -28,6 +28,7 @@ class GradientAccumulation(Module):
         tensor([-2.])
     """
 
+    differentiable = True
     members = True
 
     def __init__(self, n: int, *, mean: bool = True, stop: bool = True) -> None:

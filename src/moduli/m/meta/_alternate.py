@@ -29,6 +29,7 @@ class Alternate(Module):
         tensor([3.1000])
     """
 
+    differentiable = True
     needs = frozenset()
     members = True
 

@@ -40,6 +40,7 @@ class Split(Module):
         True
     """
 
+    differentiable = True
     needs = frozenset()
     members = True
 
@@ -95,7 +96,9 @@ class Split(Module):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
                 part = _part(objective, indices)
-                with _untouched([p for i, p in enumerate(objective.params) if passed[i] is not wanted]):
+                others = [p for i, p in enumerate(objective.params) if passed[i] is not wanted]
+                # A step that is differentiated leaves no gradients anywhere.
+                with _untouched([] if objective.differentiable else others):
                     out = how(self.children[key], part)
                 if isinstance(out, Objective):
                     _put_back(objective, out, indices)

@@ -27,6 +27,7 @@ class Previous(TensorTransform):
         [1.0, 1.0, 2.0]
     """
 
+    differentiable = True
     members = True
 
     def __init__(self, n: int = 1) -> None:
@@ -62,18 +63,22 @@ class _Last(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["previous"] = torch.full_like(tensor, self.first)
+        state["before"] = torch.zeros_like(tensor)
 
     def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
         """What is compared with the step before."""
         return tensor
 
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        state["before"] = state["previous"].clone()
+        state["previous"] = self.seen(tensor, grad).clone()
+
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        now = self.seen(tensor, grad).clone()
-        out = self.combine(now, state["previous"], setting)
-        state["previous"].copy_(now)
-        return out
+        return self.combine(state["previous"], state["before"], setting)
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
         """What is emitted."""

@@ -35,6 +35,7 @@ class UpdateGradientSignConsistency(TensorTransform):
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
 
+    differentiable = True
     elementwise = True
 
     def __init__(self, *, normalize: bool = False, eps: Any = 1e-6) -> None:
@@ -79,6 +80,7 @@ class ScaleByGradCosineSimilarity(TensorTransform):
         [tensor([1.8000, 2.4000])]
     """
 
+    differentiable = True
     elementwise = True
 
     def __init__(self, *, eps: float = 1e-6) -> None:

@@ -18,6 +18,8 @@ __all__ = ["Averaging", "MedianAveraging", "WeightedAveraging"]
 class _History(TensorTransform):
     """Keeps the last updates."""
 
+    differentiable = True
+
     def __init__(self, size: int, defaults: dict[str, Any]) -> None:
         at_least_one(type(self).__name__, history_size=size)
         super().__init__(defaults)

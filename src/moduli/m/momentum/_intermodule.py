@@ -39,6 +39,8 @@ class IntermoduleCautious(MultiOperation):
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
 
+    differentiable = True
+
     def __init__(
         self,
         main: Chainable,
@@ -95,6 +97,8 @@ class ScaleModulesByCosineSimilarity(MultiOperation):
         >>> optim.step_tensors(link, [torch.tensor([3.0, 0.0])])
         [tensor([3., 0.])]
     """
+
+    differentiable = True
 
     def __init__(self, main: Chainable, compare: Chainable, *, eps: float = 1e-6) -> None:
         non_negative("ScaleModulesByCosineSimilarity", eps=eps)

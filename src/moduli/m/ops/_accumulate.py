@@ -48,7 +48,7 @@ class _Accumulate(TensorTransform):
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        state["accumulated"].copy_(self.join(state["accumulated"], tensor, 1 - setting["decay"]))
+        state["accumulated"] = self.join(state["accumulated"], tensor, 1 - setting["decay"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -102,8 +102,8 @@ class AccumulateMean(_Accumulate):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         keep = 1 - setting["decay"]
-        state["accumulated"].copy_(state["accumulated"] * keep + tensor)
-        state["weight"].copy_(state["weight"] * keep + 1)
+        state["accumulated"] = state["accumulated"] * keep + tensor
+        state["weight"] = state["weight"] * keep + 1
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -131,6 +131,12 @@ class AccumulateProduct(_Accumulate):
         return old * keep * new
 
 
+def _shrink(old: Tensor, start: float, keep: Any) -> Tensor:
+    # Infinity is not multiplied, not even where the result is thrown away: its derivative would be no number.
+    begun = old != start
+    return torch.where(begun, torch.where(begun, old, torch.zeros_like(old)) * keep, old)
+
+
 class AccumulateMaximum(_Accumulate):
     r"""The running maximum of updates, $a_t = \max((1-d)\,a_{t-1}, u_t)$; the first update begins it.
 
@@ -148,7 +154,7 @@ class AccumulateMaximum(_Accumulate):
     start = float("-inf")
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
-        return torch.maximum(torch.where(old == self.start, old, old * keep), new)
+        return torch.maximum(_shrink(old, self.start, keep), new)
 
 
 class AccumulateMinimum(_Accumulate):
@@ -168,7 +174,7 @@ class AccumulateMinimum(_Accumulate):
     start = float("inf")
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
-        return torch.minimum(torch.where(old == self.start, old, old * keep), new)
+        return torch.minimum(_shrink(old, self.start, keep), new)
 
 
 class EMASquared(TensorTransform):
@@ -215,7 +221,7 @@ class EMASquared(TensorTransform):
         if self.centered:
             state["exp_avg"].lerp_(tensor, 1 - beta)
         if setting["amsgrad"]:
-            state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], self._moment(state, setting)))
+            state["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], self._moment(state, setting))
 
     def _moment(self, state: Any, setting: Any) -> Tensor:
         moment: Tensor = state["exp_avg_sq"]

@@ -32,6 +32,8 @@ __all__ = [
 class _Binary(MultiOperation):
     """u and one other operand, element by element."""
 
+    differentiable = True
+
     def __init__(self, other: Operand) -> None:
         super().__init__(other=other)
 
@@ -46,6 +48,7 @@ class _Binary(MultiOperation):
 class _Scaled(MultiOperation):
     """u plus or minus a multiple of the other operand."""
 
+    differentiable = True
     sign = 1.0
 
     def __init__(self, other: Operand, *, alpha: Any = 1.0) -> None:
@@ -168,6 +171,8 @@ class Pow(MultiOperation):
         >>> optim.step_tensors(m.Pow(2.0), [torch.tensor([2.0, -4.0])])
         [tensor([ 4., 16.])]
     """
+
+    differentiable = True
 
     def __init__(self, exponent: Operand) -> None:
         super().__init__(exponent=exponent)
@@ -322,6 +327,8 @@ class Threshold(MultiOperation):
         >>> optim.step_tensors(m.Threshold(1.0, value=0.0, update_above=True), [torch.tensor([2.0, -4.0])])
         [tensor([2., 0.])]
     """
+
+    differentiable = True
 
     def __init__(self, threshold: Operand, *, value: Operand, update_above: bool) -> None:
         super().__init__({"update_above": update_above}, threshold=threshold, value=value)

@@ -25,6 +25,7 @@ __all__ = [
 class _Pass(Module):
     """The update as it is."""
 
+    differentiable = True
     needs = frozenset()
     members = True
 
@@ -35,6 +36,7 @@ class _Pass(Module):
 class _Gradient(Module):
     """The gradient."""
 
+    differentiable = True
     members = True
 
     def apply(self, objective: Objective) -> Objective:
@@ -63,6 +65,8 @@ class Graft(MultiOperation):
         N. Agarwal, R. Anil, E. Hazan, T. Koren, C. Zhang, "Disentangling adaptive gradient methods from learning rates",
         2020.
     """
+
+    differentiable = True
 
     def __init__(
         self,

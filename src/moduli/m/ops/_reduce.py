@@ -31,6 +31,8 @@ __all__ = [
 class _Reduce(MultiOperation):
     """Operands in order, combined from left to right."""
 
+    differentiable = True
+
     def __init__(self, *inputs: Operand) -> None:
         if not inputs:
             raise ValueError(f"{type(self).__name__} needs at least one link or number to combine")
@@ -197,6 +199,8 @@ class LerpModules(MultiOperation):
         [tensor([2.7500])]
     """
 
+    differentiable = True
+
     def __init__(self, input: Operand, end: Operand, *, weight: Any) -> None:
         super().__init__({"weight": weight}, input=input, end=end)
 
@@ -219,6 +223,8 @@ class SubModules(MultiOperation):
         >>> optim.step_tensors(m.SubModules(m.Mul(2.0), m.Sign(), alpha=0.5), [torch.tensor([4.0])])
         [tensor([7.5000])]
     """
+
+    differentiable = True
 
     def __init__(self, input: Operand, other: Operand, *, alpha: Any = 1.0) -> None:
         super().__init__({"alpha": alpha}, input=input, other=other)
@@ -243,6 +249,8 @@ class DivModules(MultiOperation):
         [tensor([-2.])]
     """
 
+    differentiable = True
+
     def __init__(self, input: Operand, other: Operand, *, other_first: bool = False) -> None:
         pair = {"other": other, "input": input} if other_first else {"input": input, "other": other}
         super().__init__(None, **pair)
@@ -265,6 +273,8 @@ class PowModules(MultiOperation):
         [tensor([16.])]
     """
 
+    differentiable = True
+
     def __init__(self, input: Operand, exponent: Operand) -> None:
         super().__init__(input=input, exponent=exponent)
 
@@ -286,6 +296,8 @@ class ClipModules(MultiOperation):
         >>> optim.step_tensors(m.ClipModules(m.Mul(2.0), min=-1.0, max=3.0), [torch.tensor([-4.0, 5.0])])
         [tensor([-1.,  3.])]
     """
+
+    differentiable = True
 
     def __init__(self, input: Operand, *, min: Operand | None = None, max: Operand | None = None) -> None:
         super().__init__(input=input, min=min, max=max)

@@ -84,6 +84,8 @@ class Fill(_Source):
         [tensor([3., 3.])]
     """
 
+    differentiable = True
+
     def __init__(self, value: Any) -> None:
         super().__init__({"value": value})
 
@@ -206,6 +208,7 @@ class Clone(_Source):
         [tensor([1., 1.])]
     """
 
+    differentiable = True
     needs = frozenset({Need.GRADIENT})
 
     def emit(self, objective: Objective) -> list[Tensor]:

@@ -151,6 +151,7 @@ class UnaryLambda(TensorTransform):
         [tensor([2., 2.])]
     """
 
+    differentiable = True
     members = True
 
     def __init__(self, fn: Callable[[list[Tensor]], Sequence[Tensor]]) -> None:

@@ -35,6 +35,8 @@ class LaplacianSmoothing(TensorTransform):
         S. Osher et al., "Laplacian smoothing gradient descent", Research in the Mathematical Sciences 9 (2022).
     """
 
+    differentiable = True
+
     def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:
         non_negative("LaplacianSmoothing", sigma=sigma)
         at_least_one("LaplacianSmoothing", min_numel=min_numel)

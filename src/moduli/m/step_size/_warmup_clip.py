@@ -35,6 +35,7 @@ class WarmupNormClip(TensorTransform):
         11.0
     """
 
+    differentiable = True
     elementwise = True
     counts = True
 

@@ -42,6 +42,8 @@ class Dropout(TensorTransform):
         ([0.0, 1.0], True)
     """
 
+    differentiable = True
+
     def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
         _probability("Dropout", p=p)
         super().__init__({"p": p, "graft": graft, "seed": seed})

@@ -34,6 +34,7 @@ class RelativeWeightDecay(TensorTransform):
         [tensor([4., 4.])]
     """
 
+    differentiable = True
     static = ("ord",)
 
     def __init__(
