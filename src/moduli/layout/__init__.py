@@ -7,7 +7,10 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `BufferEntry`: the same for a buffer, with its persistence instead of a position;
 * `Group`: the parameters that share a dtype and a device, hence one flat vector;
 * `Layout.fingerprint`: equal for equal structures, in any process on any machine;
-* `diff`: the first difference between two structures, as a sentence.
+* `diff`: the first difference between two structures, as a sentence;
+* `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
+  buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
+  module what it was?" asks `read`.
 
 A layout never goes stale: it is immutable, and `layout_of` compares the live module with what it remembers on every
 call, so an edit anywhere in the tree gives another layout at the next one.
@@ -25,6 +28,7 @@ Example:
 from ._difference import Difference, diff
 from ._layout import BufferEntry, Entry, Group, Layout, LayoutError
 from ._scan import Source, addresses, layout_and_tensors, layout_of
+from ._structure import ModuleEntry, Reading, Structure, read
 
 __all__ = [
     "Layout",
@@ -36,6 +40,10 @@ __all__ = [
     "layout_of",
     "layout_and_tensors",
     "addresses",
+    "read",
+    "Reading",
+    "Structure",
+    "ModuleEntry",
     "Difference",
     "diff",
 ]

@@ -1,0 +1,400 @@
+"""Reading a live module tree, and knowing cheaply that what was read still holds.
+
+A `Structure` is made of names, classes, sizes and positions only: it refers to no module and no tensor. Modules that look
+alike have one structure, so `is` compares whole trees. What is remembered about a module is only which structure it had
+last; every reading compares the live tree with it in full, so nothing can go stale: a wrong memory costs time, not
+correctness.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ._layout import BufferEntry, Entry, Layout, LayoutError
+
+__all__ = ["ModuleEntry", "Reading", "Structure", "lay_out", "read"]
+
+_OWNED = attrgetter("_parameters", "_buffers", "_modules")
+_SIZES = attrgetter("dtype", "shape", "device")
+_NONE = id(None)
+# Between the names of a scan, so that names of different kinds cannot run together.
+_PARAMETERS, _BUFFERS, _CHILDREN = 1, 2, 3
+# A module inside itself has no end of names; no model has this many modules.
+_MOST_MODULES = 200_000
+
+
+class ModuleEntry(NamedTuple):
+    """One module of a structure. Numbers are positions in the lists of a `Reading`; -1 is an empty place.
+
+    Attributes:
+        kind: Its class.
+        path: Its dotted name, the first one where it has several.
+        parameters: The name and position of each parameter.
+        buffers: The name and position of each buffer.
+        transient: The names of buffers that `state_dict()` does not hold.
+        children: The name and position of each child.
+
+    Example:
+        >>> from moduli.layout import read
+        >>> read(nn.Sequential(nn.Linear(2, 1))).structure.modules[1].parameters
+        (('weight', 0), ('bias', 1))
+    """
+
+    kind: type[nn.Module]
+    path: str
+    parameters: tuple[tuple[str, int], ...]
+    buffers: tuple[tuple[str, int], ...]
+    transient: frozenset[str]
+    children: tuple[tuple[str, int], ...]
+
+
+class Structure:
+    """What a module tree looks like: its layout, and every module in it. Two trees that look alike have the same one.
+
+    Attributes:
+        layout: The layout of parameters and buffers.
+        modules: One `ModuleEntry` per distinct module, the root first, breadth first.
+
+    Example:
+        >>> from moduli.layout import read
+        >>> a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> read(a).structure is read(b).structure
+        True
+        >>> [entry.path for entry in read(nn.Sequential(a, b)).structure.modules]
+        ['', '0', '1']
+    """
+
+    __slots__ = ("__weakref__", "_key", "_limit", "_pick", "layout", "modules")
+
+    layout: Layout
+    modules: tuple[ModuleEntry, ...]
+    _key: _Key
+    _limit: int
+    _pick: tuple[Callable[[list[Any]], list[Any]], ...]
+
+    def __repr__(self) -> str:
+        return f"Structure({len(self.modules)} modules, {self.layout!r})"
+
+
+class Reading(NamedTuple):
+    """A live module tree, read at one moment.
+
+    Attributes:
+        structure: What it looks like.
+        parameters: The live parameters, one per entry of the layout.
+        buffers: The live buffers, one per buffer of the layout.
+        modules: The live modules, one per module of the structure.
+
+    Example:
+        >>> from moduli.layout import read
+        >>> net = nn.Sequential(nn.Linear(2, 1))
+        >>> seen = read(net)
+        >>> seen.modules[1] is net[0], seen.parameters[1] is net[0].bias
+        (True, True)
+    """
+
+    structure: Structure
+    parameters: list[Tensor]
+    buffers: list[Tensor]
+    modules: list[nn.Module]
+
+
+class _Key(NamedTuple):
+    """Everything that two trees must have in common to have one structure."""
+
+    names: Any
+    sizes: Any
+    buffer_sizes: Any
+    ties: Any
+    buffer_ties: Any
+    module_ties: Any
+
+
+class _Scan(NamedTuple):
+    """A breadth-first walk over live modules; what has several names occurs once for each of them."""
+
+    names: list[object]
+    modules: list[Any]
+    parameters: list[Any]
+    buffers: list[Any]
+
+
+# Keyed by id, not by module: a module class may define __eq__ and so have no hash.
+_LAST: dict[int, tuple[weakref.ref[nn.Module], Structure]] = {}
+_KNOWN: weakref.WeakValueDictionary[_Key, Structure] = weakref.WeakValueDictionary()
+
+
+def read(root: nn.Module) -> Reading:
+    """Read a live module tree: names, classes, identities, dtypes, shapes and devices, as they are now.
+
+    Two readings have the same `structure` object exactly if nothing in the tree looks different: this is the one
+    answer to "is this module what it was?". Values, `requires_grad` and plain attributes are no part of it.
+
+    Args:
+        root: The module.
+
+    Raises:
+        LayoutError: If a parameter is lazy, a module contains itself or was not initialised.
+
+    Example:
+        >>> from moduli.layout import read
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> before = read(net).structure
+        >>> read(net).structure is before
+        True
+        >>> net[1] = nn.Tanh()
+        >>> read(net).structure is before
+        False
+    """
+    last = _LAST.get(id(root))
+    before = last[1] if last is not None and last[0]() is root else None
+    try:
+        scan = _scan(root, _MOST_MODULES if before is None else before._limit)
+        key = None if scan is None else _key_of(scan)
+    except AttributeError:
+        scan = key = None
+    if scan is None or key is None:
+        _slots(root)  # says what is wrong, if anything is
+        scan = _scan(root, 1 << 60)
+        if scan is None:
+            raise _changed(root)
+        key = _key_of(scan)
+    if before is None or key != before._key:
+        before = _find(root, scan, key)
+    parameters, buffers, modules = before._pick
+    return Reading(before, parameters(scan.parameters), buffers(scan.buffers), modules(scan.modules))
+
+
+def _scan(root: nn.Module, limit: int) -> _Scan | None:
+    """Walk over the tree; None if it has more than `limit` places.
+
+    This is the hot loop of the room: it runs at each reading. Slots that hold None count as names. The keys are asked for
+    by name because TorchScript has objects in the place of dicts that cannot be iterated over.
+    """
+    names: list[object] = []
+    parameters: list[Any] = []
+    buffers: list[Any] = []
+    queue: list[Any] = [root]
+    for module in queue:
+        if module is None:
+            names.append(None)
+            continue
+        try:
+            own = module.__dict__
+            held, kept, children = own["_parameters"], own["_buffers"], own["_modules"]
+        except KeyError:
+            held, kept, children = _owned(module)
+        if held:
+            names += held.keys()
+            names.append(_PARAMETERS)
+            parameters += held.values()
+        if kept:
+            names += kept.keys()
+            names.append(_BUFFERS)
+            if module._non_persistent_buffers_set:
+                names.append(frozenset(module._non_persistent_buffers_set))
+            buffers += kept.values()
+        if children:
+            names += children.keys()
+            names.append(_CHILDREN)
+            queue += children.values()
+            if len(queue) > limit:
+                return None
+        names.append(module.__class__)
+    return _Scan(names, queue, parameters, buffers)
+
+
+def _owned(module: nn.Module) -> list[dict[str, Any]]:
+    """The parameters, buffers and children of a module that may make its dicts only when asked for them."""
+    return [held if isinstance(held, dict) else dict(held.items()) for held in _OWNED(module)]
+
+
+def _key_of(scan: _Scan) -> _Key | None:
+    """What is compared; None if a parameter is lazy and has no sizes yet."""
+    try:
+        return _Key(
+            scan.names,
+            _sizes(scan.parameters),
+            _sizes(scan.buffers),
+            _first_places(scan.parameters),
+            _first_places(scan.buffers),
+            _first_places(scan.modules),
+        )
+    except RuntimeError:
+        return None
+
+
+def _sizes(tensors: list[Any]) -> list[Any]:
+    if _NONE in map(id, tensors):
+        return [None if tensor is None else _SIZES(tensor) for tensor in tensors]
+    return list(map(_SIZES, tensors))
+
+
+def _first_places(things: list[Any]) -> list[int]:
+    """For each place, the first place that holds the same thing, or -1 for None; empty if all are distinct."""
+    ids = list(map(id, things))
+    if len(set(ids)) == len(ids) and _NONE not in ids:
+        return []
+    firsts: dict[int, int] = {_NONE: -1}
+    return [firsts.setdefault(key, place) for place, key in enumerate(ids)]
+
+
+def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
+    """The structure of a scan, known from another module or made now; the module is remembered to have it."""
+    frozen = _Key(*map(tuple, key))
+    structure = _KNOWN.get(frozen)
+    if structure is None:
+        structure = _make(root, scan, key)
+        _KNOWN[frozen] = structure
+    place = id(root)
+
+    def forget(ref: weakref.ref[nn.Module]) -> None:
+        # Not whatever has the key by now: another thread may have read a new module under a reused id.
+        if place in _LAST and _LAST[place][0] is ref:
+            del _LAST[place]
+
+    _LAST[place] = weakref.ref(root, forget), structure
+    return structure
+
+
+def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
+    slots, buffer_slots, paths = _slots(root)
+    if (len(slots), len(buffer_slots), len(paths)) != tuple(map(len, (scan.parameters, scan.buffers, scan.modules))):
+        raise _changed(root)
+    # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
+    order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
+    buffer_order = sorted((p for p, held in enumerate(scan.buffers) if held is not None), key=lambda p: buffer_slots[p][0])
+    layout, chosen = lay_out(
+        [(slots[p][1], scan.parameters[p]) for p in order],
+        [(buffer_slots[p][1], scan.buffers[p], buffer_slots[p][2]) for p in buffer_order],
+    )
+    parameters = [order[i] for i in chosen]
+    known: set[int] = set()
+    buffers = [p for p in buffer_order if not (id(scan.buffers[p]) in known or known.add(id(scan.buffers[p])))]  # type: ignore[func-returns-value]
+    modules = [p for p, first in enumerate(key.module_ties or range(len(scan.modules))) if first == p]
+    structure = Structure()
+    structure._key, structure._limit, structure.layout = key, len(scan.modules), layout
+    structure._pick = (
+        _picker(parameters, len(scan.parameters)),
+        _picker(buffers, len(scan.buffers)),
+        _picker(modules, len(scan.modules)),
+    )
+    at = [
+        {id(held[p]): i for i, p in enumerate(places)} | {_NONE: -1}
+        for held, places in ((scan.parameters, parameters), (scan.buffers, buffers), (scan.modules, modules))
+    ]
+    entries = []
+    for place in modules:
+        module = scan.modules[place]
+        held = [tuple((name, at[i][id(each)]) for name, each in own.items()) for i, own in enumerate(_owned(module))]
+        transient = frozenset(module._non_persistent_buffers_set)
+        entries.append(ModuleEntry(type(module), paths[place], held[0], held[1], transient, held[2]))
+    structure.modules = tuple(entries)
+    return structure
+
+
+def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str, bool]], list[str]]:
+    """What `_scan` finds, place by place: parameters, buffers and modules.
+
+    Each parameter is (path of sibling positions, dotted name), each buffer has its persistence too, each module its path.
+
+    Raises:
+        LayoutError: If a module contains itself or has no registries, or a parameter is lazy.
+    """
+    slots: list[tuple[Any, str]] = []
+    buffer_slots: list[tuple[Any, str, bool]] = []
+    paths: list[str] = []
+    queue: list[tuple[nn.Module | None, str, tuple[int, ...], tuple[int, ...]]] = [(root, "", (), ())]
+    for module, prefix, path, lineage in queue:
+        paths.append(prefix.rstrip("."))
+        if module is None:
+            continue
+        try:
+            parameters, buffers, children = _owned(module)
+        except AttributeError as error:
+            raise LayoutError(
+                f"{prefix.rstrip('.') or 'the module'!r} ({type(module).__name__}) holds no parameters yet: "
+                "call super().__init__() first in its __init__"
+            ) from error
+        if id(module) in lineage:
+            raise LayoutError(
+                f"{prefix.rstrip('.')!r} ({type(module).__name__}) contains itself, so its parameters have no end "
+                "of names; keep the reference to the outer module in a list, or as a weak reference"
+            )
+        for name, held in (*parameters.items(), *buffers.items()):
+            if is_lazy(held):
+                raise LayoutError(
+                    f"{prefix + name!r} is lazy: its shape is not known before the module has seen data; "
+                    "run one forward pass first"
+                )
+        slots += [(path, prefix + name) for name in parameters]
+        buffer_slots += [(path, prefix + name, name not in module._non_persistent_buffers_set) for name in buffers]
+        if children:
+            lineage = (*lineage, id(module))
+            for position, (name, child) in enumerate(children.items()):
+                queue.append((child, f"{prefix}{name}.", (*path, position), lineage))
+    return slots, buffer_slots, paths
+
+
+def _changed(root: nn.Module) -> LayoutError:
+    return LayoutError(f"{type(root).__name__} changed while its layout was read; edit it from one thread at a time")
+
+
+def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]) -> tuple[Layout, list[int]]:
+    """Lay out named tensors.
+
+    Returns:
+        The layout, and the positions in `parameters` of the tensors that its entries stand for.
+    """
+    names, chosen = _grouped([name for name, _ in parameters], [tensor for _, tensor in parameters])
+    entries: list[Entry] = []
+    groups: dict[tuple[torch.dtype, torch.device], int] = {}
+    filled: list[int] = []
+    start = 0
+    for position in chosen:
+        name, tensor = parameters[position]
+        shape, dtype, device, numel = tuple(tensor.shape), tensor.dtype, tensor.device, tensor.numel()
+        group = groups.setdefault((dtype, device), len(groups))
+        if group == len(filled):
+            filled.append(0)
+        ties = tuple(names[id(tensor)][1:])
+        entries.append(Entry(name, shape, dtype, device, numel, group, filled[group], start, ties))
+        filled[group] += numel
+        start += numel
+    names, kept = _grouped([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
+    buffer_entries = tuple(
+        BufferEntry(name, tuple(t.shape), t.dtype, t.device, t.numel(), persistent, tuple(names[id(t)][1:]))
+        for name, t, persistent in (buffers[position] for position in kept)
+    )
+    return Layout(tuple(entries), buffer_entries), chosen
+
+
+def _grouped(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
+    """The names of each distinct tensor, by its id, and the position of its first name."""
+    grouped: dict[int, list[str]] = {}
+    firsts: list[int] = []
+    for position, tensor in enumerate(tensors):
+        known = grouped.get(id(tensor))
+        if known is None:
+            grouped[id(tensor)] = [names[position]]
+            firsts.append(position)
+        else:
+            known.append(names[position])
+    return grouped, firsts
+
+
+def _picker(places: list[int], count: int) -> Callable[[list[Any]], list[Any]]:
+    """A function that takes the things at `places` out of a list of `count`, without a loop in Python."""
+    if places == list(range(count)):
+        return list
+    if len(places) < 2:
+        return lambda things: [things[place] for place in places]
+    pick = itemgetter(*places)
+    return lambda things: list(pick(things))
