@@ -1,15 +1,16 @@
 """Layouts: what it costs to know that a remembered layout still holds.
 
-`list(named_parameters())` is torch's own walk over the same tensors, and knows neither sizes nor ties. "Names and
-identities" is the check without dtypes, shapes and devices, for callers that look at the tensors themselves.
+`list(named_parameters())` is torch's own walk over the same tensors, and knows neither sizes nor ties. A copy has no
+memory of its own: its structure is found by what it looks like.
 """
+
+import copy
 
 import torch
 from torch import nn
 
 from _timing import interleaved
-from moduli.layout import layout_and_tensors, layout_of
-from moduli.layout._scan import _remember
+from moduli.layout import layout_of
 
 
 def nets():
@@ -26,18 +27,13 @@ def table():
     rows = []
     for name, net in nets().items():
         layout_of(net)
+        copies = iter([copy.deepcopy(net) for _ in range(400)])
         times = interleaved(
-            {
-                "torch": lambda: list(net.named_parameters()),
-                "identities": lambda: layout_and_tensors(net, sizes=False),
-                "everything": lambda: layout_of(net),
-                "build": lambda: _remember(net),
-            }
-        )
+            {"torch": lambda: list(net.named_parameters()), "everything": lambda: layout_of(net)}
+        ) | interleaved({"copy": lambda: layout_of(next(copies))}, rounds=20, number=10)
         for label, key, bar in (
-            ("names and identities", "identities", 12.0),
-            ("names, identities, dtypes, shapes, devices", "everything", None),
-            ("reading a layout for the first time", "build", None),
+            ("names, classes, identities, dtypes, shapes, devices", "everything", None),
+            ("the same for a copy that was never read", "copy", None),
             ("list(named_parameters())", "torch", None),
         ):
             value = times[key] * 1e6

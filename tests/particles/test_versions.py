@@ -15,13 +15,14 @@ from moduli.particles import (
     StructureError,
     _compare,
     _edits,
-    _kinds,
     _species,
     adopt,
     history,
+    independent,
     migrate,
     species,
 )
+from moduli.particles.base import VersionDataImp
 from moduli.particles.kernel import VersionKernel
 
 NAMES = ["a", "b", "c"]
@@ -30,17 +31,17 @@ STEPS = [
     (_species, "compare"),
     (_species, "adopt_children"),
     (_species, "located"),
-    (_species, "_identified"),
-    (_kinds.AddParam, "settle"),
-    (_kinds.AddModule, "settle"),
-    (_kinds.AddModule, "apply"),
-    (_kinds.AddParam, "apply"),
-    (_kinds.Together, "sentence"),
-    (_kinds.Together, "run"),
-    (_edits.ParticleEdit, "arrange"),
-    (_kinds, "put"),
-    (_kinds, "copied"),
-    (_compare, "grown"),
+    (_species, "capture"),
+    (_species, "read"),
+    (_species, "_known"),
+    (_edits, "clone_param"),
+    (_edits, "restore"),
+    (_edits.ParticleEdit, "settle"),
+    (_edits.ParticleEdit, "run"),
+    (_edits.ParticleEdit, "sentence"),
+    (_compare, "grow"),
+    (_compare, "number_parameter"),
+    (VersionDataImp, "event"),
     (VersionKernel, "__init__"),
     (VersionKernel, "particle_update"),
 ]
@@ -174,7 +175,27 @@ class Siblings(RuleBasedStateMachine):
             # torch refuses to put a module where a parameter is. The particle had followed the others first.
             before = picture(net)
             assert alike(picture(net.touch()), before)
-        net.touch()
+        self.meets(net)
+
+    def meets(self, net):
+        """A particle meets its relatives: its edits and theirs merge, or its own is refused whole."""
+        before, others = picture(net), [(other, picture(other)) for other in self.nets if other is not net]
+        try:
+            net.touch()
+        except StructureError as error:
+            refused = str(error)
+        else:
+            refused = ""
+        if refused:
+            assert "the edits do not merge" in refused
+            assert alike(picture(net), before)
+            for other, held in others:
+                assert alike(picture(other), held)
+            self.nets = [other for other in self.nets if other is not net]
+            alone = independent(net)
+            assert structure(2 * alone) == structure(alone)
+            while len(self.nets) < 2:
+                self.nets.append(self.nets[0].clone())
 
     @rule(i=st.integers(0, 5), j=st.integers(0, 5))
     def follows(self, i, j):
@@ -380,23 +401,45 @@ def test_two_particles_edit_the_same_plain_child_before_they_meet(first, second)
     one, two = siblings.nets
     siblings.edit(one, first, "a", 1)
     one.touch()
+    told = history(one)
     siblings.edit(two, second, "a", 1)
-    two.touch()
+    siblings.meets(two)
     siblings.follows(0, 1)
     siblings.combines(0, 1)
     assert list(one.seq._modules) == [str(place) for place in range(len(one.seq))]
+    if first == second and first != "share":
+        # They agree, so there is nothing to merge.
+        assert any(net is two for net in siblings.nets)
+        assert history(one) == told
 
 
-def test_what_a_particle_removed_comes_back_as_a_later_edit_recorded_it():
-    one = adopt(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+def test_edits_in_different_places_merge():
+    one = Tree()
     two = one.clone()
-    weight = one[0].weight.detach().clone()
-    one.insert(0, nn.Tanh())
+    one.seq.append(nn.Linear(2, 2))
     one.touch()
-    with torch.no_grad():
-        one[1].weight.zero_()
-    del two[0]
+    two.child.add_module("more", nn.Linear(1, 1))
+    two.seq[0].register_buffer("mask", torch.ones(2))
     two.touch()
     one.touch()
     assert structure(one) == structure(two)
-    assert any(isinstance(m, nn.Linear) and torch.equal(m.weight, weight) for m in two)
+    assert len(two.seq) == 3
+    assert torch.equal(one.seq[0].mask, torch.ones(2))
+    assert torch.equal(two.seq[2].weight, one.seq[2].weight)
+
+
+def test_an_edit_of_what_a_relative_removed_is_refused():
+    one = adopt(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))
+    two = one.clone()
+    del one[0]
+    one.touch()
+    two[0].append(nn.Linear(2, 2))
+    for _ in range(2):
+        with pytest.raises(
+            StructureError, match=r"'0' in a Sequential was edited .* after a relative had edited it too"
+        ):
+            two.touch()
+        assert len(two[0]) == 2
+    new = migrate({}, one) if not list(one.parameters()) else None
+    assert new is not None
+    assert len(independent(two) + two) == 2

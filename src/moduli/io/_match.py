@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from torch import nn
 
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
-from moduli.particles._record import Event, record_of
-from moduli.particles._species import version_of
-from moduli.particles.base import NytoModuleBase
+from moduli.particles import Event, events_of
 
 from ._errors import CheckpointError
 
@@ -91,15 +89,6 @@ class Edits:
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     told: str = ""
-
-
-def events_of(module: Any) -> list[Event]:
-    """The edits that a module's species has had, oldest first."""
-    if not isinstance(module, NytoModuleBase) or module._particle_root is not module:
-        return []
-    if record_of(module).version is None:
-        return []
-    return list(version_of(module).data.species.events)
 
 
 def edits_between(saved: list[Event], module: nn.Module) -> Edits:

@@ -17,8 +17,7 @@ from moduli.labels import Tensor as LabelledTensor
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor
 from moduli.nn._state import load_all_or_nothing
 from moduli.nn._virtual import virtual
-from moduli.particles import buffer_policy
-from moduli.particles._template import POLICY
+from moduli.particles import POLICY, buffer_policy
 
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming

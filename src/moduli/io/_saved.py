@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
-from moduli.particles._config import KEY as CONFIG
-from moduli.particles._history import _POLICIES
-from moduli.particles._record import Event
+from moduli.particles import CONFIG_KEY as CONFIG
+from moduli.particles import POLICIES, Event
 
 from ._errors import DamagedFileError
 from ._read import Reader
@@ -107,7 +106,7 @@ class Saved:
     def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         try:
             return {
-                path: [(_text(pattern), _one_of(policy, _POLICIES)) for pattern, policy in each]
+                path: [(_text(pattern), _one_of(policy, POLICIES)) for pattern, policy in each]
                 for path, each in found.items()
             }
         except (TypeError, ValueError):

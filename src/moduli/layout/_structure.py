@@ -166,6 +166,8 @@ def read(root: nn.Module) -> Reading:
         if scan is None:
             raise _changed(root)
         key = _key_of(scan)
+        if key is None:
+            raise _changed(root)
     if before is None or key != before._key:
         before = _find(root, scan, key)
     parameters, buffers, modules = before._pick
@@ -270,7 +272,9 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
         raise _changed(root)
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
     order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
-    buffer_order = sorted((p for p, held in enumerate(scan.buffers) if held is not None), key=lambda p: buffer_slots[p][0])
+    buffer_order = sorted(
+        (p for p, held in enumerate(scan.buffers) if held is not None), key=lambda p: buffer_slots[p][0]
+    )
     layout, chosen = lay_out(
         [(slots[p][1], scan.parameters[p]) for p in order],
         [(buffer_slots[p][1], scan.buffers[p], buffer_slots[p][2]) for p in buffer_order],

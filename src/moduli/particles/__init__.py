@@ -22,10 +22,21 @@ Two particles can be combined when their structures agree, whether or not they s
 
 from . import base, kernel, merge, module, mtype, particle_module, particle_updater, utils, version_updater
 from ._adopt import adopt
-from ._history import SpeciesView, buffer_policy, history, migrate, species
+from ._buffers import POLICIES, buffer_policy
+from ._config import CONFIG_KEY
+from ._history import SpeciesView, events_of, history, independent, migrate, species
 from ._measures import cosine, distance, dot, from_vector, norm, vector
 from ._only import Only, only
-from ._operand import differentiable
+from ._operand import (
+    buffer_policies,
+    differentiable,
+    inert_parameters,
+    is_differentiable,
+    matching_values,
+    refuse_graph,
+)
+from ._record import Event
+from ._skeleton import POLICY
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, create_new_group
 from .errors import StructureError
 from .functions import (
@@ -91,11 +102,22 @@ __all__ = [
     "only",
     "Only",
     "differentiable",
+    "is_differentiable",
+    "refuse_graph",
     "species",
     "SpeciesView",
+    "Event",
+    "events_of",
+    "independent",
     "history",
     "migrate",
     "buffer_policy",
+    "buffer_policies",
+    "POLICIES",
+    "POLICY",
+    "CONFIG_KEY",
+    "inert_parameters",
+    "matching_values",
     "ParamConfig",
     "ModuleMeta",
     "ROOT_MODULE_ID",

@@ -1,28 +1,38 @@
-"""Which edits lead from a version to a live module."""
+"""Which edit leads from a version to a live module."""
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from . import particle_updater as particle
-from ._edits import ParticleEdit, grown
-from ._kinds import Together
-from .base import VersionDataImp
-from .mtype import ModuleID, ModuleMeta, ParamConfig, ParamID
+from ._edits import ParticleEdit, grow, number_parameter
+from ._names import public_name, selected
+from ._skeleton import HOOKS, POLICY, RECORD, Place, State, capture
+from .base import NytoModuleBase, VersionDataImp
+from .mtype import ModuleID, ModuleMeta, ParamID
 
-__all__ = ["compare"]
+__all__ = ["Known", "compare"]
+
+# What an edit of a plain module does not carry over: registries, and what belongs to one particle.
+_NEVER = frozenset((
+    *HOOKS, "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", "training", RECORD, POLICY,
+))  # fmt: skip
+
+
+class Known(NamedTuple):
+    """A particle as it was when it was last seen to be at its version: modules, and their attributes."""
+
+    modules: dict[ModuleID, nn.Module]
+    states: dict[ModuleID, State]
 
 
 def compare(
-    vdata: VersionDataImp,
-    root: nn.Module,
-    before: dict[ModuleID, nn.Module | None] | None,
-    forced: tuple[nn.Module, str] | None = None,
-) -> tuple[VersionDataImp, Together] | None:
-    """Find the edits that were made to a live module since it was at a version.
+    vdata: VersionDataImp, root: nn.Module, before: Known | None, forced: tuple[nn.Module, str] | None = None
+) -> tuple[VersionDataImp, ParticleEdit] | None:
+    """Find the edit that was made to a live module since it was at a version.
 
     A child is taken for the same module when it is the same object, or, where that is not known, of the same class. A
     parameter is the same when it has the same shape: another Parameter of that shape is another value, not an edit.
@@ -30,22 +40,18 @@ def compare(
     Args:
         vdata: The version.
         root: The module.
-        before: The modules by identifier, as they were at the version; None where that is not known.
+        before: What it was at the version; None where that is not known.
         forced: A module and the name of an attribute that was assigned, hence an edit in any case.
 
     Returns:
-        The metadata of the next version, and the edits with copies of the values now; None if nothing was edited.
+        The metadata of the next version, and the edit with copies of the values now; None if nothing was edited.
     """
     return _Comparison(vdata, root, before, forced).result()
 
 
 class _Comparison:
     def __init__(
-        self,
-        vdata: VersionDataImp,
-        root: nn.Module,
-        before: dict[ModuleID, nn.Module | None] | None,
-        forced: tuple[nn.Module, str] | None,
+        self, vdata: VersionDataImp, root: nn.Module, before: Known | None, forced: tuple[nn.Module, str] | None
     ) -> None:
         self.vdata = vdata
         self.before = before
@@ -55,24 +61,24 @@ class _Comparison:
         self.modules: dict[int, ModuleID] = {id(root): 0}
         self.params: dict[int, ParamID] = {}
         self.matched: list[tuple[ModuleID, nn.Module]] = [(0, root)]
-        self.edits: list[ParticleEdit] = []
-        # Modules that moved to another place are recognised by identity.
-        self.known = {id(m): key for key, m in (before or {}).items() if m is not None}
+        self.edit = ParticleEdit(0, "")
+        self.edit.touched = set()
         self._match()
+
+    def _is_forced(self, module: nn.Module, name: str) -> bool:
+        return self.forced is not None and module is self.forced[0] and name == self.forced[1]
 
     def _match(self) -> None:
         """Find the modules and parameters that are what they were."""
-        used = {0}
+        # Modules that moved to another place are recognised by identity.
+        known = {} if self.before is None else {id(module): key for key, module in self.before.modules.items()}
+        used: set[ModuleID] = {0}
         taken: set[ParamID] = set()
         for key, module in self.matched:
             for name, child in module._modules.items():
-                old = self.vdata.meta[key].sub_modules.get(name)
-                if child is None or id(child) in self.modules:
+                if child is None or id(child) in self.modules or self._is_forced(module, name):
                     continue
-                if (module, name) == self.forced:
-                    continue
-                if self.before is not None:
-                    old = self.known.get(id(child))
+                old = self.vdata.meta[key].sub_modules.get(name) if self.before is None else known.get(id(child))
                 if old is None or old in used or self.vdata.meta[old].kind is not type(child):
                     continue
                 used.add(old)
@@ -81,100 +87,130 @@ class _Comparison:
         for key, module in self.matched:
             for name, held in module._parameters.items():
                 pid = self.vdata.meta[key].sub_params.get(name)
-                if held is None or pid is None or (module, name) == self.forced or self.vdata.shapes[pid] != held.shape:
+                if held is None or pid is None or self._is_forced(module, name) or self.vdata.shapes[pid] != held.shape:
                     continue
                 if id(held) not in self.params and pid not in taken:
                     self.params[id(held)] = pid
                     taken.add(pid)
 
-    def result(self) -> tuple[VersionDataImp, Together] | None:
+    def result(self) -> tuple[VersionDataImp, ParticleEdit] | None:
+        paths: dict[ModuleID, str] = {}
+        for key, path in self.vdata.paths():
+            paths.setdefault(key, f"{path}." if path else "")
         for key, module in self.matched:
-            self._module(key, module)
-        if not self.edits:
+            self._module(key, module, paths[key])
+        following, edit = self.following, self.edit
+        if not edit.touched:
             return None
-        following = self.following
-        garbage = following.get_garbage_modules(), following.get_garbage_params()
-        following.remove_modules(garbage[0])
-        following.remove_params(garbage[1])
-        together = Together(self.edits, *garbage)
-        together.set_next_version_data(following)
-        for edit in self.edits:
-            settle = getattr(edit, "settle", None)
-            if settle is not None:
-                settle()
-        return following, together
+        self._attributes()
+        self._configure()
+        edit.remove_modules, edit.remove_params = following.get_garbage_modules(), following.get_garbage_params()
+        following.remove_modules(edit.remove_modules)
+        following.remove_params(edit.remove_params)
+        edit.set_next_version_data(following)
+        edit.settle()
+        return following, edit
 
-    def _module(self, key: ModuleID, module: nn.Module) -> None:
+    def _module(self, key: ModuleID, module: nn.Module, path: str) -> None:
         """The edits of one module that is still there."""
-        old = self.vdata.meta[key]
-        meta = self.following.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), OrderedDict(), old.kind)
-        removed: list[ParticleEdit] = []
-        added: list[ParticleEdit] = []
+        old, following, edit = self.vdata.meta[key], self.following, self.edit
+        meta = following.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), OrderedDict(), old.kind)
+        told: list[str] = []
+
+        def tell(name: str, before: str, what: str) -> None:
+            edit.touched.add(key)
+            told.append(f"{before}{path + name!r} {what}")
+
         for name, child in module._modules.items():
-            was = old.sub_modules.get(name)
-            forced = (module, name) == self.forced
-            if child is None:
-                meta.sub_modules[name] = None
-                if forced or was is not None or name not in old.sub_modules:
-                    added.append(particle.SetModuleNoneParticleUpdater(key, name))
-                continue
-            place, modules, params = grown(self.following, child, self.modules, self.params)
-            self._inherit(child, place)
+            was, place = old.sub_modules.get(name, ""), None
+            if child is not None:
+                place, modules, params = grow(following, child, self.modules, self.params)
+                edit.add_modules.update(modules)
+                edit.add_params.update(params)
+                self._inherit(child)
             meta.sub_modules[name] = place
-            if forced or was != place:
-                assigned = particle.AddModuleParticleUpdater(key, name, place, modules, params)
-                assigned.spare = None if place in modules else child
-                added.append(assigned)
+            if self._is_forced(module, name) or was != place:
+                kind = "" if place not in edit.add_modules else f" a {type(child).__name__}"
+                tell(
+                    name, "" if child is None else "module ", "became None" if child is None else f"was assigned{kind}"
+                )
         for name, held in module._parameters.items():
-            pid = old.sub_params.get(name)
-            forced = (module, name) == self.forced
-            if held is None:
-                meta.sub_params[name] = None
-                if forced or pid is not None or name not in old.sub_params:
-                    added.append(particle.SetParamNoneParticleUpdater(key, name))
-                continue
-            now = self.params.get(id(held))
-            fresh = now is None
-            if now is None:
-                now = self.params[id(held)] = max(self.following.config, default=-1) + 1
-                # A configuration belongs to a name, and survives the exchange of what has the name.
-                config = ParamConfig() if pid is None else self.vdata.config[pid].copy()
-                self.following.config[now] = config
-                self.following.shapes[now] = tuple(held.shape)
+            pid, now = old.sub_params.get(name, ""), None
+            if held is not None:
+                now = number_parameter(following, held, self.params, edit.add_params)
             meta.sub_params[name] = now
-            if forced or now != pid:
-                edit = particle.AddParamParticleUpdater(key, name, now, add_param=held if fresh else None)
-                edit.spare = None if fresh else held
-                edit.label = _label(module, name)
-                added.append(edit)
+            if self._is_forced(module, name) or now != pid:
+                shape = f" of shape {tuple(held.shape)}" if held is not None and now in edit.add_params else ""
+                tell(
+                    name,
+                    "" if held is None else "parameter ",
+                    "became None" if held is None else f"was assigned{shape}",
+                )
         for name, buffer in module._buffers.items():
             persistent = meta.sub_buffers[name] = name not in module._non_persistent_buffers_set
-            if (module, name) == self.forced or old.sub_buffers.get(name) is not persistent:
-                kept = particle.RegisterBufferParticleUpdater(key, name, buffer, persistent)
-                kept.label = _label(module, name)
-                added.append(kept)
-        for name in old.sub_modules:
-            if name not in meta.sub_modules:
-                removed.append(particle.DelModuleParticleUpdater(key, name))
-        for name in old.sub_params:
-            if name not in meta.sub_params:
-                removed.append(particle.DelParamParticleUpdater(key, name))
-        for name in old.sub_buffers:
-            if name not in meta.sub_buffers:
-                removed.append(particle.DelBufferParticleUpdater(key, name))
-        # Names that changed their kind are taken away first.
-        self.edits += removed + added
+            if self._is_forced(module, name) or old.sub_buffers.get(name) is not persistent:
+                edit.buffers[key, name] = buffer
+                tell(name, "", "was registered as a buffer")
+        here = {*meta.sub_modules, *meta.sub_params, *meta.sub_buffers}
+        for name in dict.fromkeys((*old.sub_modules, *old.sub_params, *old.sub_buffers)):
+            if name not in here:
+                tell(name, "", "was deleted")
+        if not told and [list(old.sub_modules), list(old.sub_params)] != [
+            list(meta.sub_modules),
+            list(meta.sub_params),
+        ]:
+            edit.touched.add(key)
+            told.append(f"the order of {path or 'the names'!r} changed")
+        edit.text += told
+        if key in edit.touched and "_labelled" in module.__dict__:
+            edit.labels[key] = dict(module.__dict__["_labelled"])
 
-    def _inherit(self, child: nn.Module, place: ModuleID) -> None:
+    def _inherit(self, child: nn.Module) -> None:
         """Take over the configurations that a child had as a particle of its own."""
-        from ._species import own_config
+        from ._config import own_config
 
         for pid, config in own_config(child, self.params).items():
             self.following.config[pid] = config
             self.following.species.configured = True
 
+    def _configure(self) -> None:
+        """A configuration belongs to a name, and survives the exchange of what has the name."""
+        species = self.following.species
+        if not species.configured:
+            return
+        before = {name: pid for pid, name in self.vdata.names.items()}
+        self.following._names = None
+        for pid, name in self.following.names.items():
+            if pid not in self.edit.add_params:
+                continue
+            config = self.following.config[pid]
+            for pattern, changes in species.rules:
+                if selected(name, pattern) or selected(public_name(name), pattern):
+                    config.__dict__.update(changes)
+            if name in before and config == type(config)():
+                self.following.config[pid] = self.vdata.config[before[name]].copy()
+        self.following._names = None
 
-def _label(module: nn.Module, name: str) -> tuple[str, Any] | None:
-    """The public name and the axes of a labelled tensor that is registered under a name."""
-    labelled = module.__dict__.get("_labelled", {})
-    return next(((public, record) for public, record in labelled.items() if record[0] == name), None)
+    def _attributes(self) -> None:
+        """What else an edit of a plain module did to it: sizes of containers, the hooks of pruning."""
+        edit = self.edit
+        if self.before is None:
+            return
+        live = {key: module for key, module in self.matched if key in edit.touched and key in self.before.states}
+        live = {key: module for key, module in live.items() if not isinstance(module, NytoModuleBase) or key == 0}
+        places = {key: Place(0, place) for key, place in self.modules.items()}
+        places |= {key: Place(1, place) for key, place in self.params.items()}
+        for (key, module), state in zip(live.items(), capture(live.values(), places), strict=True):
+            if isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted"):
+                continue
+            was = self.before.states[key]
+            edit.attributes[key] = {
+                name: copy.copy(held) if type(held) in (dict, list, set) else held
+                for name, held in state.items()
+                if name not in _NEVER and (name not in was or was[name] is not held or type(held) in (dict, list, set))
+            }
+            for name in HOOKS:
+                old: Any = getattr(was.get(name), "value", None) or {}
+                new = {hook: held for hook, held in module.__dict__[name].items() if hook not in old}
+                if new:
+                    edit.hooks.setdefault(key, {})[name] = new

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ._record import Unborn, record_of
-from ._species import current, kernel_of, version_of
-from .base import NytoModuleBase
+from ._names import refuse, selected
+from ._record import record_of
+from ._skeleton import RECORD
 from .mtype import ParamConfig, ParamID
 
-__all__ = ["KEY", "configure", "restore", "saved", "selected"]
+if TYPE_CHECKING:
+    from .base import NytoModuleBase, VersionDataImp
 
-KEY = "param_config"
+__all__ = ["CONFIG_KEY", "configure", "own_config", "restore_configs", "saved_configs", "take_configs"]
+
+CONFIG_KEY = "param_config"
 """Where the metadata of a state dict holds configurations."""
 
 
@@ -25,46 +27,83 @@ def configure(module: NytoModuleBase, fn: Callable[[ParamID, ParamConfig], None]
     Raises:
         ValueError: If no parameter has the name.
     """
+    from ._species import kernel_of, touch_one
+
     root = module._particle_root
-    current(root)
-    version = version_of(root)
-    own = {id(param): pid for pid, param in kernel_of(root).data.params.items()}
+    touch_one(root)
+    kernel = kernel_of(root)
+    own = {id(param): pid for pid, param in kernel.data.params.items()}
     chosen: dict[ParamID, None] = {}
     for path, param in module.named_parameters(remove_duplicate=False):
         if id(param) in own and selected(path, name):
             chosen[own[id(param)]] = None
     if not chosen and name is not None:
-        raise ValueError(
-            f"{type(module).__name__} has no parameters called {name!r} to configure; it has "
-            f"{', '.join(n for n, _ in module.named_parameters()) or 'none'}"
-        )
-    version.data.species.configured = True
+        refuse(type(module).__name__, "parameters", name, [n for n, _ in module.named_parameters()])
+    kernel.version.data.species.configured = True
     for pid in sorted(chosen):
-        fn(pid, version.data.config[pid])
+        fn(pid, kernel.version.data.config[pid])
 
 
-def selected(path: str, name: str | None) -> bool:
-    """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
-    return name is None or path == name or path.startswith(f"{name}.") or fnmatchcase(path, name)
+def add_rule(module: NytoModuleBase, changes: dict[str, bool], name: str | None) -> None:
+    """Note a configuration by name, for what will have the name after an edit."""
+    from ._species import version_of
+
+    root = module._particle_root
+    prefix = next(path for path, each in root.named_modules() if each is module)
+    pattern = ".".join(part for part in (prefix, name) if part) or "*"
+    version_of(root).data.species.rules.append((pattern, changes))
 
 
-def saved(module: nn.Module) -> dict[str, dict[str, Any]]:
+def saved_configs(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The configurations of a particle that are not the default, by name, as plain values."""
+    from ._species import version_of
+
     version = record_of(module).version
-    if version is None or (isinstance(version, Unborn) and version.version is None and not version.config):
+    if version is None or not version.data.species.configured:
         return {}
     data = version_of(module).data
-    if not data.species.configured:
-        return {}
     return {data.names[pid]: dict(config.__dict__) for pid, config in data.config.items() if config != ParamConfig()}
 
 
-def restore(module: nn.Module, found: dict[str, dict[str, Any]]) -> None:
+def restore_configs(module: nn.Module, found: dict[str, dict[str, Any]]) -> None:
     """Give parameters without a configuration of their own the one that a state dict holds for their names."""
+    from ._species import version_of
+
     data = version_of(module).data
     names = {name: pid for pid, name in data.names.items()}
     for name, values in found.items():
         pid = names.get(name)
         if pid is not None and data.config[pid] == ParamConfig():
             data.config[pid].__dict__.update(values)
+            data.species.configured = True
+
+
+def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, ParamConfig]:
+    """The configurations that modules of a tree were given as particles of their own, by identifiers of the new one."""
+    from .base import located
+
+    found: dict[ParamID, ParamConfig] = {}
+    for module in child.modules():
+        record = module.__dict__.get(RECORD)
+        version = None if record is None else record.version
+        if version is None or not version.data.species.configured:
+            continue
+        for pid, held in located(module, version.data).params.items():
+            config = version.data.config[pid]
+            if id(held) in params and config != ParamConfig():
+                found[params[id(held)]] = config.copy()
+    return found
+
+
+def take_configs(root: nn.Module, data: VersionDataImp) -> None:
+    """Take over the configurations that children had as particles of their own."""
+    from .base import NytoModuleBase, located
+
+    inner = [module.__dict__.get(RECORD) for module in root.modules() if isinstance(module, NytoModuleBase)]
+    if not any(r is not None and r.version is not None and r.version.data.species.configured for r in inner[1:]):
+        return
+    params = {id(param): pid for pid, param in located(root, data).params.items()}
+    for child in root.children():
+        for pid, config in own_config(child, params).items():
+            data.config[pid] = config
             data.species.configured = True

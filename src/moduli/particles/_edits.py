@@ -1,6 +1,8 @@
-"""What an edit does to metadata and to a particle, once for all eight kinds.
+"""What an edit of a structure is: the values it brings, and how a particle is brought to the next version.
 
-The documented pairs of updaters are thin classes over these.
+The metadata of the next version says what every attribute refers to. An edit adds the modules, parameters and buffers that
+are new there, so bringing a particle along is one thing for all kinds of edits: copy what is new, and let the modules that
+were edited refer to what the metadata says. The documented updaters are names for edits of one attribute.
 """
 
 from __future__ import annotations
@@ -11,36 +13,29 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from ._skeleton import HOOKS, RECORD, Place, State, capture, restore
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
 from .mtype import MetaDict, ModuleDict, ModuleID, ModuleMeta, ParamConfig, ParamDict, ParamID
+from .utils import clone_param
 
-__all__ = ["ParticleEdit", "Undo", "VersionEdit", "grown", "put"]
+__all__ = ["ParticleEdit", "Undo", "VersionEdit", "grow"]
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled")
 
 
 class Undo:
     """What some modules hold, to put it back when an edit fails."""
 
-    def __init__(self, modules: Any = (), pdata: ParticleDataImp | None = None) -> None:
-        self._states: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
-        for module in modules:
-            self.note(module)
-        self._pdata = pdata
-        if pdata is not None:
-            self._held = (OrderedDict(pdata.modules), OrderedDict(pdata.params))
-
-    def note(self, module: nn.Module) -> None:
-        """Remember one module, if it is not remembered yet."""
-        if any(known is module for known, _, _ in self._states):
-            return
-        state = module.__dict__
-        containers = [state[key] for key in (*_REGISTRIES, "_non_persistent_buffers_set", "_labelled") if key in state]
-        self._states.append((module, dict(state), [(held, copy.copy(held)) for held in containers]))
+    def __init__(self, *modules: nn.Module) -> None:
+        self._states = [
+            (module, dict(module.__dict__), [(held, copy.copy(held)) for held in _containers(module)])
+            for module in modules
+        ]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -50,35 +45,187 @@ class Undo:
                 held.update(before)
             module.__dict__.clear()
             module.__dict__.update(state)
-        if self._pdata is not None:
-            self._pdata.modules, self._pdata.params = self._held
 
 
-def put(module: nn.Module, registry: str, name: str, value: Any, persistent: bool = True) -> None:
-    """Give a name of a module another meaning, whatever it had before."""
-    state = module.__dict__
-    for key in _REGISTRIES:
-        if key != registry:
-            state[key].pop(name, None)
-    state["_non_persistent_buffers_set"].discard(name)
-    state.pop(name, None)
-    state[registry][name] = value
-    if registry == "_buffers" and not persistent:
-        state["_non_persistent_buffers_set"].add(name)
+def _containers(module: nn.Module) -> list[Any]:
+    return [module.__dict__[key] for key in _CONTAINERS if key in module.__dict__]
 
 
-def drop(module: nn.Module, name: str) -> None:
-    """Take a name of a module away."""
-    state = module.__dict__
-    for key in _REGISTRIES:
-        state[key].pop(name, None)
-    state["_non_persistent_buffers_set"].discard(name)
-    labelled = state.get("_labelled", {})
-    for public in [public for public, (key, _) in labelled.items() if key == name]:
-        del labelled[public]
+class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
+    """An edit, as a particle sees it.
+
+    Attributes:
+        module_id: The module that was edited.
+        attr_name: The attribute.
+        remove_modules: The modules that are gone.
+        remove_params: The parameters that are gone.
+        add_modules: The modules that are new.
+        add_params: The parameters that are new.
+        next_version_modules_meta: What every attribute refers to afterwards.
+        touched: All modules that were edited.
+        buffers: The buffers that are new, by module and name.
+        attributes: Plain attributes that came with an edit of a plain module; None for those that went.
+        hooks: Hooks that came with it.
+        labels: The labels of edited modules.
+        text: The edit in words.
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        attr_name: str,
+        remove_modules: set[ModuleID] | None = None,
+        remove_params: set[ParamID] | None = None,
+    ) -> None:
+        self.module_id = module_id
+        self.attr_name = attr_name
+        self.remove_modules = remove_modules or set()
+        self.remove_params = remove_params or set()
+        self.add_modules: ModuleDict = OrderedDict()
+        self.add_params: ParamDict = OrderedDict()
+        self.next_version_modules_meta: MetaDict | None = None
+        self.touched = {module_id}
+        self.buffers: dict[tuple[ModuleID, str], Tensor | None] = {}
+        self.attributes: dict[ModuleID, State] = {}
+        self.hooks: dict[ModuleID, dict[str, dict[int, Any]]] = {}
+        self.labels: dict[ModuleID, dict[str, Any]] = {}
+        self.text: list[str] = []
+        self._owner: weakref.ref[ParticleDataImp] | None = None
+
+    @property
+    def owner(self) -> ParticleDataImp | None:
+        """The data of the particle that started the edit, as long as it lives."""
+        return self._owner() if self._owner is not None else None
+
+    def set_version_data(self, vdata: VersionDataImp) -> Self:
+        """Receive the metadata of the version that particles come from."""
+        return self
+
+    def set_next_version_data(self, vdata: VersionDataImp) -> Self:
+        """Receive the metadata of the version that particles go to."""
+        self.next_version_modules_meta = vdata.meta
+        return self
+
+    def set_particle_data(self, pdata: ParticleDataImp) -> Self:
+        """Receive the data of the particle that starts the edit."""
+        self._owner = weakref.ref(pdata)
+        return self
+
+    def settle(self) -> None:
+        """Keep copies of the values as they are now, instead of those of the particle that started the edit."""
+        self.add_modules, self.add_params = self._copies(None)
+        self.buffers = {key: None if held is None else held.detach().clone() for key, held in self.buffers.items()}
+
+    def can_run(self, pdata: ParticleDataImp) -> bool:
+        """Whether a particle has all that the edited modules refer to afterwards."""
+        meta: MetaDict = self.next_version_modules_meta or OrderedDict()
+        modules, params = {*pdata.modules, *self.add_modules}, {*pdata.params, *self.add_params}
+        edited = [meta[key] for key in {*self.touched, *self.add_modules} if key in meta]
+        return self.touched <= modules and all(
+            {m for m in each.sub_modules.values() if m is not None} <= modules
+            and {p for p in each.sub_params.values() if p is not None} <= params
+            for each in edited
+        )
+
+    def run(self, pdata: ParticleDataImp) -> None:
+        """Bring one particle to the next version, or raise and leave it as it was."""
+        meta = self.next_version_modules_meta
+        if meta is None:
+            raise StructureError("this edit has not been told the metadata of the next version")
+        starts = self.owner is pdata
+        device = None if starts else _device_of(pdata)
+        added, values = (self.add_modules, self.add_params) if starts else self._copies(device)
+        modules, params = {**pdata.modules, **added}, {**pdata.params, **values}
+        nothing: dict[Any, Tensor] = {}
+        tables = modules, params, nothing
+        changes: list[tuple[nn.Module, State, State]] = []
+        for key in {*self.touched, *added}:
+            module, each = modules[key], meta[key]
+            buffers = {}
+            for name in each.sub_buffers:
+                value = self.buffers[key, name] if (key, name) in self.buffers else module._buffers[name]
+                buffers[name] = value if starts or (key, name) not in self.buffers else _moved(value, device)
+            registries: State = {
+                "_parameters": {n: None if p is None else params[p] for n, p in each.sub_params.items()},
+                "_modules": {n: None if m is None else modules[m] for n, m in each.sub_modules.items()},
+                "_buffers": buffers,
+                "_non_persistent_buffers_set": {n for n, persistent in each.sub_buffers.items() if not persistent},
+            }
+            if key in self.labels:
+                registries["_labelled"] = dict(self.labels[key])
+            changes.append((module, registries, {} if starts else restore(self.attributes.get(key, {}), tables)))
+        # Nothing below can fail.
+        for module, registries, attributes in changes:
+            state = module.__dict__
+            names = {n for registry in ("_parameters", "_modules", "_buffers") for n in registries[registry]}
+            for name in names & state.keys():
+                del state[name]
+            for name, value in attributes.items():
+                if name not in HOOKS:
+                    state[name] = value
+            state.update(registries)
+        if not starts:
+            for key, hooks in self.hooks.items():
+                for name, added_hooks in hooks.items():
+                    modules[key].__dict__[name].update(added_hooks)
+        pdata.modules = OrderedDict((k, m) for k, m in modules.items() if k not in self.remove_modules)
+        pdata.params = OrderedDict((k, p) for k, p in params.items() if k not in self.remove_params)
+        if starts:
+            self.settle()
+
+    def _copies(self, device: torch.device | None) -> tuple[ModuleDict, ParamDict]:
+        """Copies of what is new."""
+        params = OrderedDict((key, _moved(clone_param(p), device)) for key, p in self.add_params.items())
+        places = {id(m): Place(0, key) for key, m in self.add_modules.items()}
+        places |= {id(p): Place(1, key) for key, p in self.add_params.items()}
+        buffers: dict[int, Tensor] = {}
+        for module in self.add_modules.values():
+            for held in module._buffers.values():
+                if held is not None and id(held) not in buffers:
+                    buffers[id(held)] = _moved(held, device)
+                    places[id(held)] = Place(2, id(held))
+        made: ModuleDict = OrderedDict((key, object.__new__(type(m))) for key, m in self.add_modules.items())
+        tables = made, params, buffers
+        states = capture(self.add_modules.values(), places)
+        for (key, source), state in zip(self.add_modules.items(), states, strict=True):
+            twin = made[key].__dict__
+            twin.update(restore(state, tables))
+            # What is new refers to what is new; the rest is put in when a particle is brought along.
+            twin["_parameters"] = {n: _resolve(p, places, tables) for n, p in source._parameters.items()}
+            twin["_modules"] = {n: _resolve(m, places, tables) for n, m in source._modules.items()}
+            twin["_buffers"] = {n: None if b is None else buffers[id(b)] for n, b in source._buffers.items()}
+            twin["_non_persistent_buffers_set"] = set(source._non_persistent_buffers_set)
+            if RECORD in state:
+                from ._record import Record
+
+                twin[RECORD] = Record(None, state[RECORD])
+        return made, params
+
+    def sentence(self, vdata: VersionDataImp) -> str:
+        """The edit in words."""
+        return "; ".join(self.text)
 
 
-def grown(
+def _resolve(held: Any, places: Mapping[int, Place], tables: Any) -> Any:
+    place = places.get(id(held))
+    return None if place is None else tables[place.kind][place.key]
+
+
+def _device_of(pdata: ParticleDataImp) -> torch.device | None:
+    """The device of a particle that is on one."""
+    devices = {param.device for param in pdata.params.values()}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    """A copy of a tensor on a device, or the tensor where it is; a parameter stays one."""
+    if value is None or device is None or value.device == device:
+        return value if isinstance(value, nn.Parameter) or value is None else value.detach().clone()
+    moved = value.detach().to(device)
+    return nn.Parameter(moved, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else moved
+
+
+def grow(
     vdata: VersionDataImp, module: nn.Module, known_modules: dict[int, ModuleID], known_params: dict[int, ParamID]
 ) -> tuple[ModuleID, ModuleDict, ParamDict]:
     """Give identifiers to a tree of modules that is added to a structure, except for those parts that are in it already.
@@ -103,21 +250,25 @@ def grown(
         meta = vdata.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, type(each))
         modules[key] = each
         for name, held in each._parameters.items():
-            if held is None:
-                meta.sub_params[name] = None
-                continue
-            pid = known_params.get(id(held))
-            if pid is None:
-                pid = known_params[id(held)] = max(vdata.config, default=-1) + 1
-                vdata.config[pid] = ParamConfig()
-                vdata.shapes[pid] = tuple(held.shape)
-                params[pid] = held
-            meta.sub_params[name] = pid
+            meta.sub_params[name] = None if held is None else number_parameter(vdata, held, known_params, params)
         for name, child in each._modules.items():
             meta.sub_modules[name] = None if child is None else visit(child)
         return key
 
     return visit(module), modules, params
+
+
+def number_parameter(
+    vdata: VersionDataImp, held: nn.Parameter, known: dict[int, ParamID], params: ParamDict
+) -> ParamID:
+    """The identifier of a parameter, which gets one if it has none; those that are new are collected."""
+    pid = known.get(id(held))
+    if pid is None:
+        pid = known[id(held)] = max(vdata.config, default=-1) + 1
+        vdata.config[pid] = ParamConfig()
+        vdata.shapes[pid] = tuple(held.shape)
+        params[pid] = held
+    return pid
 
 
 class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
@@ -144,13 +295,15 @@ class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
         following.number += 1
         if self.module_id not in following.meta:
             raise StructureError(f"the particle has no module {self.module_id}; it has {list(following.meta)}")
-        before = following.meta[self.module_id]
-        edit = self.change(following, before)
+        edit = self.change(following, following.meta[self.module_id])
         edit.remove_modules, edit.remove_params = following.get_garbage_modules(), following.get_garbage_params()
         following.remove_modules(edit.remove_modules)
         following.remove_params(edit.remove_params)
         # What the particle that starts the edit consists of must not be kept by it.
         self.owner_modules = self.owner_params = None
+        path = next(path for key, path in vdata.paths() if key == self.module_id)
+        name = f"{path}.{self.attr_name}" if path else self.attr_name
+        edit.text = [f"{name!r} was edited by a {type(self).__name__}"]
         vdata.species.events.append(following.event(vdata, edit.sentence(vdata)))
         return following, edit
 
@@ -163,99 +316,8 @@ class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):
             if slots is not keep:
                 slots.pop(self.attr_name, None)
 
-    def _present(self, slots: Mapping[str, Any], what: str) -> None:
+    def _check_present(self, slots: Mapping[str, Any], what: str) -> None:
         if self.attr_name not in slots:
             raise AttributeError(
                 f"module {self.module_id} has no {what} {self.attr_name!r}; it has {list(slots) or 'none'}"
             )
-
-
-class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
-    """An edit of one attribute, as a particle sees it."""
-
-    verb = "was edited"
-
-    def __init__(
-        self,
-        module_id: ModuleID,
-        attr_name: str,
-        remove_modules: set[ModuleID] | None = None,
-        remove_params: set[ParamID] | None = None,
-    ) -> None:
-        self.module_id = module_id
-        self.attr_name = attr_name
-        self.remove_modules = remove_modules or set()
-        self.remove_params = remove_params or set()
-        self.next_version_modules_meta: MetaDict | None = None
-        self._owner: weakref.ref[ParticleDataImp] | None = None
-
-    @property
-    def owner(self) -> ParticleDataImp | None:
-        """The data of the particle that started the edit, as long as it lives."""
-        return self._owner() if self._owner is not None else None
-
-    def set_version_data(self, vdata: VersionDataImp) -> Self:
-        """Receive the metadata of the version that particles come from."""
-        return self
-
-    def set_next_version_data(self, vdata: VersionDataImp) -> Self:
-        """Receive the metadata of the version that particles go to."""
-        self.next_version_modules_meta = vdata.meta
-        return self
-
-    def set_particle_data(self, pdata: ParticleDataImp) -> Self:
-        """Receive the data of the particle that starts the edit."""
-        self._owner = weakref.ref(pdata)
-        return self
-
-    def run(self, pdata: ParticleDataImp) -> None:
-        """Bring one particle to the next version, or raise and leave it as it was."""
-        module = pdata.modules[self.module_id]
-        undo = Undo([module], pdata)
-        try:
-            self.apply(module, pdata, self.owner is pdata)
-            pdata.remove_modules(self.remove_modules & set(pdata.modules))
-            pdata.remove_params(self.remove_params & set(pdata.params))
-            self.arrange(module)
-        except BaseException:
-            undo.restore()
-            raise
-
-    def apply(self, module: nn.Module, pdata: ParticleDataImp, initiator: bool) -> None:
-        """Change a module of a particle; the one that started the edit gets the very objects."""
-        drop(module, self.attr_name)
-
-    def arrange(self, module: nn.Module) -> None:
-        """Put the names of a module in the order that the next version has."""
-        metas = self.next_version_modules_meta
-        meta = metas.get(self.module_id) if metas is not None else None
-        if meta is not None:
-            for registry, order in ((module._parameters, meta.sub_params), (module._modules, meta.sub_modules)):
-                arranged(registry, order)
-
-    def sentence(self, vdata: VersionDataImp) -> str:
-        """The edit in words."""
-        path = module_path(vdata, self.module_id)
-        return f"{(path + '.' if path else '') + self.attr_name!r} {self.verb}"
-
-
-def arranged(registry: dict[str, Any], order: Mapping[str, Any]) -> None:
-    """Put the keys of a dict in an order, in place."""
-    if list(registry) != list(order) and set(registry) == set(order):
-        held = dict(registry)
-        registry.clear()
-        registry.update((name, held[name]) for name in order)
-
-
-def module_path(vdata: VersionDataImp, key: ModuleID) -> str:
-    """The dotted name of a module."""
-    queue: list[tuple[ModuleID, str]] = [(0, "")]
-    seen: set[ModuleID] = set()
-    for each, path in queue:
-        if each == key:
-            return path
-        if each not in seen:
-            seen.add(each)
-            below = vdata.meta[each].sub_modules.items()
-            queue += [(child, f"{path}.{name}" if path else name) for name, child in below if child is not None]
-    return f"module {key}"

@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from . import _derive
-from ._record import Species, record_of
-from ._species import current, require, version_of
-from ._template import POLICY
+from . import _arithmetic
+from ._config import restore_configs, saved_configs
+from ._record import Event, Species, record_of
+from ._skeleton import PENDING
+from ._species import require, touch_one, version_of
+from .base import NytoModuleBase
 from .errors import StructureError
 
-__all__ = ["SpeciesView", "buffer_policy", "history", "migrate", "species"]
+__all__ = ["SpeciesView", "events_of", "history", "independent", "migrate", "species"]
 
 T = TypeVar("T", bound=nn.Module)
-
-_POLICIES = ("copy", "share", "operate", "reset")
 
 
 class SpeciesView:
@@ -72,7 +72,7 @@ def species(module: nn.Module) -> SpeciesView:
     """
     root = require(module)._particle_root
     if not record_of(root).wrapped:
-        current(root)
+        touch_one(root)
     return SpeciesView(version_of(root).data.species)
 
 
@@ -113,12 +113,12 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
         (True, True)
     """
     target = require(to)
-    current(target)
+    touch_one(target._particle_root)
     events = version_of(target._particle_root).data.species.events
     added = {name for event in events for name in event.added}
     removed = {name for event in events for name in event.removed}
     given = dict(source.state_dict() if isinstance(source, nn.Module) else source)
-    made = _derive.duplicate(target)
+    made = _arithmetic.duplicate(target)
     held = made.state_dict()
     for name, value in held.items():
         older = given.get(name)
@@ -126,58 +126,70 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
             held[name] = older
         elif older is None and name not in added:
             raise StructureError(
-                f"{name!r} is missing from the source, and no edit of the species added it: {_told(events)}"
+                f"{name!r} is missing from the source, and no edit of the species added it: {_tell(events)}"
             )
         elif older is not None and name not in added | removed:
             raise StructureError(
                 f"{name!r} has shape {tuple(older.shape)} in the source and {tuple(value.shape)} here, and no edit of the species "
-                f"changed it: {_told(events)}"
+                f"changed it: {_tell(events)}"
             )
     for name in given:
         if name not in held and name not in removed:
             raise StructureError(
-                f"{name!r} is in the source but not here, and no edit of the species removed it: {_told(events)}"
+                f"{name!r} is in the source but not here, and no edit of the species removed it: {_tell(events)}"
             )
     made.load_state_dict(held)
     return made  # type: ignore[no-any-return]
 
 
-def _told(events: list[Any]) -> str:
+def _tell(events: list[Any]) -> str:
     return "; ".join(f"version {event.number}: {event.sentence}" for event in events) or "it has had no edits"
 
 
-def buffer_policy(module: T, policy: str, *patterns: str) -> T:
-    """Say what becomes of buffers in the results of operations.
+def independent(module: T) -> T:
+    """Let a particle begin a species of its own: it follows no edit of its relatives any more, nor they its edits.
 
     Args:
-        module: A particle, or a module inside one.
-        policy: `"copy"` (each particle has its own, as by default), `"share"` (one tensor for all), `"operate"` (the
-            operation acts on the buffer too, unless it holds integers) or `"reset"` (zeros; ones for `running_var`).
-        *patterns: Names of buffers below the module, or patterns such as `"bn.*"`; all by default.
+        module: A particle, which is changed; give a copy to keep the original where it is.
 
     Returns:
-        The module.
-
-    Raises:
-        ValueError: If the policy is unknown or no buffer matches a pattern.
+        The particle.
 
     Example:
-        >>> from moduli.particles import adopt, buffer_policy
-        >>> net = adopt(nn.BatchNorm1d(2))
-        >>> buffer_policy(net, "share", "running_*").clone().running_mean is net.running_mean
-        True
+        >>> import copy
+        >>> from moduli.particles import adopt, independent
+        >>> net = adopt(nn.Sequential(nn.Linear(2, 2)))
+        >>> apart = independent(copy.deepcopy(net))
+        >>> _ = net.append(nn.Linear(2, 1))
+        >>> len(apart.touch()), len(net)
+        (1, 2)
     """
-    if policy not in _POLICIES:
-        raise ValueError(f"{policy!r} is not a policy for buffers; choose from {', '.join(_POLICIES)}")
-    from fnmatch import fnmatchcase
-
-    names = [name for name, _ in module.named_buffers()]
-    chosen = patterns or ("*",)
-    for pattern in chosen:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(
-                f"{type(module).__name__} has no buffer called {pattern!r}; it has {', '.join(names) or 'none'}"
-            )
-    before: tuple[tuple[str, str], ...] = module.__dict__.get(POLICY, ())
-    module.__dict__[POLICY] = (*before, *((pattern, policy) for pattern in chosen))
+    root = require(module)
+    _ = root._parameters
+    record = record_of(root)
+    version = record.version
+    if version is not None:
+        version.data.species.leave(root)
+        configs = saved_configs(root) if record.structure is not None else {}
+        record.version, record.structure, record.kernel = None, None, None
+        if configs:
+            restore_configs(root, configs)
     return module
+
+
+def events_of(module: Any) -> list[Event]:
+    """The edits that the species of a particle has had, oldest first; none for what is no particle, or inside one.
+
+    Example:
+        >>> from moduli.particles import NytoModule, events_of
+        >>> net = NytoModule()
+        >>> twin = net.clone()
+        >>> net.w = nn.Parameter(torch.zeros(2))
+        >>> events_of(net)[0].added
+        frozenset({'w'})
+    """
+    if not isinstance(module, NytoModuleBase) or module._particle_root is not module:
+        return []
+    if PENDING not in module.__dict__ and record_of(module).version is None:
+        return []
+    return list(version_of(module).data.species.events)

@@ -6,50 +6,58 @@ import uuid
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ._record import Record, Unborn
+from torch import nn
+
+from moduli.layout import LayoutError, read
+
+from ._record import Record
+from .base import VersionDataImp, orders_of
+from .kernel import VersionKernel
 from .mtype import ParamConfig
 
-__all__ = ["pack", "remember", "unpack"]
+__all__ = ["begin_here", "pack", "unpack"]
 
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
-
-
-def remember(uid: str, version: Any) -> None:
-    """Note which version an identifier stands for."""
-    _known[uid] = version
 
 
 def pack(record: Record) -> Any:
     """What a pickle holds of a record: how to make it again."""
     version = record.version
-    order = list(record.order)
+    order = tuple(record.order)
     if version is None:
         return unpack, (None, {}, order)
-    if isinstance(version, Unborn) and version.version is not None:
-        version = version.version
-    holder: Any = version if isinstance(version, Unborn) else version.data
-    if holder.uid is None:
-        holder.uid = uuid.uuid4().hex
-        remember(holder.uid, version)
+    data = version.data
+    if data.uid is None:
+        data.uid = uuid.uuid4().hex
+        _known[data.uid] = version
     config: dict[str, ParamConfig] = {}
-    if isinstance(version, Unborn):
-        config = version.config
-    elif version.data.species.configured:
-        names = version.data.names
-        config = {names[pid]: each for pid, each in version.data.config.items() if each != ParamConfig()}
-    return unpack, (holder.uid, config, order)
+    if data.species.configured:
+        config = {data.names[pid]: each for pid, each in data.config.items() if each != ParamConfig()}
+    return unpack, (data.uid, config, order)
 
 
-def unpack(uid: str | None, config: dict[str, ParamConfig], order: list[str]) -> Record:
+def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> Record:
     """Make a record again. A version that this process knows is found; one from elsewhere starts a species here."""
-    version: Any = None
-    if uid is not None:
-        version = _known.get(uid)
-        if version is None:
-            version = Unborn()
-            version.uid, version.config = uid, config
-            version.species.configured = bool(config)
-            _known[uid] = version
-    record = Record(version)
-    record.order = dict.fromkeys(order)
+    version = None if uid is None else _known.get(uid)
+    record = Record(version, tuple(order))
+    if uid is not None and version is None:
+        record.origin = uid, config
     return record
+
+
+def begin_here(module: nn.Module, record: Record) -> None:
+    """Let the species of a particle that came from another process begin here, at the version it had there."""
+    if record.origin is None:
+        return
+    (uid, config), record.origin = record.origin, None
+    version = _known.get(uid)
+    if version is None:
+        try:
+            reading = read(module)
+        except LayoutError:
+            # What is lazy has taken no part in operations yet.
+            return
+        data = VersionDataImp.of(reading.structure, orders_of(reading.modules), config)
+        data.uid = uid
+        version = _known[uid] = VersionKernel(data)
+    record.version = version

@@ -10,9 +10,9 @@ from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 
 from moduli.layout import Group
 
-from . import _derive
+from . import _arithmetic
 from ._only import Only
-from ._operand import Operand
+from ._operand import Operand, pair, recording
 from ._species import require
 from .base import NytoModuleBase
 from .errors import StructureError
@@ -25,8 +25,14 @@ T = TypeVar("T")
 
 def operand_of(x: Any) -> Operand:
     if isinstance(x, Only):
-        return Operand(x.module, scope=x.patterns)
+        return Operand(x.module, x.patterns)
     return Operand(require(x))
+
+
+def _taking_part(which: Operand) -> list[Tensor]:
+    """The values of a model that the scope leaves, tensor by tensor."""
+    outside = which.inert() if which.scope is not None else set()
+    return [tensor for place, tensor in enumerate(which.values()) if place not in outside]
 
 
 def _tensors(x: Any) -> list[Tensor]:
@@ -34,9 +40,7 @@ def _tensors(x: Any) -> list[Tensor]:
     if isinstance(x, Product):
         inner: Any = getattr(x, "product", x)
         return list(inner.params.values())
-    which = operand_of(x)
-    inert = {place for place, config in which.config().items() if not config.operational} if which.scope else set()
-    return [tensor for place, tensor in enumerate(_derive.tensors_of(which)) if place not in inert]
+    return _taking_part(operand_of(x))
 
 
 def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -48,9 +52,8 @@ def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
         return _tensors(left), _tensors(left._same_version(y))
     if isinstance(x, Only) != isinstance(y, Only):
         x, y = (x if isinstance(x, Only) else Only(x, y.patterns)), (y if isinstance(y, Only) else Only(y, x.patterns))
-    a, b = operand_of(x), operand_of(y)
-    _derive.matching(a, b)
-    return _tensors(x), _tensors(y)
+    a, b = pair(operand_of(x), operand_of(y))
+    return _taking_part(a), _taking_part(b)
 
 
 def norm(x: Any, p: float = 2.0) -> Tensor:
@@ -69,7 +72,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         >>> round(norm(0 * net + 1).item() ** 2, 3)
         12.0
     """
-    with _derive.recording():
+    with recording():
         parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in _tensors(x) if t.numel()]
         if not parts:
             return torch.zeros(())
@@ -88,7 +91,7 @@ def dot(x: Any, y: Any) -> Tensor:
         >>> dot(net, 2 * net).item()
         24.0
     """
-    with _derive.recording():
+    with recording():
         left, right = _pair(x, y)
         total = torch.zeros((), dtype=torch.float64)
         kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
@@ -107,7 +110,7 @@ def cosine(x: Any, y: Any) -> Tensor:
         >>> round(cosine(net, -2 * net).item(), 4)
         -1.0
     """
-    with _derive.recording():
+    with recording():
         lengths = norm(x) * norm(y)
         inner = dot(x, y)
         return torch.where(
@@ -124,7 +127,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
         >>> round(distance(net, net + 1).item() ** 2, 3)
         12.0
     """
-    with _derive.recording():
+    with recording():
         left, right = _pair(x, y)
         parts = [a - b for a, b in zip(left, right, strict=True) if a.numel()]
         if not parts:
@@ -152,12 +155,9 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         >>> vector(adopt(nn.Linear(2, 1)) * 0 + 1)
         tensor([1., 1., 1.])
     """
-    with _derive.recording():
+    with recording():
         if not copy and isinstance(x, NytoModuleBase):
-            _ = x._parameters
-            which = Operand(x, False)
-            groups = which.template.layout.groups
-            own = which.part(0, groups[0]).vector if len(groups) == 1 else None
+            own = _own_vector(Operand(x, live=True))
             if own is not None:
                 return own
         tensors = _tensors(x)
@@ -167,6 +167,20 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         if any(t.dtype in (torch.int32, torch.int64) for t in tensors):
             kind = torch.promote_types(kind, torch.float64) if kind.is_floating_point or kind.is_complex else kind
         return torch.cat([t.reshape(-1).to(kind) for t in tensors]) if tensors else torch.zeros(0)
+
+
+def _own_vector(which: Operand) -> Tensor | None:
+    """The vector that the parameters of a result are in, if they still are."""
+    vectors = which.record.vectors if which.record is not None else []
+    if len(vectors) != 1 or not which.tensors:
+        return None
+    start, size = vectors[0].data_ptr(), vectors[0].element_size()
+    there = all(
+        tensor.is_contiguous() and tensor.data_ptr() == start + entry.offset * size
+        for entry, tensor in zip(which.layout, which.tensors, strict=True)
+        if entry.numel
+    )
+    return vectors[0] if there else None
 
 
 def from_vector(x: T, values: Tensor) -> T:
@@ -185,17 +199,17 @@ def from_vector(x: T, values: Tensor) -> T:
         2.0
     """
     left = Operand(require(x))
-    layout = left.template.layout
+    layout = left.layout
     if values.shape != (layout.numel,):
         raise StructureError(
             f"{type(x).__name__} has {layout.numel} parameters in all; the vector given has shape {tuple(values.shape)}"
         )
     parts = torch.split(values, [entry.numel for entry in layout])
 
-    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+    def compute(index: int, group: Group) -> Tensor:
         joined = torch.cat([parts[i] for i in group.indices])
         if joined.is_complex() and not group.dtype.is_complex:
             joined = joined.real
-        return joined.to(group.dtype), 1.0
+        return joined.to(group.dtype)
 
-    return _derive.derive(left, compute)  # type: ignore[return-value]
+    return _arithmetic.derive(left, compute)  # type: ignore[return-value]

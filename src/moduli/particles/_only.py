@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from torch import nn
 
-from . import _derive
+from . import _arithmetic
+from ._names import fits, refuse
 from ._operators import Operators
 from ._species import require
 from .kernel import Particle
@@ -35,15 +35,15 @@ class Only(Operators):
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, Only):
             other = other.module
-        return _derive.binary(fn, self.module, other, reflected, self.patterns)
+        return _arithmetic.binary(fn, self.module, other, reflected, self.patterns)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return _derive.unary(fn, self.module, self.patterns)
+        return _arithmetic.unary(fn, self.module, self.patterns)
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
         if isinstance(other, Only):
             other = other.module
-        return self if _derive.change(fn, self.module, other, self.patterns) else NotImplemented
+        return self if _arithmetic.change(fn, self.module, other, self.patterns) else NotImplemented
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod"):
@@ -51,7 +51,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod"):
 
 
 def only(module: Any, *patterns: str) -> Only:
-    """Scope an operation to the parameters whose names match: the others keep their values.
+    """Scope an operation to the parameters and buffers whose names match: the others keep their values.
 
     Args:
         module: A particle.
@@ -75,9 +75,8 @@ def only(module: Any, *patterns: str) -> Only:
     """
     particle = require(module)
     names = [name for name, _ in particle.named_parameters(remove_duplicate=False)]
+    buffers = [name for name, _ in particle.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(
-                f"{type(module).__name__} has no parameter called {pattern!r}; it has {', '.join(names) or 'none'}"
-            )
+        if not any(fits(name, [pattern]) for name in (*names, *buffers)):
+            refuse(type(module).__name__, "parameter", pattern, names)
     return Only(particle, patterns)

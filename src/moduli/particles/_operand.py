@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
@@ -13,34 +12,35 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Group, diff
+from moduli._torch import set_grad_enabled
+from moduli.labels import Tensor as LabelledTensor
+from moduli.layout import Layout, Reading, Structure, diff, layout_of, read
 
-from . import _quick
-from ._pass import Part
-from ._record import Lazy, Record, Unborn, build, transformed
-from ._species import conflicts, current, is_lagging, resolved
-from ._template import LAZY, RECORD, Memory, Template, Walk, distinct_buffers
-from ._temporary import beyond
+from ._buffers import policies_of
+from ._names import fits
+from ._record import Pending, Record, build, record_of, watched
+from ._skeleton import PENDING, RECORD, State, capture
+from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
 
 __all__ = [
     "Operand",
     "broadcast",
+    "buffer_policies",
+    "composing",
     "differentiable",
-    "graphing",
-    "keeps_graph",
+    "is_differentiable",
+    "inert_parameters",
     "leaves",
-    "matching",
+    "matching_values",
     "number",
+    "pair",
     "recording",
     "refuse_graph",
-    "spare_of",
-    "tensors_of",
 ]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_SMALL = 1 << 19
 
 
 class _Mode(threading.local):
@@ -75,120 +75,21 @@ def differentiable() -> Iterator[None]:
         _mode.graph = before
 
 
-class Operand:
-    """One particle in an operation: its values where they are, and what is needed to make another one like it."""
+def is_differentiable() -> bool:
+    """Whether operations on models keep the graph, inside `differentiable`.
 
-    __slots__ = ("lazy", "live", "memory", "module", "record", "scope", "template", "tensors", "version")
-
-    module: nn.Module
-    template: Template
-    memory: Memory | None
-    record: Record | None
-    lazy: Lazy | None
-    tensors: list[Tensor]
-    live: Walk | None
-    version: Any
-
-    def part(self, index: int, group: Group) -> Part:
-        """The values of one group."""
-        if self.lazy is not None:
-            return Part(self.lazy.slab.vectors[index], self.lazy.scale)
-        record, tensors = self.record, self.tensors
-        single = len(self.template.layout.groups) == 1
-        if record is not None and not torch.is_grad_enabled():
-            if record.slab is not None or record.flats:
-                same = list(map(Tensor.data_ptr, tensors)) == record.pointers and all(
-                    map(Tensor.is_contiguous, tensors)
-                )
-                if same and record.slab is not None:
-                    if record.quick is None and self.memory is not None and self.live is not None:
-                        _quick.quicken(self.module, record, self.memory, self.live, tensors)
-                    return Part(record.slab.vectors[index])
-                if not same:
-                    record.forget_values()
-            chosen = tensors if single else [tensors[i] for i in group.indices]
-            if not record.flats and group.numel * group.dtype.itemsize <= _SMALL:
-                record.remember_values(tensors)
-            if record.quick is None and single and self.memory is not None and self.live is not None:
-                _quick.quicken(self.module, record, self.memory, self.live, tensors)
-            flats = record.flats if single or not record.flats else [record.flats[i] for i in group.indices]
-            return Part(None, 1.0, chosen, flats)
-        return Part(None, 1.0, tensors if single else [tensors[i] for i in group.indices])
-
-    def flags(self) -> tuple[bool, ...]:
-        """Which parameters require gradients."""
-        return self.lazy.flags if self.lazy is not None else tuple(map(_REQUIRES_GRAD, self.tensors))
-
-    def buffers(self) -> list[Any]:
-        """The buffers, each once."""
-        if self.lazy is not None:
-            return self.lazy.buffers
-        return distinct_buffers(self.live) if self.live is not None and self.live.buffers else []
-
-    def parameter(self, place: int) -> nn.Parameter:
-        """One parameter itself."""
-        if self.lazy is not None:
-            build(self.module)
-            self.__init__(self.module, scope=self.scope)  # type: ignore[misc]
-        return self.tensors[place]  # type: ignore[return-value]
-
-    def __init__(
-        self, module: nn.Module, attributes: bool = True, scope: tuple[str, ...] | None = None, wrapped: bool = False
-    ) -> None:
-        self.module = module
-        # Patterns of names, if the operation is to act on those parameters only.
-        self.scope = scope
-        lazy: Lazy | None = module.__dict__.get(LAZY)
-        if lazy is not None and is_lagging(lazy.version):
-            build(module)
-            lazy = None
-        self.lazy = lazy
-        if lazy is not None:
-            self.template, self.memory, self.record, self.live = lazy.template, lazy.memory, None, None
-            self.tensors = []
-            self.version = lazy.version
-            return
-        known = module.__dict__.get(RECORD)
-        # A model that is not remembered for the short way yet is read in full, so that it can be.
-        attributes = attributes or known is None or known.quick is None
-        self.record, self.memory, self.tensors, self.live = current(module, attributes)
-        if self.record.wrapped and not wrapped:
-            raise StructureError(
-                f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
-            )
-        self.template = self.memory.template
-        if self.record.version is None:
-            self.record.version = Unborn()
-        self.version = self.record.version
-
-    def config(self) -> dict[int, ParamConfig]:
-        """The configurations of parameters that have one, by place in the layout."""
-        outside = {}
-        if self.scope is not None:
-            for place, entry in enumerate(self.template.layout):
-                if not any(fnmatchcase(name, pattern) for name in entry.names for pattern in self.scope):
-                    outside[place] = ParamConfig(operational=False)
-        species = self.version.species if type(self.version) is Unborn else self.version.data.species
-        if not species.configured:
-            return outside
-        version = self.version.version if isinstance(self.version, Unborn) else self.version
-        if version is None:
-            version = resolved(self.record or Record(self.version), self.template)
-        places = {entry.name: place for place, entry in enumerate(self.template.layout.entries)}
-        names = version.data.names
-        plain = ParamConfig()
-        found = {places[names[pid]]: config for pid, config in version.data.config.items() if config != plain}
-        return {**outside, **found}
-
-
-def keeps_graph() -> bool:
-    """Whether `differentiable` is in force."""
+    Example:
+        >>> from moduli.particles import differentiable, is_differentiable
+        >>> with differentiable():
+        ...     print(is_differentiable())
+        True
+    """
     return _mode.graph
 
 
-def graphing() -> bool:
+def composing() -> bool:
     """Whether operations are only composed of torch's own, for gradients or transforms to follow."""
-    return _mode.graph or transformed()
+    return _mode.graph or watched()
 
 
 @contextmanager
@@ -199,17 +100,17 @@ def leaves() -> Iterator[None]:
             yield
     else:
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             yield
         finally:
-            torch._C._set_grad_enabled(before)
+            set_grad_enabled(before)
 
 
 @contextmanager
 def recording() -> Iterator[None]:
     """No gradients are recorded, except where `differentiable` asks for them."""
-    if graphing():
+    if composing():
         yield
     else:
         with leaves():
@@ -217,52 +118,299 @@ def recording() -> Iterator[None]:
 
 
 def refuse_graph() -> None:
-    """Refuse operations in place where a graph is kept."""
+    """Refuse operations in place where a graph is kept.
+
+    Raises:
+        RuntimeError: Inside `differentiable`.
+    """
     if _mode.graph:
         raise RuntimeError("inside differentiable() operations in place are refused: write a = a + b instead of a += b")
 
 
-def tensors_of(which: Operand) -> list[Tensor]:
-    """The values of an operand, one tensor per entry of its layout."""
-    if which.lazy is None:
-        return which.tensors
-    vectors = which.lazy.slab.vectors if which.lazy.scale == 1.0 else which.lazy.own()
-    return which.template.layout.views(vectors)
+class Operand:
+    """One particle in an operation: its values where they are, and what is needed to make another one like it."""
+
+    __slots__ = ("buffers", "module", "pending", "reading", "record", "scope", "structure", "tensors")
+
+    module: nn.Module
+    structure: Structure
+    # A result that was not looked into yet; otherwise the module was read.
+    pending: Pending | None
+    reading: Reading | None
+    record: Record | None
+    # The values of parameters, one per entry of the layout, and of buffers.
+    tensors: list[Tensor]
+    buffers: list[Tensor]
+    # Patterns of names, if the operation is to act on those only.
+    scope: tuple[str, ...] | None
+
+    def __init__(
+        self, module: nn.Module, scope: tuple[str, ...] | None = None, wrapped: bool = False, live: bool = False
+    ) -> None:
+        self.module, self.scope = module, scope
+        pending: Pending | None = module.__dict__.get(PENDING)
+        if pending is not None and (live or pending.version.next_version is not None):
+            build(module)
+            pending = None
+        self.pending = pending
+        if pending is not None:
+            self.reading = self.record = None
+            self.structure, self.buffers = pending.structure, pending.buffers
+            self.tensors = []
+            return
+        self.record = record_of(module)
+        if self.record.wrapped and not wrapped:
+            raise StructureError(
+                f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
+            )
+        self.reading = reading = bring_up(module, self.record)
+        self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the parameters."""
+        return self.structure.layout
+
+    @property
+    def lags(self) -> bool:
+        """Whether an edit was made since the operand was read, from which it would differ."""
+        version = self.pending.version if self.pending is not None else self.record.version  # type: ignore[union-attr]
+        return version is not None and version.next_version is not None
+
+    def version(self, states: list[State]) -> Any:
+        """The version of the species, which begins now if there was none."""
+        if self.pending is not None:
+            return self.pending.version
+        if self.reading is None or self.record is None:
+            raise StructureError(f"this {type(self.module).__name__} was not read")
+        return give_version(self.module, self.record, self.reading, states)
+
+    def states(self) -> list[State]:
+        """The plain attributes of every module."""
+        if self.pending is not None:
+            return self.pending.states
+        return [] if self.reading is None else capture(self.reading.modules, self.reading)
+
+    def flags(self) -> tuple[bool, ...]:
+        """Which parameters require gradients."""
+        return self.pending.flags if self.pending is not None else tuple(map(_REQUIRES_GRAD, self.tensors))
+
+    def kinds(self) -> dict[int, type[nn.Parameter]]:
+        """The classes of parameters that are not plain ones."""
+        if self.pending is not None:
+            return self.pending.kinds
+        return {
+            place: type(held)
+            for place, held in enumerate(self.tensors)
+            if type(held) is not nn.Parameter and isinstance(held, nn.Parameter)
+        }
+
+    def values(self) -> list[Tensor]:
+        """One tensor per entry of the layout."""
+        if not self.tensors and self.pending is not None:
+            self.tensors = self.layout.views(self.pending.vectors if self.pending.graph else self.pending.values())
+        return self.tensors
+
+    def parameter(self, place: int) -> nn.Parameter:
+        """One parameter itself."""
+        if self.pending is not None:
+            build(self.module)
+            return Operand(self.module).tensors[place]  # type: ignore[return-value]
+        return self.tensors[place]  # type: ignore[return-value]
+
+    def labelled(self) -> dict[str, Any]:
+        """The axes of labelled tensors, by dotted name."""
+        if self.pending is not None:
+            held = [getattr(state.get("_labelled"), "value", None) for state in self.pending.states]
+        else:
+            held = [module.__dict__.get("_labelled") for module in self.reading.modules]  # type: ignore[union-attr]
+        found = {}
+        for labels, entry in zip(held, self.structure.modules, strict=True):
+            for key, axes in (labels or {}).values():
+                found[f"{entry.path}.{key}" if entry.path else key] = axes
+        return found
+
+    def config(self) -> dict[int, ParamConfig]:
+        """The configurations of parameters that have one, by place in the layout."""
+        found: dict[int, ParamConfig] = {}
+        version = self.pending.version if self.pending is not None else self.record.version  # type: ignore[union-attr]
+        if version is not None and version.data.species.configured:
+            places = {entry.name: place for place, entry in enumerate(self.layout.entries)}
+            names = version.data.names
+            plain = ParamConfig()
+            found = {
+                places[names[pid]]: config
+                for pid, config in version.data.config.items()
+                if config != plain and names[pid] in places
+            }
+        if self.scope is not None:
+            for place, entry in enumerate(self.layout):
+                if not any(fits(name, self.scope) for name in entry.names):
+                    found[place] = ParamConfig(operational=False)
+        return found
+
+    def inert(self) -> set[int]:
+        """The places of parameters that take no part in operations."""
+        return {place for place, config in self.config().items() if not config.operational}
+
+    def policies(self, scoped: bool = True) -> list[str]:
+        """What becomes of each buffer."""
+        if not self.buffers:
+            return []
+        states = self.pending.states if self.pending is not None else [vars(m) for m in self.reading.modules]  # type: ignore[union-attr]
+        found = policies_of(self.structure, states)
+        if scoped and self.scope is not None:
+            for place, entry in enumerate(self.layout.buffers):
+                if found[place] == "operate" and not fits(entry.name, self.scope):
+                    found[place] = "copy"
+        return found
 
 
-_LARGE = 1 << 20
+def inert_parameters(module: nn.Module) -> frozenset[int]:
+    """Which parameters of a module take no part in operations, by place in its layout.
+
+    Example:
+        >>> from moduli.particles import adopt, inert_parameters
+        >>> net = adopt(nn.Linear(2, 1))
+        >>> net.set_param_config(operational=False, name="bias")
+        >>> inert_parameters(net)
+        frozenset({1})
+    """
+    record = module.__dict__.get(RECORD)
+    version = None if record is None else record.version
+    if version is None or not version.data.species.configured:
+        return frozenset()
+    return frozenset(Operand(module, wrapped=True).inert())
 
 
-def spare_of(right: Operand, count: int) -> Lazy | None:
-    """The result that an operand is, if it exists only inside the expression that is being computed."""
-    lazy = right.lazy
-    if lazy is None or lazy.slab.users > 1 or lazy.shared or lazy.graph:
-        return None
-    groups = right.template.layout.groups
-    if len(groups) != 1 or groups[0].numel * groups[0].dtype.itemsize < _LARGE or right.template.rich:
-        return None
-    alone = beyond()
-    # The operand refers to the module once more than the probe did.
-    return lazy if alone and count <= alone + 1 else None
+def buffer_policies(module: nn.Module) -> dict[str, str]:
+    """What becomes of each buffer of a module in the results of operations, by name; see `buffer_policy`.
+
+    Example:
+        >>> from moduli.particles import adopt, buffer_policies, buffer_policy
+        >>> net = buffer_policy(adopt(nn.BatchNorm1d(2)), "operate", "running_*")
+        >>> buffer_policies(net)
+        {'running_mean': 'operate', 'running_var': 'operate', 'num_batches_tracked': 'copy'}
+    """
+    seen = read(module)
+    found = policies_of(seen.structure, [vars(each) for each in seen.modules])
+    return {entry.name: policy for entry, policy in zip(seen.structure.layout.buffers, found, strict=True)}
 
 
-def matching(left: Operand, right: Operand) -> None:
-    """Check that two operands have the same structure.
+def matching_values(module: nn.Module, other: nn.Module) -> list[Tensor]:
+    """The parameters of another model, in the order of this one's layout, with labels in the order that they have here.
+
+    Args:
+        module: A module.
+        other: A module of the same structure.
 
     Raises:
-        StructureError: If they do not, with the first difference.
+        StructureError: If the structures or labels differ, with the first difference.
+
+    Example:
+        >>> from moduli.particles import adopt, matching_values
+        >>> a, b = adopt(nn.Linear(2, 1)), adopt(nn.Linear(2, 1))
+        >>> matching_values(a, b)[1] is b.bias
+        True
     """
-    ours, theirs = left.template.layout, right.template.layout
-    if ours is theirs:
-        return
-    if ours.entries is not theirs.entries and ours.fingerprint != theirs.fingerprint:
-        raise conflicts(left.module, right.module, diff(ours, theirs))
-    for x, y in zip(ours, theirs, strict=True):
-        if x.device != y.device:
-            raise StructureError(
-                f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {x.name!r} is on {x.device} "
-                f"on the left and on {y.device} on the right; move one of them with .to()"
-            )
+    return pair(Operand(module, wrapped=True), Operand(other, wrapped=True))[1].values()
+
+
+def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
+    """Bring two operands together: both at the newest version, of one structure, with labels in the order of the left.
+
+    Raises:
+        StructureError: If they differ, with the first difference.
+    """
+    for _ in range(2):
+        # To bring up one side may have noticed an edit that the other side has to follow.
+        if left.lags:
+            left = Operand(left.module, left.scope, left.record is not None and left.record.wrapped)
+        if right.lags:
+            right = Operand(right.module, right.scope, right.record is not None and right.record.wrapped)
+    ours, theirs = left.layout, right.layout
+    moved = _align(left, right)
+    if ours is not theirs and ours.entries != theirs.entries:
+        if moved:
+            pairs = zip(theirs, right.tensors, strict=True)
+            theirs = layout_of((name, tensor) for entry, tensor in pairs for name in entry.names)
+        if ours.fingerprint != theirs.fingerprint:
+            raise conflict(left.module, right.module, diff(ours, theirs))
+        for x, y in zip(ours, theirs, strict=True):
+            if x.device != y.device:
+                raise StructureError(
+                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {x.name!r} is on "
+                    f"{x.device} on the left and on {y.device} on the right; move one of them with .to()"
+                )
+    return left, right
+
+
+def _align(left: Operand, right: Operand) -> bool:
+    """Put the axes and labels of the right operand in the order that the left one has; whether any moved."""
+    ours, theirs = left.labelled(), right.labelled()
+    if not ours or not theirs or ours == theirs:
+        return False
+    moved = False
+    tables: list[tuple[Sequence[Any], list[Tensor]]] = [
+        (right.layout.entries, right.values()),
+        (right.layout.buffers, right.buffers),
+    ]
+    for which, (entries, held) in enumerate(tables):
+        found = list(held)
+        for place, entry in enumerate(entries):
+            axes, wanted = theirs.get(entry.name), ours.get(entry.name)
+            if axes is None or wanted is None or axes == wanted:
+                continue
+            source = found[place]
+            shape = _shape_of(left, entry.name, which)
+            try:
+                if len(shape) != source.dim():
+                    raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
+                labelled = LabelledTensor(source, axes.dims(tuple(source.shape)))
+                found[place] = labelled.align_to(wanted.dims(shape)).data
+            except ValueError as error:
+                raise StructureError(
+                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is labelled "
+                    f"differently on the left and on the right: {error}"
+                ) from error
+            moved = True
+        if which == 0:
+            right.tensors = found
+        else:
+            right.buffers = found
+    if moved:
+        # The vectors hold the values in the old order.
+        right.pending = None if right.pending is None else _stripped(right.pending)
+    return moved
+
+
+def _stripped(pending: Pending) -> Pending:
+    made = Pending(pending.structure, pending.states, [], pending.flags, pending.buffers, pending.version)
+    made.kinds = pending.kinds
+    return made
+
+
+def _shape_of(operand: Operand, name: str, which: int) -> tuple[int, ...]:
+    if which == 0:
+        return operand.layout[name].shape
+    return next(entry.shape for entry in operand.layout.buffers if entry.name == name)
+
+
+def conflict(left: nn.Module, right: nn.Module, difference: Any) -> StructureError:
+    """The error of combining two particles of different structure."""
+    return StructureError(
+        f"cannot combine {type(left).__name__} and {type(right).__name__}: {difference}; the left is {_described(left)}, "
+        f"the right is {_described(right)}. If one is an older version of the other, call its touch(), or take its values "
+        "over with moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
+    )
+
+
+def _described(module: nn.Module) -> str:
+    pending = module.__dict__.get(PENDING)
+    version = pending.version if pending is not None else record_of(module).version
+    if version is None:
+        return "at version 0"
+    return f"at version {version.data.number}" + ("" if version.is_newest else " (not the newest)")
 
 
 def number(other: Any) -> Any:
@@ -283,8 +431,8 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
         StructureError: If it does not fit, or would change the shape of a parameter.
     """
     parts = []
-    inert = {place for place, config in left.config().items() if not config.operational}
-    for place, entry in enumerate(left.template.layout):
+    inert = left.inert()
+    for place, entry in enumerate(left.layout):
         if place in inert:
             parts.append(torch.zeros((), dtype=entry.dtype, device=entry.device).expand(entry.shape))
             continue

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import operator as _operator
-import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from moduli._torch import keep_from_tracing
 from moduli.labels import Tensor as LabelledTensor
 
-from . import _derive
-from ._config import KEY, configure, restore, saved
+from . import _arithmetic
+from ._config import CONFIG_KEY, add_rule, configure, restore_configs, saved_configs
+from ._fold import count_operand, is_temporary
+from ._identity import begin_here
 from ._operators import Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Unborn, build, record_of
-from ._species import adopt_child, adopt_children, current, editing, follow, kernel_of, version_of
-from ._template import LAZY, RECORD
+from ._record import Species, build, record_of
+from ._skeleton import PENDING, RECORD
+from ._species import adopt_child, adopt_children, edit, kernel_of, touch, touch_one, version_of
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
 from .kernel import Particle, Product, VersionKernel
@@ -39,8 +41,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         try:
             return super().__getattr__(name)
         except (AttributeError, KeyError):
-            # In a result that nobody looked into yet, the registries are missing.
-            if LAZY not in self.__dict__:
+            # In a result that was not looked into yet, the registries are missing.
+            if PENDING not in self.__dict__:
                 raise
         build(self)
         return getattr(self, name)
@@ -59,31 +61,35 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         adopt_children(self)
+        record = record_of(self)
+        begin_here(self, record)
+        if record.version is not None:
+            record.version.data.species.enter(self)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None and record_of(self).root is None:
-            config = saved(self)
+            config = saved_configs(self)
             if config:
-                metadata.setdefault(prefix[:-1], {})[KEY] = config
+                metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = config
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        if KEY in local_metadata:
-            restore(self, local_metadata[KEY])
+        if CONFIG_KEY in local_metadata:
+            restore_configs(self, local_metadata[CONFIG_KEY])
 
     def _built(self) -> None:
-        if LAZY in self.__dict__:
+        if PENDING in self.__dict__:
             build(self)
 
     # -- edits -------------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = self.__dict__
-        if LAZY in state:
+        if PENDING in state:
             build(self)
         record = state.get(RECORD)
         if record is None and "_parameters" in state:
@@ -150,23 +156,16 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         if record.busy:
             act()
             return
-        # A module that was never part of an operation has nobody who could follow its edits.
+        # A module that was never part of an operation has no relatives that could follow its edits.
         root = self if record.root is None else self._particle_root
-        top = record_of(root)
         record.busy = True
         try:
-            if top.version is None and record.version is None:
+            if record_of(root).version is None and record.version is None:
                 act()
                 record.order.setdefault(name)
-                child = self._modules.get(name)
-                if child is not None:
-                    adopt_child(root, child)
-                if top.flats or record.flats:
-                    top.forget_values()
-                    record.forget_values()
+                adopt_child(root, self._modules.get(name))
             else:
-                with editing(self, name):
-                    act()
+                edit(self, name, act)
         finally:
             record.busy = False
 
@@ -250,7 +249,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> c._version_kernel is a._version_kernel, torch.equal(c.weight, b.weight)
             (True, True)
         """
-        made: Self = _derive.duplicate(self)
+        made: Self = _arithmetic.duplicate(self)
         made.load_state_dict(source.state_dict())
         return made
 
@@ -266,14 +265,17 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         """
         self._built()
         self._open()
-        current(self)
-        version = version_of(self)
-        data = version.data.copy()
-        species = Unborn().species
-        species.configured = data.species.configured
+        touch_one(self)
+        data = version_of(self).data.copy()
+        species = Species()
+        species.configured, species.rules = data.species.configured, list(data.species.rules)
         data.species, data.number = species, 0
-        made: Self = _derive.reshelled(self)
-        record_of(made).version = VersionKernel(data)
+        made: Self = _arithmetic.rebuild(self)
+        record = record_of(made)
+        if record.version is not None:
+            record.version.data.species.leave(made)
+        record.version = VersionKernel(data)
+        species.enter(made)
         return made
 
     def touch(self) -> Self:
@@ -290,10 +292,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         self._built()
         self._open()
         root = self._particle_root
-        current(root)
-        follow(root)
+        touch(root)
         if root is not self:
-            current(self)
+            touch_one(self)
         return self
 
     def set_param_config(
@@ -324,6 +325,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
                 config.clone = clone
 
         self.apply_param_config(change, name)
+        changes = {"operational": operational, "clone": clone}
+        add_rule(self, {key: value for key, value in changes.items() if value is not None}, name)
 
     def apply_param_config(self, fn: Callable[[ParamID, ParamConfig], None], name: str | None = None) -> None:
         """Call a function on the configurations of parameters, which it may change and extend.
@@ -379,19 +382,23 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if not reflected or fn is _operator.mul:
-            made = _derive.briefly(fn, self, other, sys.getrefcount(other))
-            if made is not None:
-                return made
-        _unmixed(self, other)
-        return _derive.binary(fn, self, other, reflected, direct=True)
+        if is_compiling():
+            return _evaluate(fn, self, other, reflected)
+        temporary = (
+            is_temporary(self.__dict__.get(PENDING), count_operand(self), 0, reflected),
+            isinstance(other, NytoModuleBase) and is_temporary(other.__dict__.get(PENDING), count_operand(other), 1),
+        )
+        _check_kind(self, other)
+        return _arithmetic.binary(fn, self, other, reflected, temporary=temporary)
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return _derive.unary(fn, self)
+        if is_compiling():
+            return _evaluate_unary(fn, self)
+        return _arithmetic.unary(fn, self)
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        _unmixed(self, other)
-        return self if _derive.change(fn, self, other) else NotImplemented
+        _check_kind(self, other)
+        return self if _arithmetic.change(fn, self, other) else NotImplemented
 
 
 # Some modules have operators of their own: to add an nn.Sequential is to append it. As particles they are values.
@@ -403,7 +410,7 @@ for _source in (Operators, Particle):
             setattr(ParticleMethods, _name, _function)
 
 
-def _unmixed(module: nn.Module, other: Any) -> None:
+def _check_kind(module: nn.Module, other: Any) -> None:
     if isinstance(other, Product):
         raise StructureError(
             f"cannot combine a {type(module).__name__} and a {type(other).__name__}: write module.product() on the one side "
@@ -416,3 +423,21 @@ def _unmixed(module: nn.Module, other: Any) -> None:
                 "the root_module of the other inside `with GetNytoModule(...)`"
             )
         raise TypeError(f"a {type(other).__name__} is not a particle; write moduli.adopt(module) first")
+
+
+def _evaluate(fn: Callable[[Any, Any], Any], module: ParticleMethods, other: Any, reflected: bool) -> Any:
+    """An operation inside `torch.compile`, whose result must be a module at once."""
+    _check_kind(module, other)
+    made = _arithmetic.binary(fn, module, other, reflected)
+    if isinstance(made, nn.Module):
+        build(made)
+    return made
+
+
+def _evaluate_unary(fn: Callable[[Any], Any], module: ParticleMethods) -> Any:
+    made = _arithmetic.unary(fn, module)
+    build(made)
+    return made
+
+
+keep_from_tracing(_evaluate, _evaluate_unary)

@@ -1,13 +1,14 @@
-"""The numbers: one operation on the values of whole models, group by group.
+"""The numbers: one pass over the values of whole models, group by group.
 
-An operand's values are a `Part` for each group of parameters: one vector (times a number that has not been multiplied
-in yet), or the list of live tensors where they are. The result is always one vector.
+An operand's values are a `Part` for each group of parameters: one vector (times a number that has not been multiplied in
+yet), or the list of live tensors where they are. The result is always one fresh vector, or the vector of an operand that
+exists only inside the expression.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,25 +17,8 @@ from torch import Tensor
 from moduli import kernels
 from moduli.layout import Group
 
-from . import _pool
+__all__ = ["Part", "binary", "blend", "change", "unary"]
 
-__all__ = ["BLEND", "BLEND_OVER", "Part", "binary", "copied", "inplace", "unary"]
-
-_OUT: dict[Any, Callable[..., Tensor]] = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-    operator.pow: torch.pow,
-    operator.floordiv: torch.floor_divide,
-    operator.mod: torch.remainder,
-}
-_FOREACH: dict[Any, Callable[..., Any]] = {
-    operator.add: torch._foreach_add_,
-    operator.sub: torch._foreach_sub_,
-    operator.mul: torch._foreach_mul_,
-    operator.truediv: torch._foreach_div_,
-}
 _METHODS = {
     operator.add: "add_",
     operator.sub: "sub_",
@@ -44,13 +28,18 @@ _METHODS = {
     operator.floordiv: "floor_divide_",
     operator.mod: "remainder_",
 }
+_FOREACH: dict[Any, Callable[..., Any]] = {
+    operator.add: torch._foreach_add_,
+    operator.sub: torch._foreach_sub_,
+    operator.mul: torch._foreach_mul_,
+    operator.truediv: torch._foreach_div_,
+}
 _FUSED = {
     operator.mul: kernels.fuse(lambda x, y: x * y),
     operator.truediv: kernels.fuse(lambda x, y: x / y),
 }
-BLEND = kernels.fuse(lambda x, y, a, b: a * x + b * y)
-BLEND_OVER = kernels.fuse(lambda x, y, a, b: a * x + b * y, inplace="y")
-# Up to this many bytes, gathering an operand first costs less than running an operation tensor by tensor.
+_BLEND = kernels.fuse(lambda x, y, a, b: a * x + b * y)
+# Up to this many bytes, to gather an operand first costs less than to prepare a pass over its tensors.
 _SMALL = 1 << 19
 
 
@@ -59,135 +48,90 @@ class Part(NamedTuple):
 
     Attributes:
         vector: All values, or None.
-        scale: A number that the vector is still to be multiplied with.
         tensors: The live tensors, where there is no vector.
-        flats: One-dimensional views of them, if they were at hand.
-        spare: Whether nobody will read the vector after this operation, so that the result may be written over it.
+        scale: A number that the vector is still to be multiplied with.
+        spare: Whether the vector may be written over, because nothing refers to it after the operation.
     """
 
     vector: Tensor | None
+    tensors: Sequence[Tensor] = ()
     scale: float = 1.0
-    tensors: Any = ()
-    flats: Any = ()
     spare: bool = False
 
-    def gathered(self, group: Group) -> Tensor:
-        """The values in a vector of their own."""
-        if self.vector is not None:
-            if self.scale == 1.0:
-                return _pool.take(group).copy_(self.vector) if group.numel else self.vector.clone()
-            return torch.mul(self.vector, self.scale, out=_pool.take(group))
-        if self.flats:
-            return torch.cat(self.flats)
-        return torch.cat([tensor.reshape(-1) for tensor in self.tensors], out=_pool.take(group))
+    def gather(self) -> Tensor:
+        """The values in a vector that may be written over."""
+        if self.vector is None:
+            return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+        if self.spare:
+            return self.vector if self.scale == 1.0 else self.vector.mul_(self.scale)
+        return self.vector.clone() if self.scale == 1.0 else self.vector * self.scale
 
-    def plainly(self) -> Tensor:
-        """The values in a vector, by operations that a graph or a transform can follow."""
+    def join(self) -> Tensor:
+        """The values in a vector, which may be the operand's own, by operations that a graph or a transform can follow."""
         if self.vector is None:
             return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
         return self.vector if self.scale == 1.0 else self.vector * self.scale
 
-    def parts(self, group: Group, sizes: list[int]) -> list[Tensor]:
-        """The values as tensors that have the right numbers of elements, whatever their shapes."""
-        if self.vector is None:
-            if self.flats:
-                return list(self.flats)
-            if all(map(Tensor.is_contiguous, self.tensors)):
-                return list(self.tensors)
-            return [tensor.reshape(-1) for tensor in self.tensors]
-        vector = self.vector if self.scale == 1.0 else self.vector * self.scale
-        return list(torch.split(vector, sizes))
+    def split(self, sizes: list[int]) -> list[Tensor]:
+        """The values as a list of tensors, without the number."""
+        if self.vector is not None:
+            return list(torch.split(self.vector, sizes))
+        return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in self.tensors]
 
 
-def _small(group: Group) -> bool:
+def unary(fn: Callable[[Tensor], Tensor], x: Part, composing: bool) -> Tensor:
+    """A function of the values of one operand."""
+    if composing:
+        values = x.join()
+        made = fn(values)
+        return made.clone() if made is values else made
+    return x.gather() if fn is operator.pos else fn(x.gather())
+
+
+def binary(group: Group, fn: Any, x: Part, y: Any, reflected: bool, composing: bool) -> Tensor:
+    """A function of two operands, of which the second is a Part, a number, or a tensor without dimensions."""
+    if composing:
+        other = y.join() if isinstance(y, Part) else y
+        return fn(other, x.join()) if reflected else fn(x.join(), other)  # type: ignore[no-any-return]
+    if not isinstance(y, Part):
+        if fn in _METHODS and not reflected and group.dtype.is_floating_point and not isinstance(y, complex):
+            return getattr(x.gather(), _METHODS[fn])(y)  # type: ignore[no-any-return]
+        return fn(y, x.gather()) if reflected else fn(x.gather(), y)  # type: ignore[no-any-return]
+    if reflected:
+        x, y = y, x
+    if group.dtype.is_floating_point:
+        if fn is operator.add or fn is operator.sub:
+            return blend(group, x, y, 1.0, 1.0 if fn is operator.add else -1.0)
+        if fn in _FUSED and not _is_small(group):
+            out = group.empty()
+            x, y = (each._replace(vector=each.join()) if each.scale != 1.0 else each for each in (x, y))
+            sizes = [tensor.numel() for tensor in x.tensors or y.tensors] or [group.numel]
+            _FUSED[fn](x.split(sizes), y.split(sizes), out=out)
+            return out
+    return fn(x.join(), y.join())  # type: ignore[no-any-return]
+
+
+def blend(group: Group, x: Part, y: Part, a: float, b: float) -> Tensor:
+    """The sum a x + b y of floating-point values, with the numbers that are still to be multiplied in."""
+    a, b = a * x.scale, b * y.scale
+    out = y.vector if y.spare else x.vector if x.spare else None
+    if _is_small(group):
+        if a == 1.0:
+            return x._replace(scale=1.0).gather().add_(y._replace(scale=1.0).join(), alpha=b)
+        made = y._replace(scale=1.0).gather()
+        return (made if b == 1.0 else made.mul_(b)).add_(x._replace(scale=1.0).join(), alpha=a)
+    if out is None:
+        out = group.empty()
+    sizes = [tensor.numel() for tensor in x.tensors or y.tensors] or [group.numel]
+    _BLEND(x.split(sizes), y.split(sizes), a, b, out=out)
+    return out
+
+
+def _is_small(group: Group) -> bool:
     return group.numel * group.dtype.itemsize <= _SMALL
 
 
-def copied(group: Group, x: Part) -> Tensor:
-    """The values of an operand in a new vector."""
-    return x.gathered(group)
-
-
-def unary(group: Group, fn: Callable[[Tensor], Tensor], x: Part, plain: bool = False) -> tuple[Tensor, float]:
-    """A function of the values of one operand: a vector, and a number to multiply it with."""
-    if plain:
-        values = x.plainly()
-        made = fn(values)
-        return (made.clone() if made is values else made), 1.0
-    if fn is operator.pos:
-        return x.gathered(group), 1.0
-    if fn is operator.neg and x.vector is not None and group.dtype.is_floating_point:
-        return x.vector, -x.scale
-    return fn(x.gathered(group)), 1.0
-
-
-def binary(group: Group, fn: Any, x: Part, y: Any, reflected: bool, plain: bool = False) -> tuple[Tensor, float]:
-    """A function of two operands, of which the second is a Part, a number, or a tensor without dimensions.
-
-    Returns:
-        A vector, and a number that its values are still to be multiplied with. The vector may be that of an operand
-        when only the number differs.
-    """
-    if plain:
-        other = y.plainly() if isinstance(y, Part) else y
-        return (fn(other, x.plainly()) if reflected else fn(x.plainly(), other)), 1.0
-    scaling = group.dtype.is_floating_point
-    if not isinstance(y, Part):
-        number = type(y) in (int, float)
-        if number and scaling and fn is operator.mul:
-            return (x.vector if x.vector is not None else x.gathered(group)), x.scale * y
-        if fn in _METHODS and not reflected and scaling and not isinstance(y, complex):
-            # The copy is ours, so the operation can run in it.
-            return getattr(x.gathered(group), _METHODS[fn])(y), 1.0
-        vector = x.gathered(group)
-        return (fn(y, vector) if reflected else fn(vector, y)), 1.0
-    if reflected:
-        x, y = y, x
-    if scaling and fn in (operator.add, operator.sub):
-        return _sum(group, x, y, 1.0 if fn is operator.add else -1.0), 1.0
-    if scaling and fn in (operator.mul, operator.truediv) and x.vector is not None and y.vector is not None:
-        scale = x.scale * y.scale if fn is operator.mul else x.scale / y.scale if y.scale else None
-        if scale is not None:
-            return _OUT[fn](x.vector, y.vector, out=_pool.take(group)), scale
-    if _small(group) or fn not in _FUSED or not scaling:
-        return fn(x.gathered(group), y.gathered(group)), 1.0
-    sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)]
-    out = _pool.take(group)
-    _FUSED[fn](x.parts(group, sizes), y.parts(group, sizes), out=out)
-    return out, 1.0
-
-
-def _sum(group: Group, x: Part, y: Part, sign: float) -> Tensor:
-    """The sum x + sign y, with the numbers that are still to be multiplied in folded into the sum."""
-    if not _small(group) and (x.vector is None or y.vector is None):
-        # One pass over the live tensors, instead of gathering them first.
-        sizes = [tensor.numel() for tensor in (x.tensors or y.tensors)]
-        first, second = (each._replace(scale=1.0).parts(group, sizes) for each in (x, y))
-        if y.spare and y.vector is not None:
-            BLEND_OVER(first, second, x.scale, sign * y.scale)
-            return y.vector
-        out = _pool.take(group)
-        BLEND(first, second, x.scale, sign * y.scale, out=out)
-        return out
-    if x.vector is None:
-        made = x.gathered(group)
-        if y.vector is None:
-            return made.add_(y.gathered(group), alpha=sign)
-        return made.add_(y.vector, alpha=sign * y.scale)
-    if y.vector is None:
-        made = y.gathered(group)
-        if x.scale == 1.0:
-            return torch.add(x.vector, made, alpha=sign, out=made)
-        return (made if sign == 1.0 else made.neg_()).add_(x.vector, alpha=x.scale)
-    out = y.vector if y.spare and x.scale == 1.0 else _pool.take(group)
-    if x.scale == 1.0:
-        return torch.add(x.vector, y.vector, alpha=sign * y.scale, out=out)
-    if sign * y.scale == 1.0:
-        return torch.add(y.vector, x.vector, alpha=x.scale, out=out)
-    return torch.mul(x.vector, x.scale, out=out).add_(y.vector, alpha=sign * y.scale)
-
-
-def inplace(fn: Any, tensors: list[Tensor], other: Any) -> None:
+def change(fn: Any, tensors: list[Tensor], other: Any) -> None:
     """Change tensors in place; `other` is a list of as many tensors, a number, or a tensor without dimensions."""
     if not tensors:
         return

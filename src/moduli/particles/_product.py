@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _derive
+from . import _arithmetic
+from ._buffers import acts_on
+from ._operand import Operand, composing, number, recording
 from ._record import build, record_of
-from ._species import current, kernel_of
-from ._template import LAZY
+from ._skeleton import PENDING
+from ._species import kernel_of, touch_one, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, located
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
@@ -36,6 +38,7 @@ class ParamProduct(Product[Any]):
         kernel: The kernel of the particle it was made from, as it was then.
         module_id: Which module of the particle `module()` returns.
         params: The parameters.
+        buffers: The buffers that operations act on, by name; see `buffer_policy`.
 
     Example:
         >>> from moduli.particles import adopt
@@ -48,13 +51,19 @@ class ParamProduct(Product[Any]):
     kernel: ParticleKernelImp
     module_id: ModuleID
     params: ParamDict
+    buffers: dict[str, Tensor]
 
     def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
+        self.buffers = {}
         # The kernel may move on; a product belongs to the version it was made at.
         self._version = kernel.version
+
+    def __reduce__(self) -> Any:
+        # A copy belongs to a copy of the particle, which is of the same species.
+        return _restore, (self.pdata.modules[0], self.module_id, list(self.params.items()), self.buffers)
 
     @property
     def vdata(self) -> VersionDataImp:
@@ -89,9 +98,10 @@ class ParamProduct(Product[Any]):
             10.0
         """
         config = self.vdata.config
-        with _derive.recording():
+        with recording():
             return self._with(
-                OrderedDict((key, self._fitting(key, fn(param, config[key]))) for key, param in self.params.items())
+                OrderedDict((key, self._fit(key, fn(param, config[key]))) for key, param in self.params.items()),
+                {name: _as_buffer(fn(_as_parameter(held), ParamConfig()), held) for name, held in self.buffers.items()},
             )
 
     def binary_operator(
@@ -116,12 +126,16 @@ class ParamProduct(Product[Any]):
         """
         other = self._same_version(other)
         config = self.vdata.config
-        with _derive.recording():
+        with recording():
             return self._with(
                 OrderedDict(
-                    (key, self._fitting(key, fn(param, other.params[key], config[key])))
+                    (key, self._fit(key, fn(param, other.params[key], config[key])))
                     for key, param in self.params.items()
-                )
+                ),
+                {
+                    name: _as_buffer(fn(_as_parameter(held), _as_parameter(other.buffers[name]), ParamConfig()), held)
+                    for name, held in self.buffers.items()
+                },
             )
 
     def clone(self) -> ParamProduct:
@@ -130,13 +144,13 @@ class ParamProduct(Product[Any]):
 
     def rand(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
         """A product with values drawn uniformly from [0, scale)."""
-        return self._drawn(torch.rand, scale, generator)
+        return self._draw(torch.rand, scale, generator)
 
     def randn(self, scale: float = 1.0, generator: torch.Generator | None = None) -> ParamProduct:
         """A product with values drawn from a normal distribution of mean 0 and standard deviation `scale`."""
-        return self._drawn(torch.randn, scale, generator)
+        return self._draw(torch.randn, scale, generator)
 
-    def _drawn(self, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> ParamProduct:
+    def _draw(self, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> ParamProduct:
         def drawn(param: Tensor) -> Tensor:
             return scale * draw(param.shape, dtype=param.dtype, device=param.device, generator=generator)
 
@@ -162,10 +176,10 @@ class ParamProduct(Product[Any]):
                 f"the product has {sum(sizes)} values in all; the vector given has shape {tuple(values.shape)}"
             )
         parts = dict(zip(self.params, torch.split(values, sizes), strict=True))
-        with _derive.recording():
+        with recording():
             return self._with(
                 OrderedDict(
-                    (key, self._fitting(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
+                    (key, self._fit(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
                     for key, param in self.params.items()
                 )
             )
@@ -210,6 +224,8 @@ class ParamProduct(Product[Any]):
             for key, param in self.params.items():
                 if config[key].operational:
                     change(param, theirs.params[key])
+            for name, held in self.buffers.items():
+                change(held, theirs.buffers[name])
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -233,17 +249,18 @@ class ParamProduct(Product[Any]):
             if reflected:
                 return product.binary_operator(self, binary_lambda_wrapper(fn))
             return self.binary_operator(product, binary_lambda_wrapper(fn))
-        value = _derive.number(other)
+        value = number(other)
         if value is None:
             return NotImplemented
         return self.unary_operator(unary_lambda_wrapper(lambda p: fn(value, p) if reflected else fn(p, value)))
 
-    def _with(self, params: ParamDict) -> ParamProduct:
+    def _with(self, params: ParamDict, buffers: dict[str, Tensor] | None = None) -> ParamProduct:
         made = ParamProduct(self.kernel, self.module_id, params)
         made._version = self._version
+        made.buffers = self.buffers if buffers is None else buffers
         return made
 
-    def _fitting(self, key: int, value: Any) -> nn.Parameter:
+    def _fit(self, key: int, value: Any) -> nn.Parameter:
         """What an operation gave for a parameter, as a parameter of the same shape and kind."""
         before = self.params[key]
         name = self.vdata.names.get(key, str(key))
@@ -263,7 +280,7 @@ class ParamProduct(Product[Any]):
             flag = value.requires_grad
             value = value.to(before.dtype)
             return nn.Parameter(value, requires_grad=flag)
-        if isinstance(value, nn.Parameter) or _derive.graphing():
+        if isinstance(value, nn.Parameter) or composing():
             return value  # type: ignore[return-value]
         return nn.Parameter(value, requires_grad=before.requires_grad)
 
@@ -283,6 +300,11 @@ class ParamProduct(Product[Any]):
         if self.params.keys() != other.params.keys():
             raise StructureError(
                 f"cannot combine the product of module {self.module_id} with that of module {other.module_id} of the particle"
+            )
+        apart = sorted(self.buffers.keys() ^ other.buffers.keys())
+        if apart:
+            raise StructureError(
+                f"the buffer {apart[0]!r} takes part on one side only; say moduli.particles.buffer_policy for both"
             )
         return other
 
@@ -315,12 +337,12 @@ def unary_lambda_wrapper(
         (2.0, 1.0)
     """
 
-    def wrapped(param: nn.Parameter, config: ParamConfig) -> nn.Parameter:
+    def act(param: nn.Parameter, config: ParamConfig) -> nn.Parameter:
         if config.operational:
             return _parameter(fn(param), param)
         return clone_param(param) if config.clone else param
 
-    return wrapped
+    return act
 
 
 def binary_lambda_wrapper(
@@ -336,19 +358,30 @@ def binary_lambda_wrapper(
         (0.0, 1.0)
     """
 
-    def wrapped(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
+    def act(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
         if config.operational:
             return _parameter(fn(left, right), left)
         return clone_param(left) if config.clone else left
 
-    return wrapped
+    return act
 
 
 def _parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
-    if value.requires_grad or _derive.graphing():
+    if value.requires_grad or composing():
         return value  # type: ignore[return-value]
     flag = like.requires_grad and (value.is_floating_point() or value.is_complex())
     return nn.Parameter(value, requires_grad=flag)
+
+
+def _as_parameter(held: Tensor) -> nn.Parameter:
+    """A buffer as functions of parameters take it."""
+    return nn.Parameter(held, requires_grad=False)
+
+
+def _as_buffer(value: Tensor, like: Tensor) -> Tensor:
+    """What an operation gave for a buffer, in storage of its own."""
+    made = value.detach().to(like.dtype)
+    return made.clone() if made.data_ptr() == like.data_ptr() else made
 
 
 def _as_kind(values: Tensor, like: Tensor) -> Tensor:
@@ -367,7 +400,7 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
         >>> module_to_product(adopt(nn.Linear(2, 1))).module_id
         0
     """
-    if LAZY in module.__dict__:
+    if PENDING in module.__dict__:
         build(module)
     root = module._particle_root
     if record_of(root).wrapped:
@@ -375,7 +408,7 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
             f"this {type(module).__name__} is wrapped by a ParticleModule, so it has no kernel; use the wrapper, or "
             "`with GetNytoModule(wrapper) as module`"
         )
-    current(root)
+    touch_one(root)
     kernel = kernel_of(root)
     # The kernel of a product stays at the version of the product.
     kept: ParticleKernelImp = ParticleKernel(kernel.version, located(root, kernel.version.data))
@@ -384,7 +417,18 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     if key:
         below = kernel.version.data.get_sub_params(key)
         params = OrderedDict((pid, param) for pid, param in params.items() if pid in below)
-    return ParamProduct(kept, key, params)
+    made = ParamProduct(kept, key, params)
+    which = Operand(module)
+    policies = zip(which.layout.buffers, which.buffers, which.policies(), strict=True) if which.buffers else ()
+    made.buffers = {entry.name: held for entry, held, policy in policies if policy == "operate" and acts_on(held)}
+    return made
+
+
+def _restore(root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]) -> ParamProduct:
+    version = version_of(root)
+    made = ParamProduct(ParticleKernel(version, located(root, version.data)), module_id, OrderedDict(params))
+    made.buffers = buffers
+    return made
 
 
 def product_to_module(product: ParamProduct) -> Any:
@@ -407,7 +451,7 @@ def product_to_module(product: ParamProduct) -> Any:
         )
     source = data.modules[product.module_id]
     exchanged = {id(data.params[pid]): param for pid, param in product.params.items()}
-    return _derive.reshelled(source, exchanged)
+    return _arithmetic.rebuild(source, exchanged, product.buffers)
 
 
 def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> None:
@@ -429,3 +473,6 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
         for key, param in product.params.items():
             if own.params[key] is not param:
                 own.params[key].copy_(param)
+        for name, held in product.buffers.items():
+            if own.buffers[name] is not held:
+                own.buffers[name].copy_(held)

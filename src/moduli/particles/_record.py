@@ -1,33 +1,40 @@
-"""What a module knows about itself as a particle, and results that are not yet modules.
+"""What a module knows about itself as a particle, and results that are not modules yet.
 
-A `Record` belongs to each module of ours: its species and version, what was read of it last, and where its root is. It
-refers to the root weakly and to no other module, so particles contain no reference cycles.
+A `Record` belongs to each module of ours: its version, what it looked like last, and where its root is. It refers to the
+root weakly and to no other module, so particles contain no reference cycles.
 
-A `Lazy` is the result of an operation before anybody looked inside: vectors of values, and a template. The module that
+A `Pending` is the result of an operation before it was looked into: vectors of values, and a skeleton. The module that
 holds one is an empty shell, which is built at the first access to anything in it.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from . import _pool
-from ._pool import Slab
-from ._template import LAZY, RECORD, Memory, Template, Walk, read, recognised, renewed, walk
+from moduli._torch import has_dispatch_mode, in_transform, run_outside
+from moduli.layout import Layout, Reading, Structure
+
+from ._skeleton import PENDING, RECORD, State, assemble
 
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = ["Event", "Lazy", "Record", "Species", "Unborn", "build", "inspect", "record_of", "transformed"]
+__all__ = ["Event", "Pending", "Record", "Species", "build", "parameters_in", "record_of", "watched"]
 
 
 class Event(NamedTuple):
-    """One edit of a species: which version it made, in words, and the names it added and removed."""
+    """One edit of a species: which version it made, in words, and the names it added and removed.
+
+    Example:
+        >>> from moduli.particles import Event
+        >>> Event(1, "'w' was deleted", frozenset(), frozenset({"w"})).number
+        1
+    """
 
     number: int
     sentence: str
@@ -36,87 +43,81 @@ class Event(NamedTuple):
 
 
 class Species:
-    """All particles derived from each other: the edits so far, and whether any parameter was configured."""
+    """All particles derived from each other.
 
-    __slots__ = ("__weakref__", "configured", "events")
+    Attributes:
+        events: The edits so far.
+        rules: The configurations by name that were asked for: patterns, and what they change.
+        configured: Whether any parameter has a configuration.
+        lock: Edits are made and followed by one thread at a time.
+        members: The live particles, by `id`.
+    """
+
+    __slots__ = ("__weakref__", "configured", "events", "lock", "members", "rules")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.rules: list[tuple[str, dict[str, bool]]] = []
         self.configured = False
+        self.lock = threading.RLock()
+        self.members: dict[int, weakref.ref[nn.Module]] = {}
 
+    def enter(self, module: nn.Module) -> None:
+        """Count a live particle among the members."""
+        key, members = id(module), self.members
+        held = members.get(key)
+        if held is None or held() is not module:
+            members[key] = weakref.ref(module, lambda ref: members.pop(key, None) if members.get(key) is ref else None)
 
-class Unborn:
-    """The first version of a species before anybody asked for it. All its particles refer to this one object.
-
-    Attributes:
-        species: The species.
-        version: The version, once it was made; a particle that sees it refers to it from then on.
-        uid: What identifies it in pickles, once it was in one.
-        config: Configurations by name that were found in a pickle.
-    """
-
-    __slots__ = ("__weakref__", "config", "species", "uid", "version")
-
-    def __init__(self) -> None:
-        self.species = Species()
-        self.version: VersionKernelImp | None = None
-        self.uid: str | None = None
-        self.config: dict[str, Any] = {}
+    def leave(self, module: nn.Module) -> None:
+        """Count a particle no longer."""
+        self.members.pop(id(module), None)
 
 
 class Record:
     """What a module knows about itself as a particle."""
 
     __slots__ = (
-        "__weakref__", "busy", "flats", "kernel", "memory", "order", "pointers", "quick", "root", "slab", "version", "wrapped",
+        "__weakref__", "busy", "kernel", "modules", "order", "origin", "root", "states", "structure", "vectors", "version",
+        "wrapped",
     )  # fmt: skip
 
-    def __init__(self, version: VersionKernelImp | Unborn | None = None) -> None:
-        # None until another particle is derived from this one, or somebody asks for its version.
+    def __init__(self, version: VersionKernelImp | None = None, order: tuple[str, ...] = ()) -> None:
+        # None until another particle is derived from this one, or its version is asked for.
         self.version = version
-        self.memory: Memory | None = None
+        # What the particle looked like when it was last seen to be at its version.
+        self.structure: Structure | None = None
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.states: list[State] = []
         # The module at the top of the particle; None when it is the module itself.
         self.root: weakref.ref[nn.Module] | None = None
         self.wrapped = False
         # Whether an edit is under way, so that the steps it consists of are not edits of their own.
         self.busy = False
-        self.order: dict[str, None] = {}
+        # Names of parameters and children in the order in which they were assigned.
+        self.order: dict[str, None] = dict.fromkeys(order)
         self.kernel: weakref.ref[Any] | None = None
-        # The vectors that the parameters were views of when the module was built, and where each was.
-        self.slab: Slab | None = None
-        self.pointers: list[int] = []
-        self.flats: list[Tensor] = []
-        # What the short way compares the module with.
-        self.quick: Any = None
+        # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
+        self.origin: tuple[str, dict[str, Any]] | None = None
+        # The vectors that the parameters were in when the module was built.
+        self.vectors: list[Tensor] = []
 
-    def __del__(self) -> None:
-        # Views go first, so that nobody holds the vectors when they are given back.
-        self.forget_values()
+    def saw(self, reading: Reading, states: list[State] | None = None) -> None:
+        """Note what the particle looks like at its version."""
+        self.structure = reading.structure
+        self.modules = [weakref.ref(module) for module in reading.modules]
+        if states is not None:
+            self.states = states
 
-    def forget(self) -> None:
-        """Drop what was read of the module; it is read again at the next operation."""
-        self.memory = None
-        self.forget_values()
+    def looks_like(self, reading: Reading) -> bool:
+        """Whether the particle is what it was when it was last seen to be at its version."""
+        return self.structure is reading.structure and all(
+            ref() is module for ref, module in zip(self.modules, reading.modules, strict=True)
+        )
 
-    def remember_values(self, tensors: list[Tensor]) -> None:
-        """Keep one-dimensional views of small parameters at hand, with the addresses that tell whether they hold."""
-        if self.slab is None and all(map(Tensor.is_contiguous, tensors)):
-            self.flats = [tensor.detach().view(-1) for tensor in tensors]
-            self.pointers = list(map(Tensor.data_ptr, tensors))
-
-    def forget_values(self) -> None:
-        """Let go of views and vectors of the parameters."""
-        self.quick = None
-        self.flats = []
-        if self.slab is not None:
-            slab, self.slab = self.slab, None
-            slab.release()
-
-    # Copies of a module are particles of the same species; what was read of the original does not hold for them.
+    # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        twin = Record(self.version)
-        twin.order = dict(self.order)
-        return twin
+        return Record(self.version, tuple(self.order))
 
     def __reduce__(self) -> Any:
         from ._identity import pack
@@ -124,54 +125,53 @@ class Record:
         return pack(self)
 
 
-class Lazy:
+class Pending:
     """The result of an operation: values, and what to build around them."""
 
     __slots__ = (
-        "buffers", "flags", "graph", "memory", "scale", "shared", "slab", "template", "version",
+        "buffers", "flags", "graph", "kinds", "scale", "shared", "states", "structure", "vectors", "version",
     )  # fmt: skip
 
     def __init__(
         self,
-        template: Template,
-        memory: Memory | None,
-        slab: Slab,
+        structure: Structure,
+        states: list[State],
+        vectors: list[Tensor],
         flags: tuple[bool, ...],
         buffers: list[Any],
-        version: VersionKernelImp | Unborn,
+        version: VersionKernelImp,
     ) -> None:
-        self.template = template
-        self.memory = memory
-        self.slab = slab
-        slab.users += 1
+        self.structure = structure
+        self.states = states
+        self.vectors = vectors
         self.flags = flags
         self.buffers = buffers
         self.version = version
         # The values are the vectors times this number.
         self.scale: float = 1.0
-        # Parameters that are shared with the operand instead of being views of the vectors.
-        self.shared: dict[int, nn.Parameter] | None = None
+        # Parameters that are shared with the operand instead of being parts of the vectors.
+        self.shared: dict[int, nn.Parameter] = {}
+        # Classes of parameters, where some are not plain ones.
+        self.kinds: dict[int, type[nn.Parameter]] = {}
         # Whether the vectors carry a graph, so that parameters are plain views of them.
         self.graph = False
 
-    def __del__(self) -> None:
-        self.slab.release()
+    # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
+        vectors = [vector.clone() for vector in self.vectors]
+        buffers = [held.detach().clone() for held in self.buffers]
+        twin = Pending(self.structure, self.states, vectors, self.flags, buffers, self.version)
+        twin.scale, twin.shared, twin.kinds, twin.graph = self.scale, self.shared, self.kinds, self.graph
+        return twin
 
-    def own(self) -> list[Tensor]:
-        """The values as vectors that no other result uses."""
-        slab = self.slab
-        if slab.users > 1:
-            vectors = _pool.empty(self.template.layout)
-            for vector, source in zip(vectors, slab.vectors, strict=True):
-                torch.mul(source, self.scale, out=vector) if self.scale != 1.0 else vector.copy_(source)
-            slab.release()
-            self.slab = Slab(vectors)
-            self.slab.users = 1
-        elif self.scale != 1.0:
-            for vector in slab.vectors:
-                vector.mul_(self.scale)
-        self.scale = 1.0
-        return self.slab.vectors
+    def values(self) -> list[Tensor]:
+        """The vectors, with the number multiplied in."""
+        if self.scale != 1.0:
+            with torch.no_grad():
+                for vector in self.vectors:
+                    vector.mul_(self.scale)
+            self.scale = 1.0
+        return self.vectors
 
 
 def record_of(module: nn.Module) -> Record:
@@ -179,101 +179,89 @@ def record_of(module: nn.Module) -> Record:
     state = module.__dict__
     record: Record | None = state.get(RECORD)
     if record is None:
-        record = state[RECORD] = Record()
+        record = state.setdefault(RECORD, Record())
     return record
 
 
-def inspect(module: nn.Module, attributes: bool = True) -> tuple[Record, Memory, list[Tensor], Walk]:
-    """Read a live module, or recognise it as read before.
-
-    Returns:
-        Its record, its memory, its parameters in the order of the layout, and the walk over it.
-    """
-    record = record_of(module)
-    memory = record.memory
-    if memory is not None:
-        live = walk(module, memory.limit)
-        tensors = recognised(memory, live, attributes)
-        if tensors is not None:
-            return record, memory, tensors, live
-    memory, live, tensors = read(module)
-    record.memory = memory
-    record.quick = None
-    record.flats = []
-    return record, memory, tensors, live
-
-
-def transformed() -> bool:
+def watched() -> bool:
     """Whether torch is doing something with operations other than running them."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack() > 0
+    return in_transform() or has_dispatch_mode()
+
+
+_BUILDING = threading.RLock()
 
 
 def build(shell: nn.Module) -> None:
-    """Make a module of a shell."""
-    lazy: Lazy = shell.__dict__[LAZY]
-    template = lazy.template
-    if lazy.graph:
-        with torch.enable_grad():
-            parameters: list[Any] = template.layout.views(lazy.slab.vectors)
-        for place, shared in (lazy.shared or {}).items():
+    """Make a module of a shell; several threads may ask for it."""
+    with _BUILDING:
+        pending: Pending | None = shell.__dict__.get(PENDING)
+        if pending is None:
+            return
+        if pending.graph:
+            with torch.enable_grad():
+                parameters: list[Any] = pending.structure.layout.views(pending.vectors)
+        elif watched() or torch.is_inference_mode_enabled():
+            parameters = run_outside(_parameters, pending)
+        else:
+            parameters = _parameters(pending)
+        for place, shared in pending.shared.items():
             parameters[place] = shared
-        modules = template.shell(shell, parameters, lazy.buffers)
-        _adorn(modules, Record(lazy.version))
-        del shell.__dict__[LAZY]
-        return
-    with temporarily_clear_interpreter_stack(), torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        with torch.no_grad():
-            vectors = lazy.own()
-            parameters, pointers = parameters_in(template, vectors, lazy.flags, lazy.shared)
-        record = Record(lazy.version)
-        modules = template.shell(shell, parameters, lazy.buffers)
-    _adorn(modules, record)
-    if pointers and not lazy.shared:
-        record.slab, record.pointers = lazy.slab, pointers
-        record.slab.users += 1
-    if lazy.memory is not None:
-        record.memory = renewed(lazy.memory, template, walk(shell), modules)
-    del shell.__dict__[LAZY]
+        record = Record(pending.version, pending.states[0].get(RECORD, ()))
+        if not pending.graph and not pending.shared:
+            record.vectors = pending.vectors
+        # The record comes with the first look, or another thread would give the module one of its own.
+        shell.__dict__[RECORD] = record
+        modules = assemble(shell, pending.structure, pending.states, parameters, pending.buffers)
+        adorn(modules, pending.states)
+        record.saw(Reading(pending.structure, parameters, pending.buffers, modules), pending.states)
+        pending.version.data.species.enter(shell)
+        del shell.__dict__[PENDING]
+
+
+def adorn(modules: list[nn.Module], states: list[State]) -> None:
+    """Tell the modules of ours below a root which particle they are in."""
+    reference: weakref.ref[nn.Module] | None = None
+    for module, state in zip(modules[1:], states[1:], strict=True):
+        if hasattr(type(module), "_particle_kernel"):
+            reference = reference or weakref.ref(modules[0])
+            inner = module.__dict__[RECORD] = Record(None, state.get(RECORD, ()))
+            inner.root = reference
+
+
+def _parameters(pending: Pending) -> list[Any]:
+    with torch.no_grad():
+        return parameters_in(pending.structure.layout, pending.values(), pending.flags, pending.kinds)
+
+
+# What NumPy holds; other numbers are carried as integers of their size.
+_NUMPY = frozenset((
+    torch.float32, torch.float64, torch.float16, torch.complex64, torch.complex128, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+))  # fmt: skip
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def parameters_in(
-    template: Template, vectors: list[Tensor], flags: tuple[bool, ...], shared: dict[int, nn.Parameter] | None = None
-) -> tuple[list[Any], list[int]]:
-    """Parameters whose values are in vectors, and their addresses.
+    layout: Layout, vectors: list[Tensor], flags: tuple[bool, ...], kinds: dict[int, type[nn.Parameter]]
+) -> list[Any]:
+    """Parameters whose values are in vectors.
 
     On the CPU each has a storage of its own that covers its part of the vector only, so saving one of them writes that
     part only, and each has a version counter of its own. Elsewhere they are copies.
     """
     made: list[Any] = [None] * len(flags)
-    direct = True
-    for group, vector in zip(template.layout.groups, vectors, strict=True):
+    for group, vector in zip(layout.groups, vectors, strict=True):
         array: Any = None
-        if vector.device.type == "cpu" and vector.layout is torch.strided:
-            array = vector.numpy() if vector.dtype is not torch.bfloat16 else vector.view(torch.int16).numpy()
-        else:
-            direct = False
+        bits = _BITS.get(vector.dtype.itemsize) if vector.dtype not in _NUMPY else None
+        if vector.device.type == "cpu" and type(vector) is Tensor and vector.layout is torch.strided:
+            array = (vector if bits is None else vector.view(bits)).numpy()
         for place in group.indices:
-            entry = template.layout.entries[place]
+            entry = layout.entries[place]
             if array is None:
                 part = vector.narrow(0, entry.offset, entry.numel).clone().view(entry.shape)
             else:
-                piece = array[entry.offset : entry.offset + entry.numel].reshape(entry.shape)
-                part = torch.from_numpy(piece)
-                if entry.dtype is torch.bfloat16:
-                    part = part.view(torch.bfloat16)
-            made[place] = nn.Parameter(part, requires_grad=flags[place])
-    for place, parameter in (shared or {}).items():
-        made[place] = parameter
-    return made, [p.data_ptr() for p in made] if direct else []
-
-
-def _adorn(modules: list[nn.Module], record: Record) -> None:
-    """Give the modules of a new particle their records."""
-    root, *others = modules
-    root.__dict__[RECORD] = record
-    reference: weakref.ref[nn.Module] | None = None
-    for module in others:
-        if hasattr(type(module), "_particle_kernel"):
-            reference = reference or weakref.ref(root)
-            inner = module.__dict__[RECORD] = Record()
-            inner.root = reference
+                part = torch.from_numpy(array[entry.offset : entry.offset + entry.numel].reshape(entry.shape))
+                if bits is not None:
+                    part = part.view(entry.dtype)
+            made[place] = kinds.get(place, nn.Parameter)(part, requires_grad=flags[place])
+    return made

@@ -1,219 +1,359 @@
-"""Versions of live particles: noticing edits, following those of others, and making them all or nothing."""
+"""Versions of live particles: noticing edits, following those of others, and making them all or nothing.
+
+Whatever reads or changes the versions of a species holds its lock, so threads may edit relatives.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ._compare import compare
-from ._edits import Undo
-from ._record import Record, Species, Unborn, build, inspect, record_of
-from ._template import LAZY, RECORD, Memory, Template, Walk
-from .base import NytoModuleBase, ParticleKernelImp, VersionKernelImp, located, numbered, paired
+from moduli.layout import Reading, read
+
+from ._compare import Known, compare
+from ._config import take_configs
+from ._edits import ParticleEdit, Undo
+from ._record import Record, Species, build, record_of
+from ._skeleton import PENDING, State, capture
+from .base import (
+    NytoModuleBase,
+    ParticleDataImp,
+    ParticleKernelImp,
+    VersionDataImp,
+    VersionKernelImp,
+    located,
+    orders_of,
+)
 from .errors import StructureError
 from .kernel import ParticleKernel, VersionKernel
-from .mtype import ModuleID, ParamConfig, ParamID
+from .mtype import ModuleID
 
-__all__ = ["current", "editing", "follow", "is_lagging", "kernel_of", "own_config", "species_of", "version_of"]
+__all__ = [
+    "adopt_child",
+    "adopt_children",
+    "bring_up",
+    "edit",
+    "give_version",
+    "kernel_of",
+    "require",
+    "touch",
+    "version_of",
+]
 
 
-def current(module: nn.Module, attributes: bool = True) -> tuple[Record, Memory, list[Tensor], Walk]:
-    """Read a module as `inspect` does, after noticing its edits and following those of its species."""
-    record = record_of(module)
-    old = record.memory
-    found = inspect(module, attributes)
+def bring_up(module: nn.Module, record: Record) -> Reading:
+    """Read a module, after noticing its own edits and following those of its species."""
+    reading = read(module)
+    version = record.version
+    if version is not None and record.structure is None:
+        _recognise(module, record, reading)
+    if version is None or (version.next_version is None and record.looks_like(reading)):
+        return reading
+    with version.data.species.lock:
+        return _settle(module, record, read(module))
+
+
+def _settle(module: nn.Module, record: Record, reading: Reading) -> Reading:
+    """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
     version = record.version
     if version is None:
-        return found
-    if found[1] is not old:
-        notice(module, record, old, found[1])
-        version = record.version
-    if version is not None and is_lagging(version):
-        follow(module)
-        found = inspect(module, attributes)
-    return found
-
-
-def is_lagging(version: VersionKernelImp | Unborn) -> bool:
-    """Whether an edit was made from a version."""
-    if type(version) is Unborn:
-        return version.version is not None and version.version.next_version is not None
-    return version.next_version is not None  # type: ignore[union-attr]
-
-
-def resolved(record: Record, template: Template) -> VersionKernelImp:
-    """The version of a particle, made from its structure if nobody asked for it before."""
-    version = record.version
-    if version is None:
-        version = Unborn()
-    if isinstance(version, Unborn):
-        if version.version is None:
-            data = numbered(template, version.species)
-            data.uid = version.uid
-            names = {name: pid for pid, name in data.names.items()}
-            for name, config in version.config.items():
-                if name in names:
-                    data.config[names[name]] = config
-                    version.species.configured = True
-            version.version = VersionKernel(data)
-            if data.uid is not None:
-                from ._identity import remember
-
-                remember(data.uid, version.version)
-        version = version.version
-    record.version = version
-    return version
-
-
-def notice(module: nn.Module, record: Record, old: Memory | None, new: Memory) -> None:
-    """Make a new version if a module was edited without our knowledge since it was read."""
-    if old is not None and _same(old, new):
-        return
-    if old is None and isinstance(record.version, Unborn) and record.version.version is None:
-        return
-    version = resolved(record, new.template if old is None else old.template)
+        return reading
+    before = None if record.structure is None else _known(record)
+    edited = None if record.looks_like(reading) else compare(version.data, module, before)
     if version.next_version is not None:
-        follow(module)
-        renumber(module)
-        version = resolved(record, new.template)
-        before = None
+        if edited is None:
+            _follow(module, record)
+        else:
+            edited = _merge(module, record, edited[1])
+        reading = read(module)
+    if edited is not None:
+        _advance(module, record, *edited, reading)
     else:
-        before = _identified(version, old)
-    advance(module, record, version, compare(version.data, module, before))
+        record.saw(reading, capture(reading.modules, reading))
+    version.data.species.enter(module)
+    return reading
 
 
-def advance(module: nn.Module, record: Record, version: VersionKernelImp, edited: Any) -> None:
-    """Link the version that edits lead to, and bring the particle that they were made on there."""
-    if edited is None:
-        return
-    following, together = edited
-    event = following.event(version.data, together.sentence(version.data))
-    successor: VersionKernelImp = VersionKernel(following)
-    adopt_children(module)
-    # Nothing below can fail.
-    following.species.events.append(event)
-    version.next_version, version.particle_updater = successor, together
-    record.version = successor
-    kernel = record.kernel() if record.kernel is not None else None
-    if kernel is not None:
-        kernel.version = successor
-        kernel.data = located(module, following)
-
-
-def follow(module: nn.Module) -> None:
-    """Bring a particle to the newest version of its species."""
-    record = record_of(module)
+def _follow(module: nn.Module, record: Record) -> None:
+    """Repeat the edits of relatives, each whole or not at all."""
     version = record.version
-    if version is None or not is_lagging(version):
-        return
-    if isinstance(version, Unborn):
-        version = version.version
     while version is not None and version.next_version is not None:
-        data = located(module, version.data, partly=True)
-        undo = Undo(tuple(data.modules.values()), data)
+        data = located(module, version.data)
+        undo = Undo(*data.modules.values())
         try:
             version.particle_update(data)
             adopt_children(module)
+            reading = read(module)
         except BaseException:
-            # An edit that is half in would be taken for one that was made on this particle.
             undo.restore()
             raise
-        version = version.next_version
-        record.version = version
+        version = record.version = version.next_version
+        record.saw(reading)
         kernel = record.kernel() if record.kernel is not None else None
         if kernel is not None:
             kernel.version, kernel.data = version, data
 
 
-def renumber(root: nn.Module) -> None:
-    """Let the children of sequences be numbered without gaps again, where edits of two particles met."""
-    for module in root.modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList):
-            held = module._modules
-            if list(held) != [str(place) for place in range(len(held))] and all(name.isdecimal() for name in held):
-                children = list(held.values())
-                held.clear()
-                held.update((str(place), child) for place, child in enumerate(children))
+def _merge(module: nn.Module, record: Record, own: ParticleEdit) -> tuple[VersionDataImp, ParticleEdit] | None:
+    """Follow the edits of relatives with a particle that was edited itself meanwhile, in another place.
+
+    Returns:
+        What is left of its own edit.
+
+    Raises:
+        StructureError: If the edits get in each other's way.
+    """
+    first = version = record.version
+    newest = version
+    while newest is not None and newest.next_version is not None:
+        newest = newest.next_version
+    if first is None or version is None or newest is None:
+        return None
+    if record.structure is None or compare(newest.data, module, None) is None:
+        # The same edit was made here.
+        record.version = newest
+        return compare(newest.data, module, None)
+    known = _known(record)
+    live = {id(each) for each in module.modules()}
+    data = ParticleDataImp(OrderedDict((k, m) for k, m in known.modules.items() if id(m) in live), OrderedDict())
+    for key, each in data.modules.items():
+        for name, pid in first.data.meta[key].sub_params.items():
+            held = each._parameters.get(name)
+            if pid is not None and held is not None:
+                data.params.setdefault(pid, held)
+    undo = Undo(*module.modules())
+    try:
+        while version.next_version is not None:
+            theirs: Any = version.particle_updater
+            met = (
+                own.touched & theirs.touched | own.touched & theirs.remove_modules | theirs.touched & own.remove_modules
+            )
+            if met or not theirs.can_run(data):
+                raise _unmerged(module, own, theirs, version.data, met)
+            theirs.run(data)
+            version = version.next_version
+        record.version = version
+        return compare(version.data, module, Known(data.modules, known.states))
+    except BaseException:
+        undo.restore()
+        record.version = first
+        raise
 
 
-def version_of(module: nn.Module) -> VersionKernelImp:
-    """The version that a particle is at."""
-    if LAZY in module.__dict__:
-        build(module)
-    record = record_of(module)
-    old = record.memory
-    _, memory, _, _ = inspect(module, attributes=False)
-    if record.version is not None and memory is not old:
-        notice(module, record, old, memory)
-    fresh = record.version is None
-    version = resolved(record, memory.template)
-    if fresh:
-        adopt_children(module)
-        _take_configs(module, version)
+def _unmerged(
+    module: nn.Module, own: ParticleEdit, theirs: ParticleEdit, vdata: VersionDataImp, met: set[ModuleID]
+) -> StructureError:
+    paths = [path for key, path in vdata.paths() if key in met]
+    where = repr(paths[0]) if paths and paths[0] else "this"
+    return StructureError(
+        f"{where} in a {type(module).__name__} was edited ({own.sentence(vdata)}) after a relative had edited it too "
+        f"({theirs.sentence(vdata)}), and the edits do not merge. Call touch() before an edit; now take the values over with "
+        "moduli.particles.migrate(this, to=relative), or go on alone with moduli.particles.independent(this)"
+    )
+
+
+def _advance(module: nn.Module, record: Record, following: VersionDataImp, own: ParticleEdit, reading: Reading) -> None:
+    """Link the version that an edit leads to, and note that the particle it was made on is there."""
+    version = record.version
+    if version is None:
+        return
+    event = following.event(version.data, own.sentence(version.data))
+    successor: VersionKernelImp = VersionKernel(following)
+    adopt_children(module)
+    states = capture(reading.modules, reading)
+    kernel = record.kernel() if record.kernel is not None else None
+    data = None if kernel is None else located(module, following)
+    # Nothing below can fail.
+    following.species.events.append(event)
+    version.next_version, version.particle_updater = successor, own
+    record.version = successor
+    record.saw(reading, states)
+    if kernel is not None:
+        kernel.version, kernel.data = successor, data
+
+
+def _known(record: Record) -> Known:
+    """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
+    structure, version = record.structure, record.version
+    modules: dict[ModuleID, nn.Module] = {}
+    states: dict[ModuleID, State] = {}
+    if structure is None or version is None:
+        return Known(modules, states)
+    queue: list[tuple[ModuleID, int]] = [(0, 0)]
+    seen: set[ModuleID] = set()
+    for key, place in queue:
+        held = record.modules[place]()
+        if key in seen:
+            continue
+        seen.add(key)
+        if held is not None:
+            modules[key] = held
+            if len(record.states) == len(record.modules):
+                states[key] = record.states[place]
+        children = dict(structure.modules[place].children)
+        queue += [(child, children[n]) for n, child in version.data.meta[key].sub_modules.items() if child is not None]
+    return Known(modules, states)
+
+
+_BIRTH = threading.Lock()
+
+
+def give_version(module: nn.Module, record: Record, reading: Reading, states: list[State]) -> VersionKernelImp:
+    """The version of a particle, which is the first of a new species if it has none."""
+    version = record.version
+    if version is None:
+        with _BIRTH:
+            version = record.version
+            if version is None:
+                version = VersionKernel(VersionDataImp.of(reading.structure, orders_of(reading.modules)))
+                record.saw(reading, states)
+                adopt_children(module)
+                version.data.species.enter(module)
+                record.version = version
+                take_configs(module, version.data)
+    elif record.states is not states and record.structure is reading.structure:
+        record.states = states
     return version
 
 
+def version_of(module: nn.Module) -> VersionKernelImp:
+    """The version that a particle is at, its own edits included; it does not follow those of others."""
+    if PENDING in module.__dict__:
+        build(module)
+    record = record_of(module)
+    version = record.version
+    reading = read(module)
+    if version is None:
+        return give_version(module, record, reading, capture(reading.modules, reading))
+    if record.structure is None:
+        _recognise(module, record, reading)
+    if not record.looks_like(reading):
+        with version.data.species.lock:
+            _settle(module, record, reading)
+    return record.version or version
+
+
+def _recognise(module: nn.Module, record: Record, reading: Reading) -> None:
+    """See whether a copy of another particle is what the original was."""
+    version = record.version
+    if version is not None and compare(version.data, module, None) is None:
+        record.saw(reading, capture(reading.modules, reading))
+        version.data.species.enter(module)
+
+
 def kernel_of(module: nn.Module) -> ParticleKernelImp:
-    """The kernel of a particle. There is one, as long as somebody holds it."""
+    """The kernel of a particle. There is one, as long as something holds it."""
     version = version_of(module)
     record = record_of(module)
     kernel: ParticleKernelImp | None = record.kernel() if record.kernel is not None else None
     data = located(module, version.data)
     if kernel is None:
-        kernel = ParticleKernel(version, data)
+        kernel = ModuleKernel(version, data)
         record.kernel = weakref.ref(kernel)
     else:
         kernel.version, kernel.data = version, data
     return kernel
 
 
-def species_of(record: Record) -> Species | None:
-    """The species of a particle, if it has one."""
+class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
+    """The kernel of a live particle: what is done to it is done to the particle."""
+
+    def version_update(self, version_updater: Any) -> None:
+        """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
+        module = self.data.modules[0]
+        with self.version.data.species.lock:
+            touch_one(module)
+            events = list(self.version.data.species.events)
+            undo = Undo(*self.data.modules.values())
+            try:
+                super().version_update(version_updater)
+                self._settle(module)
+            except BaseException:
+                undo.restore()
+                self.version.data.species.events[:] = events
+                raise
+
+    def particle_update(self) -> None:
+        """Bring the particle to the newest version, through all those in between."""
+        super().particle_update()
+        self._settle(self.data.modules[0])
+
+    def _settle(self, module: nn.Module) -> None:
+        record = record_of(module)
+        adopt_children(module)
+        record.version = self.version
+        reading = read(module)
+        record.saw(reading, capture(reading.modules, reading))
+
+
+def touch_one(root: nn.Module) -> None:
+    """Bring one particle to the newest version of its species, as far as that is known."""
+    bring_up(root, record_of(root))
+
+
+def touch(root: nn.Module) -> None:
+    """Bring a particle to the newest version of its species, edits of relatives that no operation noticed yet included."""
+    record = record_of(root)
     version = record.version
     if version is None:
-        return None
-    return version.species if isinstance(version, Unborn) else version.data.species
+        return
+    species: Species = version.data.species
+    with species.lock:
+        for ref in list(species.members.values()):
+            other = ref()
+            if other is None or other is root or PENDING in other.__dict__:
+                continue
+            held = record_of(other)
+            if (
+                held.version is None
+                or held.version.next_version is not None
+                or held.version.data.species is not species
+            ):
+                # One that lags has to follow before its own edits count.
+                continue
+            bring_up(other, held)
+        bring_up(root, record)
 
 
-@contextmanager
-def editing(module: NytoModuleBase, name: str, forced: bool = True) -> Iterator[None]:
-    """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in.
-
-    Args:
-        module: The module.
-        name: The attribute.
-        forced: Whether assigning it is an edit even if the structure stays the same.
-    """
+def edit(module: NytoModuleBase, name: str, act: Callable[[], None]) -> None:
+    """Make an edit of an attribute of a module all or nothing, and a new version of the species it is in."""
     root = module._particle_root
     record = record_of(root)
-    if record.version is not None:
-        current(root)
-        version = resolved(record, inspect(root, attributes=False)[1].template)
-        before = _identified(version, record.memory)
-    undo = Undo([module])
-    held = record.version
+    version = record.version
+    if version is None:
+        _make_edit(module, name, act, root, record)
+        return
+    with version.data.species.lock:
+        touch_one(root)
+        _make_edit(module, name, act, root, record)
+
+
+def _make_edit(module: NytoModuleBase, name: str, act: Callable[[], None], root: nn.Module, record: Record) -> None:
+    version = record.version
+    before = None if version is None else _known(record)
+    undo = Undo(module)
     order = dict(record_of(module).order)
     children = dict(module._modules)
     try:
-        yield
+        act()
         record_of(module).order.setdefault(name)
-        if record.version is not None:
-            edited = compare(version.data, root, before, (module, name) if forced else None)
-            advance(root, record, version, edited)
+        if version is not None:
+            reading = read(root)
+            edited = compare(version.data, root, before, (module, name))
+            if edited is not None:
+                _advance(root, record, *edited, reading)
         else:
             adopt_child(root, module._modules.get(name))
     except BaseException:
         undo.restore()
-        record.version = held
+        record.version = version
         record_of(module).order = order
-        record.forget()
         raise
-    record.forget()
-    record_of(module).forget()
     for child in children.values():
         if child is not None and isinstance(child, NytoModuleBase):
             # It is a root of its own from now on, unless it is still in here.
@@ -241,78 +381,9 @@ def adopt_child(root: nn.Module, child: nn.Module | None) -> None:
         if isinstance(module, NytoModuleBase) and module is not root:
             inner = record_of(module)
             inner.root = reference
-            species = species_of(inner)
-            configured = configured or (species is not None and species.configured)
+            configured = configured or (inner.version is not None and inner.version.data.species.configured)
     if configured:
         version_of(root)
-
-
-def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, ParamConfig]:
-    """The configurations that modules of a tree were given as particles of their own, by identifiers of the new one."""
-    found: dict[ParamID, ParamConfig] = {}
-    for module in child.modules():
-        record = module.__dict__.get(RECORD)
-        if not isinstance(module, NytoModuleBase) or record is None:
-            continue
-        version = record.version
-        if version is None or isinstance(version, Unborn) or not version.data.species.configured:
-            continue
-        for key, each in paired(module, 0, version.data.meta):
-            for name, pid in version.data.meta[key].sub_params.items():
-                held = each._parameters.get(name)
-                if pid is not None and held is not None and id(held) in params:
-                    config = version.data.config[pid]
-                    if config != ParamConfig():
-                        found[params[id(held)]] = config.copy()
-    return found
-
-
-def _take_configs(root: nn.Module, version: VersionKernelImp) -> None:
-    data = located(root, version.data)
-    params = {id(param): pid for pid, param in data.params.items()}
-    for name, child in root.named_children():
-        del name
-        for pid, config in own_config(child, params).items():
-            version.data.config[pid] = config
-            version.data.species.configured = True
-
-
-def _identified(version: VersionKernelImp, old: Memory | None) -> dict[ModuleID, nn.Module | None] | None:
-    """The modules of a version by identifier, as they were when the particle was read last."""
-    if old is None:
-        return None
-    nodes = old.template.nodes
-    found: dict[ModuleID, nn.Module | None] = {}
-    queue: list[tuple[ModuleID, int]] = [(0, 0)]
-    for key, place in queue:
-        if key in found:
-            continue
-        found[key] = old.refs[place]()
-        children = dict(nodes[place].children)
-        for name, child in version.data.meta[key].sub_modules.items():
-            if child is not None:
-                if children.get(name, -1) < 0:
-                    return None
-                queue.append((child, children[name]))
-    return found
-
-
-def _same(old: Memory, new: Memory) -> bool:
-    """Whether two readings found the same structure of the same modules."""
-    a, b = old.template, new.template
-    return (
-        len(a.nodes) == len(b.nodes)
-        and all(
-            x.kind is y.kind
-            and x.parameters == y.parameters
-            and x.children == y.children
-            and x.transient == y.transient
-            and [name for name, _ in x.buffers] == [name for name, _ in y.buffers]
-            for x, y in zip(a.nodes, b.nodes, strict=True)
-        )
-        and [e.shape for e in a.layout] == [e.shape for e in b.layout]
-        and all(x() is y() for x, y in zip(old.refs, new.refs, strict=True))
-    )
 
 
 def require(module: Any) -> NytoModuleBase:
@@ -326,22 +397,3 @@ def require(module: Any) -> NytoModuleBase:
     if isinstance(module, nn.Module):
         raise TypeError(f"a {type(module).__name__} is not a particle; write moduli.adopt(module) first")
     raise TypeError(f"a particle is expected, got a {type(module).__name__}")
-
-
-def conflicts(left: nn.Module, right: nn.Module, difference: Any) -> StructureError:
-    """The error of combining two particles of different structure."""
-    return StructureError(
-        f"cannot combine {type(left).__name__} and {type(right).__name__}: {difference}; the left is {described(left)}, "
-        f"the right is {described(right)}. If one is an older version of the other, call its touch(), or take its values "
-        "over with moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
-    )
-
-
-def described(module: nn.Module) -> str:
-    """The version of a particle, for an error."""
-    version = record_of(module).version
-    if isinstance(version, Unborn):
-        version = version.version
-    if version is None:
-        return "at version 0"
-    return f"at version {version.data.number}" + ("" if version.is_newest else " (not the newest)")

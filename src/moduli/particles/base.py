@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
-from ._record import Event, Record, Species, Unborn, inspect, record_of
-from ._template import LAZY, Template
+from moduli.layout import Structure, read
+
+from ._record import Event, Record, Species, build, record_of
+from ._skeleton import PENDING
 from .errors import StructureError
 from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
 from .mtype import (
@@ -42,6 +43,7 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
     Attributes:
         meta: For each module, the identifiers of what its attributes refer to.
         config: For each parameter, how operations treat it.
+        shapes: For each parameter, its shape.
         species: The species.
         number: How many edits were made before.
 
@@ -54,16 +56,77 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
 
     meta: MetaDict
     config: ConfigDict
+    shapes: dict[ParamID, tuple[int, ...]]
 
     def __init__(self, meta: MetaDict, config: ConfigDict, species: Species | None = None, number: int = 0) -> None:
         self.meta = meta
         self.config = config
+        self.shapes = {}
         self.species = species or Species()
         self.number = number
         self.uid: str | None = None
-        self.shapes: dict[ParamID, tuple[int, ...]] = {}
-        self._kernel: weakref.ref[VersionKernelImp] | None = None
         self._names: dict[ParamID, str] | None = None
+        self._source: tuple[Structure, list[tuple[str, ...]], dict[str, ParamConfig]] | None = None
+
+    @classmethod
+    def of(
+        cls, structure: Structure, orders: list[tuple[str, ...]], configs: dict[str, ParamConfig] | None = None
+    ) -> VersionDataImp:
+        """The metadata of a structure that has no history, worked out when it is asked for.
+
+        Args:
+            structure: The structure.
+            orders: For each module, the names of parameters and children in the order of assignment.
+            configs: Configurations by name.
+        """
+        made = cls(OrderedDict(), OrderedDict())
+        del made.meta, made.config, made.shapes
+        made._source = structure, orders, configs or {}
+        made.species.configured = bool(configs)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        source = self.__dict__.get("_source")
+        if source is None or name not in ("meta", "config", "shapes"):
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        with self.species.lock:
+            if name not in self.__dict__:
+                structure, orders, configs = source
+                self._number(structure, orders)
+                for pid, path in self.names.items():
+                    if path in configs:
+                        self.config[pid] = configs[path]
+        return self.__dict__[name]
+
+    def _number(self, structure: Structure, orders: list[tuple[str, ...]]) -> None:
+        """Give identifiers to modules and parameters, in the order of assignment."""
+        meta: dict[ModuleID, ModuleMeta] = {}
+        modules: dict[int, ModuleID] = {}
+        params: dict[int, ParamID] = {}
+
+        def visit(place: int) -> ModuleID:
+            # A tree as deep as a list is long is not built by recursion in torch either.
+            if place in modules:
+                return modules[place]
+            key = modules[place] = len(modules)
+            entry = structure.modules[place]
+            own, below = dict(entry.parameters), dict(entry.children)
+            kept = OrderedDict((name, name not in entry.transient) for name, _ in entry.buffers)
+            meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, entry.kind)
+            ids: dict[str, int | None] = {}
+            for name in dict.fromkeys((*(n for n in orders[place] if n in own or n in below), *own, *below)):
+                if name in own:
+                    ids[name] = None if own[name] < 0 else params.setdefault(own[name], len(params))
+                else:
+                    ids[name] = None if below[name] < 0 else visit(below[name])
+            meta[key].sub_params.update((name, ids[name]) for name in own)
+            meta[key].sub_modules.update((name, ids[name]) for name in below)
+            return key
+
+        visit(0)
+        self.shapes = {key: structure.layout.entries[entry].shape for entry, key in params.items()}
+        self.config = OrderedDict((key, ParamConfig()) for key in range(len(params)))
+        self.meta = OrderedDict(sorted(meta.items()))
 
     def copy(self) -> VersionDataImp:
         """A deep copy of the metadata, for the next version of the species or the first of another."""
@@ -77,21 +140,12 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         return twin
 
     def init_kernel(self, kernel: VersionKernelImp) -> None:
-        """Note which version holds this metadata."""
-        self._kernel = weakref.ref(kernel)
+        """Nothing needs to be prepared."""
 
     def init_particle(self, pdata: ParticleDataImp) -> None:
-        """Put the keys of a particle's data in the order of the metadata, and note that it is at this version."""
-        # A particle may lack what it removed itself since it was at a version; that is an edit of its own, noticed next.
-        pdata.modules = OrderedDict((key, pdata.modules[key]) for key in self.meta if key in pdata.modules)
-        pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config if key in pdata.params)
-        kernel = self._kernel() if self._kernel is not None else None
-        if pdata.record is not None and kernel is not None:
-            from ._species import adopt_children
-
-            adopt_children(pdata.modules[ROOT_MODULE_ID])
-            pdata.record.version = kernel
-            pdata.record.forget()
+        """Put the keys of a particle's data in the order of the metadata."""
+        pdata.modules = OrderedDict((key, pdata.modules[key]) for key in self.meta)
+        pdata.params = OrderedDict((key, pdata.params[key]) for key in self.config)
 
     @property
     def names(self) -> dict[ParamID, str]:
@@ -99,31 +153,32 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         if self._names is None:
             found: dict[ParamID, str] = {}
             # Depth first, a module's own parameters before its children: the order of `named_parameters()`.
-            stack: list[tuple[ModuleID, str]] = [(ROOT_MODULE_ID, "")]
-            seen: set[ModuleID] = set()
-            while stack:
-                key, prefix = stack.pop()
-                if key in seen:
-                    continue
-                seen.add(key)
+            for key, path in self.paths():
                 for name, pid in self.meta[key].sub_params.items():
                     if pid is not None:
-                        found.setdefault(pid, prefix + name)
-                children = [(c, f"{prefix}{n}.") for n, c in self.meta[key].sub_modules.items() if c is not None]
-                stack += reversed(children)
+                        found.setdefault(pid, f"{path}.{name}" if path else name)
             self._names = found
         return self._names
+
+    def paths(self) -> Iterator[tuple[ModuleID, str]]:
+        """Every name of every module, with its identifier, depth first."""
+        stack: list[tuple[ModuleID, str]] = [(ROOT_MODULE_ID, "")]
+        while stack:
+            key, path = stack.pop()
+            yield key, path
+            below = self.meta[key].sub_modules.items()
+            stack += reversed(
+                [(child, f"{path}.{name}" if path else name) for name, child in below if child is not None]
+            )
 
     def slots(self) -> set[tuple[str, object]]:
         """Every name of a parameter or buffer, with the shape of the parameter."""
         found: set[tuple[str, object]] = set()
-        stack: list[tuple[ModuleID, str]] = [(ROOT_MODULE_ID, "")]
-        while stack:
-            key, prefix = stack.pop()
+        for key, path in self.paths():
+            prefix = f"{path}." if path else ""
             meta = self.meta[key]
             found |= {(prefix + name, self.shapes.get(pid)) for name, pid in meta.sub_params.items() if pid is not None}
             found |= {(prefix + name, None) for name in meta.sub_buffers}
-            stack += [(child, f"{prefix}{name}.") for name, child in meta.sub_modules.items() if child is not None]
         return found
 
     def event(self, before: VersionDataImp, sentence: str) -> Event:
@@ -190,7 +245,6 @@ class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
     def __init__(self, modules: ModuleDict, params: ParamDict) -> None:
         self.modules = modules
         self.params = params
-        self.record: Record | None = None
 
     def init_kernel(self, kernel: ParticleKernelImp) -> None:
         """Nothing needs to be prepared: modules find their kernel through the record of their particle."""
@@ -206,9 +260,9 @@ class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
             vdata: The structure.
             params: The parameters, with the identifiers of the present ones.
         """
-        from ._derive import rebuilt
+        from ._arithmetic import rebuild
 
-        root = rebuilt(self.modules[ROOT_MODULE_ID], self.params, params)
+        root = rebuild(self.modules[ROOT_MODULE_ID], {id(self.params[key]): params[key] for key in self.params})
         return located(root, vdata)
 
     def assign(self, params: ParamDict) -> None:
@@ -257,91 +311,40 @@ def _check_free(held: Any, given: Any) -> None:
         raise StructureError(f"identifiers {taken} are taken; use numbers from {max(held) + 1} on")
 
 
-def located(root: nn.Module, vdata: VersionDataImp, partly: bool = False) -> ParticleDataImp:
+def located(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
     """Find the modules and parameters of a live particle by their identifiers.
 
-    Args:
-        root: The particle.
-        vdata: The structure.
-        partly: Whether some of it may be missing.
-
     Raises:
-        StructureError: If something is missing that may not.
+        StructureError: If something is missing.
     """
     modules: dict[ModuleID, nn.Module] = {}
     params: dict[ParamID, nn.Parameter] = {}
-    for key, module in paired(root, ROOT_MODULE_ID, vdata.meta, partly):
+    queue: list[tuple[ModuleID, nn.Module]] = [(ROOT_MODULE_ID, root)]
+    for key, module in queue:
+        if key in modules:
+            continue
         modules[key] = module
         for name, pid in vdata.meta[key].sub_params.items():
+            held = module._parameters.get(name)
             if pid is not None:
-                held = module._parameters.get(name)
-                if held is None and partly:
-                    continue
                 if held is None:
                     raise StructureError(f"{vdata.names.get(pid, name)!r} is missing from this {type(root).__name__}")
                 params[pid] = held
-    found = ParticleDataImp(
-        OrderedDict((key, modules[key]) for key in vdata.meta if key in modules),
-        OrderedDict((key, params[key]) for key in vdata.config if key in params),
-    )
-    found.record = record_of(root)
-    return found
-
-
-def paired(
-    root: nn.Module, key: ModuleID, meta: MetaDict, partly: bool = False
-) -> Iterator[tuple[ModuleID, nn.Module]]:
-    """The modules of a tree with their identifiers."""
-    queue: list[tuple[ModuleID, nn.Module]] = [(key, root)]
-    seen: set[ModuleID] = set()
-    for key, module in queue:
-        if key in seen:
-            continue
-        seen.add(key)
-        yield key, module
-        for name, child in meta[key].sub_modules.items():
+        for name, child in vdata.meta[key].sub_modules.items():
+            below = module._modules.get(name)
             if child is not None:
-                held = module._modules.get(name)
-                # A module of another class took the place: the one that was there is gone.
-                if partly and (held is None or meta[child].kind not in (None, type(held))):
-                    continue
-                if held is None:
+                if below is None:
                     raise StructureError(f"module {name!r} is missing from this {type(root).__name__}")
-                queue.append((child, held))
-
-
-def numbered(template: Template, species: Species) -> VersionDataImp:
-    """The metadata of a structure that has no history: identifiers in the order of assignment."""
-    meta: dict[ModuleID, ModuleMeta] = {}
-    modules: dict[int, ModuleID] = {}
-    params: dict[int, ParamID] = {}
-
-    def visit(place: int) -> ModuleID:
-        # A tree as deep as a list is long is not built by recursion in torch either.
-        if place in modules:
-            return modules[place]
-        key = modules[place] = len(modules)
-        node = template.nodes[place]
-        own, below = dict(node.parameters), dict(node.children)
-        kept = OrderedDict((name, name not in node.transient) for name, _ in node.buffers)
-        meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, node.kind)
-        ids: dict[str, int | None] = {}
-        for name in node.order:
-            if name in own:
-                entry = own[name]
-                ids[name] = None if entry < 0 else params.setdefault(entry, len(params))
-            else:
-                ids[name] = None if below[name] < 0 else visit(below[name])
-        meta[key].sub_params.update((name, ids[name]) for name in own)
-        meta[key].sub_modules.update((name, ids[name]) for name in below)
-        return key
-
-    visit(0)
-    data = VersionDataImp(
-        OrderedDict(sorted(meta.items())), OrderedDict((key, ParamConfig()) for key in range(len(params))), species
+                queue.append((child, below))
+    return ParticleDataImp(
+        OrderedDict((key, modules[key]) for key in vdata.meta), OrderedDict((key, params[key]) for key in vdata.config)
     )
-    data.shapes = {key: template.layout.entries[entry].shape for entry, key in params.items()}
-    return data
+
+
+def orders_of(modules: Sequence[nn.Module]) -> list[tuple[str, ...]]:
+    """For each module, the names that are known to have been assigned, in order."""
+    records: list[Record | None] = [module.__dict__.get("_particle") for module in modules]
+    return [() if record is None else tuple(record.order) for record in records]
 
 
 class NytoModuleBase(nn.Module):
@@ -418,12 +421,16 @@ def create_new_group(ref: nn.Module) -> ParticleKernelImp:
         >>> list(kernel.data.modules), len(kernel.data.params)
         ([0], 0)
     """
-    if LAZY in ref.__dict__ or ref._parameters or ref._modules:
+    if PENDING in ref.__dict__:
+        build(ref)
+    if ref._parameters or ref._modules:
         raise StructureError(
             f"this {type(ref).__name__} already has parameters or children; start from an empty module"
         )
-    record, memory, _, _ = inspect(ref)
-    unborn = Unborn()
-    version: VersionKernelImp = VersionKernel(numbered(memory.template, unborn.species))
+    record = record_of(ref)
+    reading = read(ref)
+    version: VersionKernelImp = VersionKernel(VersionDataImp.of(reading.structure, [()]))
     record.version = version
+    record.saw(reading)
+    version.data.species.enter(ref)
     return ParticleKernel(version, located(ref, version.data))

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from moduli.layout import Group
 
-from . import _derive, _pass
+from ._arithmetic import derive, part_of, unary
+from ._buffers import operating
 from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
 from ._only import Only
-from ._operand import Operand
+from ._operand import Operand, composing, pair, refuse_graph
 from ._product import ParamProduct, unary_lambda_wrapper
 from ._species import require
 from .base import NytoModuleBase
@@ -76,11 +77,9 @@ def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
         return x.unary_operator(unary_lambda_wrapper(fn))  # type: ignore[return-value]
     if isinstance(x, Product):
         return type(x).from_ParamProduct(_elementwise(x.product, fn))  # type: ignore[attr-defined, no-any-return]
-    left = operand_of(x)
-    plain = _derive.graphing()
-    return _derive.derive(  # type: ignore[return-value]
-        left, lambda index, group: _pass.unary(group, fn, left.part(index, group), plain), lambda _, held: fn(held)
-    )
+    if isinstance(x, Only):
+        return unary(fn, x.module, x.patterns)  # type: ignore[return-value]
+    return unary(fn, require(x))  # type: ignore[return-value]
 
 
 def sign(x: T) -> T:
@@ -143,26 +142,25 @@ def lerp(x: T, y: Any, weight: Any) -> T:
     """
     if isinstance(x, Product):
         return x + weight * (y - x)  # type: ignore[no-any-return]
-    left = operand_of(x)
-    right = Operand(require(y), False)
-    _derive.matching(left, right)
-    plain = _derive.graphing()
+    left, right = pair(operand_of(x), Operand(require(y)))
+    plain = composing()
 
-    def compute(index: int, group: Group) -> tuple[Tensor, float]:
-        a, b = left.part(index, group), right.part(index, group)
+    def compute(index: int, group: Group) -> Tensor:
+        a, b = part_of(left, index, group), part_of(right, index, group)
         if plain:
-            first = a.plainly()
-            return first + weight * (b.plainly() - first), 1.0
-        whole = not (group.dtype.is_floating_point or group.dtype.is_complex)
-        if whole:
+            first = a.join()
+            return first + weight * (b.join() - first)  # type: ignore[no-any-return]
+        if not (group.dtype.is_floating_point or group.dtype.is_complex):
             raise TypeError(
-                f"{left.template.layout.entries[group.indices[0]].name!r} holds {group.dtype}, which has no points between; leave "
+                f"{left.layout.entries[group.indices[0]].name!r} holds {group.dtype}, which has no points between; leave "
                 "it out with set_param_config(operational=False, name=...)"
             )
-        made = a.gathered(group)
-        return made.lerp_(b.plainly(), _weight(weight, group)), 1.0
+        return a.gather().lerp_(b.join(), _weight(weight, group))
 
-    return _derive.derive(left, compute)  # type: ignore[return-value]
+    def blend(mine: Tensor, theirs: Tensor) -> Tensor:
+        return mine + weight * (theirs - mine)  # type: ignore[no-any-return]
+
+    return derive(left, compute, blend, operating(left, right))  # type: ignore[return-value]
 
 
 def _weight(weight: Any, group: Group) -> Any:
@@ -195,17 +193,17 @@ def axpy_(x: T, alpha: float, y: Any) -> T:
 
 def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any]) -> T:
     module = require(x.module if isinstance(x, Only) else x)
-    _derive.refuse_graph()
-    _ = module._parameters
-    left = Operand(module, False, x.patterns if isinstance(x, Only) else None)
-    right = Operand(require(y), False)
-    _derive.matching(left, right)
-    inert = {place for place, config in left.config().items() if not config.operational}
+    refuse_graph()
+    left = Operand(module, x.patterns if isinstance(x, Only) else None, live=True)
+    left, right = pair(left, Operand(require(y)))
+    others = operating(left, right)
+    inert = left.inert()
     with torch.no_grad():
-        values = _derive.tensors_of(right)
+        values = right.values()
         places = [place for place in range(len(values)) if place not in inert and values[place].numel()]
-        if places:
-            act([left.tensors[i] for i in places], [values[i] for i in places])
+        mine = [*(left.tensors[i] for i in places), *(left.buffers[i] for i in others)]
+        if mine:
+            act(mine, [*(values[i] for i in places), *(held for held in others.values() if held is not None)])
     return x
 
 
@@ -227,31 +225,26 @@ def where(condition: Any, x: T, y: Any) -> T:
     if isinstance(x, Product):
         return where(condition, x.particle(), y.particle() if isinstance(y, Product) else y).product()  # type: ignore[no-any-return]
     left = operand_of(x)
-    layout = left.template.layout
-    right = Operand(require(y), False) if isinstance(y, nn.Module) else None
-    if right is not None:
-        _derive.matching(left, right)
+    right: Operand | None = None
+    if isinstance(y, nn.Module):
+        left, right = pair(left, Operand(require(y)))
+    layout = left.layout
     chosen: list[Any]
     if isinstance(condition, NytoModuleBase):
-        mask = Operand(condition, False)
-        _derive.matching(left, mask)
-        chosen = [t.reshape(-1) != 0 for t in _derive.tensors_of(mask)]
+        chosen = [t.reshape(-1) != 0 for t in pair(left, Operand(condition))[1].values()]
     elif isinstance(condition, Tensor) and condition.dim() == 1:
         if condition.shape[0] != layout.numel:
             raise StructureError(f"the condition has {condition.shape[0]} elements; the model has {layout.numel}")
         chosen = list(torch.split(condition.bool(), [entry.numel for entry in layout]))
     else:
         chosen = [torch.as_tensor(bool(condition)).expand(entry.numel) for entry in layout]
-    plain = _derive.graphing()
 
-    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+    def compute(index: int, group: Group) -> Tensor:
         mask = torch.cat([chosen[i] for i in group.indices])
-        a = left.part(index, group)
-        first = a.plainly() if plain else a.gathered(group)
-        second = right.part(index, group).plainly() if right is not None else torch.as_tensor(y, dtype=group.dtype)
-        return torch.where(mask, first, second), 1.0
+        second = part_of(right, index, group).join() if right is not None else torch.as_tensor(y, dtype=group.dtype)
+        return torch.where(mask, part_of(left, index, group).join(), second)
 
-    return _derive.derive(left, compute)  # type: ignore[return-value]
+    return derive(left, compute)  # type: ignore[return-value]
 
 
 def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T:
@@ -280,16 +273,17 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
 
         return x.unary_operator(lambda param, config: unary_lambda_wrapper(each)(param, config))  # type: ignore[return-value]
     left = operand_of(x)
-    rights = [operand_of(other) for other in others]
-    for right in rights:
-        _derive.matching(left, right)
-    inert = {place for place, config in left.config().items() if not config.operational}
+    rights = []
+    for other in others:
+        left, right = pair(left, operand_of(other))
+        rights.append(right)
+    inert = left.inert()
 
-    def compute(index: int, group: Group) -> tuple[Tensor, float]:
-        columns = [_derive.tensors_of(each) for each in (left, *rights)]
+    def compute(index: int, group: Group) -> Tensor:
+        columns = [each.values() for each in (left, *rights)]
         made = []
         for place in group.indices:
-            entry = left.template.layout.entries[place]
+            entry = left.layout.entries[place]
             if place in inert:
                 made.append(columns[0][place].reshape(-1))
                 continue
@@ -299,25 +293,25 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
             made.append(value.reshape(-1))
-        return torch.cat(made), 1.0
+        return torch.cat(made)
 
-    return _derive.derive(left, compute)  # type: ignore[return-value]
+    return derive(left, compute)  # type: ignore[return-value]
 
 
-def _drawn(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
+def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
     left = operand_of(x)
 
-    def compute(index: int, group: Group) -> tuple[Tensor, float]:
+    def compute(index: int, group: Group) -> Tensor:
         if not (group.dtype.is_floating_point or group.dtype.is_complex):
-            name = left.template.layout.entries[group.indices[0]].name
+            name = left.layout.entries[group.indices[0]].name
             raise TypeError(
                 f"{name!r} holds {group.dtype}, for which nothing can be drawn; leave it out with "
                 f"set_param_config(operational=False, name={name!r})"
             )
         made = draw(group.numel, dtype=group.dtype, device=group.device, generator=generator)
-        return (made if scale == 1.0 else made.mul_(scale)), 1.0
+        return made if scale == 1.0 else made.mul_(scale)
 
-    return _derive.derive(left, compute)  # type: ignore[return-value]
+    return derive(left, compute)  # type: ignore[return-value]
 
 
 def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
@@ -335,7 +329,7 @@ def rand(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> 
         >>> torch.equal(one.weight, two.weight)
         True
     """
-    return _drawn(x, torch.rand, scale, generator)
+    return _draw(x, torch.rand, scale, generator)
 
 
 def randn(x: T, scale: float = 1.0, generator: torch.Generator | None = None) -> T:
@@ -351,7 +345,7 @@ def randn(x: T, scale: float = 1.0, generator: torch.Generator | None = None) ->
         >>> norm(randn(adopt(nn.Linear(2, 1)), scale=0.0)).item()
         0.0
     """
-    return _drawn(x, torch.randn, scale, generator)
+    return _draw(x, torch.randn, scale, generator)
 
 
 def zeros_like(x: T) -> T:
@@ -364,6 +358,5 @@ def zeros_like(x: T) -> T:
     """
     if isinstance(x, Product):
         return _elementwise(x, torch.zeros_like)
-    return _derive.derive(  # type: ignore[return-value]
-        operand_of(x), lambda index, group: (group.empty().zero_(), 1.0), lambda _, held: torch.zeros_like(held)
-    )
+    left = operand_of(x)
+    return derive(left, lambda index, group: group.empty().zero_(), torch.zeros_like, operating(left))  # type: ignore[return-value]

@@ -265,6 +265,9 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
 class Product(Operators, ABC, Generic[Tparticle]):
     """The light form of a particle, on which chains of operations run; made and left by `product()` and `particle()`.
 
+    A subclass that defines `unary_operator(fn)`, with `fn(value, config)`, and `binary_operator(other, fn)`, with
+    `fn(value, other_value, config)`, has all operators; it may also define operators itself.
+
     Example:
         >>> import torch
         >>> from moduli.particles import adopt
@@ -272,6 +275,22 @@ class Product(Operators, ABC, Generic[Tparticle]):
         >>> torch.equal((2 * net.product() + 1).particle().weight, 2 * net.weight + 1)
         True
     """
+
+    def _unary(self, fn: Callable[[Any], Any]) -> Any:
+        apply = getattr(self, "unary_operator", None)
+        if apply is None:
+            return super()._unary(fn)
+        return apply(lambda value, config: fn(value) if _takes_part(config) else value)
+
+    def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
+        apply = getattr(self, "binary_operator", None)
+        if apply is None:
+            return super()._binary(fn, other, reflected)
+        if not isinstance(other, Product):
+            return self._unary(lambda value: fn(other, value) if reflected else fn(value, other))
+        left, right = (other, self) if reflected else (self, other)
+        act: Callable[[Any, Any, Any], Any] = lambda x, y, config: fn(x, y) if _takes_part(config) else x  # noqa: E731
+        return getattr(left, "binary_operator")(right, act)  # noqa: B009
 
     @abstractmethod
     def particle(self) -> Tparticle:
@@ -329,15 +348,16 @@ class Particle(Operators, ABC, Generic[Tproduct]):
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, Particle):
             other = other.product()
-        return self.product()._binary(fn, other, reflected).particle()
+        made = fn(other, self.product()) if reflected else fn(self.product(), other)
+        return made.particle()
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return self.product()._unary(fn).particle()
+        return fn(self.product()).particle()
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
         if isinstance(other, Particle):
             other = other.product()
-        return self.product_(self.product()._binary(fn, other, False))
+        return self.product_(fn(self.product(), other))
 
     def __iadd__(self, other: Any) -> Self:
         return self._inplace(operator.add, other)
@@ -359,3 +379,7 @@ class Particle(Operators, ABC, Generic[Tproduct]):
 
     def __imod__(self, other: Any) -> Self:
         return self._inplace(operator.mod, other)
+
+
+def _takes_part(config: Any) -> bool:
+    return bool(getattr(config, "operational", True))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
-from . import _derive
+from . import _arithmetic
+from ._operand import number
 from ._product import ParamProduct, module_to_product, product_assign_to_module
 from ._record import build, record_of
+from ._skeleton import PENDING
 from ._species import kernel_of
-from ._template import LAZY
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
 from .kernel import Particle, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
+from .utils import copy_module
 
 __all__ = ["ParticleModule", "PMProduct", "GetNytoModule"]
 
@@ -198,7 +201,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def _inside(self) -> NytoModuleBase:
         module = self._modules["root_module"]
-        if LAZY in module.__dict__:
+        if PENDING in module.__dict__:
             build(module)  # type: ignore[arg-type]
         return module  # type: ignore[return-value]
 
@@ -206,38 +209,47 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         """A wrapper like this one around another module."""
         with GetNytoModule(self) as module:
             made = fn(module)
-        wrapper: Self = _derive.rewrapped(self, made)
+        wrapper = self._rewrap(made)
         wrapper.clear_kernel_ref()
         return wrapper
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return self._mapped(lambda module: _derive.unary(fn, module))
+        return self._mapped(lambda module: _arithmetic.unary(fn, module))
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, ParticleModule):
             with GetNytoModule(other) as inner:
-                return self._mapped(lambda module: _derive.binary(fn, module, inner, reflected))
-        self._unmixed(other)
-        if _derive.number(other) is None:
+                return self._mapped(lambda module: _arithmetic.binary(fn, module, inner, reflected))
+        self._check_kind(other)
+        if number(other) is None:
             return NotImplemented
-        return self._mapped(lambda module: _derive.binary(fn, module, other, reflected))
+        return self._mapped(lambda module: _arithmetic.binary(fn, module, other, reflected))
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
-        self._unmixed(other)
+        self._check_kind(other)
         with GetNytoModule(self) as module:
             if isinstance(other, ParticleModule):
                 with GetNytoModule(other) as inner:
-                    done = _derive.change(fn, module, inner)
+                    done = _arithmetic.change(fn, module, inner)
             else:
-                done = _derive.change(fn, module, other)
+                done = _arithmetic.change(fn, module, other)
         return self if done else NotImplemented
 
-    def _unmixed(self, other: Any) -> None:
+    def _check_kind(self, other: Any) -> None:
         if isinstance(other, Product) or (isinstance(other, nn.Module) and not isinstance(other, ParticleModule)):
             raise StructureError(
                 f"cannot combine a ParticleModule and a {type(other).__name__}: write ParticleModule(other), or "
                 "wrapper.product() on the one side"
             )
+
+    def _rewrap(self, inside: nn.Module) -> Self:
+        """A wrapper like this one, with its mode, hooks and attributes, around another module."""
+        made: Any = copy_module(self)
+        held = self._modules["root_module"]
+        for registry in ("_modules", "_parameters", "_buffers"):
+            for name, each in made.__dict__[registry].items():
+                made.__dict__[registry][name] = inside if each is held else copy.deepcopy(each)
+        return made  # type: ignore[no-any-return]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -1,6 +1,18 @@
-"""The eight edits, as particles see them: what brings a particle from one version to the next."""
+"""The eight edits, as particles see them: what brings a particle from one version to the next.
 
-from . import _kinds
+The particle that starts an edit gets the very objects; the others get copies of the values at the time of the edit. The
+`text` of each tells the edit in words.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from ._edits import ParticleEdit
+from .mtype import ModuleDict, ModuleID, ParamDict, ParamID
 
 __all__ = [
     "AddModuleParticleUpdater",
@@ -14,134 +26,140 @@ __all__ = [
 ]
 
 
-class AddModuleParticleUpdater(_kinds.AddModule):
-    """Brings particles to the version in which a module is assigned.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
+class AddModuleParticleUpdater(ParticleEdit):
+    """A module is assigned.
 
     Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> version = net._version_kernel
-        >>> net.add_module("head", torch.nn.Linear(2, 1))
-        >>> len(version.particle_updater.edits)
-        1
+        >>> from moduli.particles.particle_updater import AddModuleParticleUpdater
+        >>> edit = AddModuleParticleUpdater(0, "head", 1, OrderedDict([(1, nn.ReLU())]), OrderedDict(), set(), set())
+        >>> edit.attr_name, list(edit.add_modules)
+        ('head', [1])
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        attr_name: str,
+        add_module_id: ModuleID,
+        add_modules: ModuleDict,
+        add_params: ParamDict,
+        remove_modules: set[ModuleID] | None = None,
+        remove_params: set[ParamID] | None = None,
+    ) -> None:
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        self.add_module_id = add_module_id
+        self.add_modules = add_modules
+        self.add_params = add_params
+
+
+class AddParamParticleUpdater(ParticleEdit):
+    """A parameter is assigned: a new one, or one that the particle has already under another name.
+
+    Example:
+        >>> from moduli.particles.particle_updater import AddParamParticleUpdater
+        >>> AddParamParticleUpdater(0, "w", 3, set(), set(), nn.Parameter(torch.zeros(2))).add_param.shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        attr_name: str,
+        add_param_id: ParamID,
+        remove_modules: set[ModuleID] | None = None,
+        remove_params: set[ParamID] | None = None,
+        add_param: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        self.add_param_id = add_param_id
+        if add_param is not None:
+            self.add_params = OrderedDict([(add_param_id, add_param)])
+
+    @property
+    def add_param(self) -> nn.Parameter | None:
+        """The parameter, if it is new."""
+        return self.add_params.get(self.add_param_id)
+
+
+class RegisterBufferParticleUpdater(ParticleEdit):
+    """A buffer is registered.
+
+    Example:
+        >>> from moduli.particles.particle_updater import RegisterBufferParticleUpdater
+        >>> RegisterBufferParticleUpdater(0, "mean", torch.zeros(2), False).persistent
+        False
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        attr_name: str,
+        value: torch.Tensor | None,
+        persistent: bool,
+        remove_modules: set[ModuleID] | None = None,
+        remove_params: set[ParamID] | None = None,
+    ) -> None:
+        super().__init__(module_id, attr_name, remove_modules, remove_params)
+        self.buffers = {(module_id, attr_name): value}
+        self.persistent = persistent
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The buffer."""
+        return self.buffers[self.module_id, self.attr_name]
+
+
+class SetModuleNoneParticleUpdater(ParticleEdit):
+    """A module becomes None.
+
+    Example:
+        >>> from moduli.particles.particle_updater import SetModuleNoneParticleUpdater
+        >>> SetModuleNoneParticleUpdater(0, "head", {1}, set()).remove_modules
+        {1}
     """
 
 
-class AddParamParticleUpdater(_kinds.AddParam):
-    """Brings particles to the version in which a parameter is assigned.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
+class SetParamNoneParticleUpdater(ParticleEdit):
+    """A parameter becomes None.
 
     Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> version = net._version_kernel
-        >>> net.w = torch.nn.Parameter(torch.zeros(2))
-        >>> len(version.particle_updater.edits)
-        1
+        >>> from moduli.particles.particle_updater import SetParamNoneParticleUpdater
+        >>> SetParamNoneParticleUpdater(0, "w", set(), {1}).remove_params
+        {1}
     """
 
 
-class RegisterBufferParticleUpdater(_kinds.RegisterBuffer):
-    """Brings particles to the version in which a buffer is registered.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
+class DelModuleParticleUpdater(ParticleEdit):
+    """A module is deleted.
 
     Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> version = net._version_kernel
-        >>> net.register_buffer("mean", torch.zeros(2))
-        >>> len(version.particle_updater.edits)
-        1
+        >>> from moduli.particles.particle_updater import DelModuleParticleUpdater
+        >>> DelModuleParticleUpdater(0, "head", {1}, set()).attr_name
+        'head'
     """
 
 
-class SetModuleNoneParticleUpdater(_kinds.SetModuleNone):
-    """Brings particles to the version in which a module becomes None.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
+class DelParamParticleUpdater(ParticleEdit):
+    """A parameter is deleted.
 
     Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> net.head = torch.nn.Linear(2, 1)
-        >>> version = net._version_kernel
-        >>> net.head = None
-        >>> len(version.particle_updater.edits)
-        1
+        >>> from moduli.particles.particle_updater import DelParamParticleUpdater
+        >>> DelParamParticleUpdater(0, "w", {1}).remove_params
+        {1}
     """
 
+    def __init__(self, module_id: ModuleID, attr_name: str, remove_params: set[ParamID] | None = None) -> None:
+        super().__init__(module_id, attr_name, None, remove_params)
 
-class SetParamNoneParticleUpdater(_kinds.SetParamNone):
-    """Brings particles to the version in which a parameter becomes None.
 
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
+class DelBufferParticleUpdater(ParticleEdit):
+    """A buffer is deleted.
 
     Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> net.w = torch.nn.Parameter(torch.zeros(2))
-        >>> version = net._version_kernel
-        >>> net.w = None
-        >>> len(version.particle_updater.edits)
-        1
+        >>> from moduli.particles.particle_updater import DelBufferParticleUpdater
+        >>> DelBufferParticleUpdater(0, "mean").module_id
+        0
     """
 
-
-class DelModuleParticleUpdater(_kinds.DelModule):
-    """Brings particles to the version in which a module is deleted.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> net.head = torch.nn.Linear(2, 1)
-        >>> version = net._version_kernel
-        >>> del net.head
-        >>> len(version.particle_updater.edits)
-        1
-    """
-
-
-class DelParamParticleUpdater(_kinds.DelParam):
-    """Brings particles to the version in which a parameter is deleted.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> net.w = torch.nn.Parameter(torch.zeros(2))
-        >>> version = net._version_kernel
-        >>> del net.w
-        >>> len(version.particle_updater.edits)
-        1
-    """
-
-
-class DelBufferParticleUpdater(_kinds.DelBuffer):
-    """Brings particles to the version in which a buffer is deleted.
-
-    The particle that starts the edit gets the very objects; the others get copies of the values at the time of the edit.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import NytoModule
-        >>> net = NytoModule()
-        >>> net.register_buffer("mean", torch.zeros(2))
-        >>> version = net._version_kernel
-        >>> del net.mean
-        >>> len(version.particle_updater.edits)
-        1
-    """
+    def __init__(self, module_id: ModuleID, attr_name: str) -> None:
+        super().__init__(module_id, attr_name)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from ._template import HOOKS, LAZY, RECORD
+from ._skeleton import HOOKS, PENDING, RECORD
 from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict
 
 __all__ = ["clone_param", "clone_params", "copy_module", "copy_modules", "make_modules_ref"]
@@ -47,10 +47,10 @@ def copy_module(module: nn.Module) -> nn.Module:
         >>> b.weight is a.weight, b._parameters is a._parameters
         (True, False)
     """
-    # An attribute access builds a result that nobody looked into yet.
+    # An attribute access builds a result that was not looked into yet.
     _ = module._parameters
     made: nn.Module = object.__new__(type(module))
-    state = {key: held for key, held in module.__dict__.items() if key not in (LAZY, RECORD)}
+    state = {key: held for key, held in module.__dict__.items() if key not in (PENDING, RECORD)}
     for key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", *HOOKS):
         if key in state:
             state[key] = state[key].copy()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 
 from . import particle_updater as particle
-from ._edits import ParticleEdit, VersionEdit, grown
+from ._edits import ParticleEdit, VersionEdit, grow, number_parameter
 from .base import VersionDataImp
-from .mtype import ModuleID, ModuleMeta, ParamConfig
+from .mtype import ModuleID, ModuleMeta, ParamDict
 
 __all__ = [
     "AddModuleVersionUpdater",
@@ -46,7 +48,7 @@ class AddModuleVersionUpdater(VersionEdit):
         """Change the metadata of the next version; returns what does the same to particles."""
         modules = {id(module): key for key, module in (self.owner_modules or {}).items()}
         params = {id(param): key for key, param in (self.owner_params or {}).items()}
-        key, added, fresh = grown(vdata, self.add_module, modules, params)
+        key, added, fresh = grow(vdata, self.add_module, modules, params)
         self._clear(meta, meta.sub_modules)
         meta.sub_modules[self.attr_name] = key
         return particle.AddModuleParticleUpdater(self.module_id, self.attr_name, key, added, fresh)
@@ -75,14 +77,11 @@ class AddParamVersionUpdater(VersionEdit):
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
         known = {id(param): key for key, param in (self.owner_params or {}).items()}
-        key = known.get(id(self.add_param))
-        if key is None:
-            key = max(vdata.config, default=-1) + 1
-            vdata.config[key] = ParamConfig()
-            vdata.shapes[key] = tuple(self.add_param.shape)
+        fresh: ParamDict = OrderedDict()
+        key = number_parameter(vdata, self.add_param, known, fresh)
         self._clear(meta, meta.sub_params)
         meta.sub_params[self.attr_name] = key
-        return particle.AddParamParticleUpdater(self.module_id, self.attr_name, key, add_param=self.add_param)
+        return particle.AddParamParticleUpdater(self.module_id, self.attr_name, key, add_param=fresh.get(key))
 
 
 class RegisterBufferVersionUpdater(VersionEdit):
@@ -134,7 +133,7 @@ class SetModuleNoneVersionUpdater(VersionEdit):
 
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
-        self._present(meta.sub_modules, "module")
+        self._check_present(meta.sub_modules, "module")
         self._clear(meta, meta.sub_modules)
         meta.sub_modules[self.attr_name] = None
         return particle.SetModuleNoneParticleUpdater(self.module_id, self.attr_name)
@@ -158,7 +157,7 @@ class SetParamNoneVersionUpdater(VersionEdit):
 
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
-        self._present(meta.sub_params, "parameter")
+        self._check_present(meta.sub_params, "parameter")
         self._clear(meta, meta.sub_params)
         meta.sub_params[self.attr_name] = None
         return particle.SetParamNoneParticleUpdater(self.module_id, self.attr_name)
@@ -182,7 +181,7 @@ class DelModuleVersionUpdater(VersionEdit):
 
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
-        self._present(meta.sub_modules, "module")
+        self._check_present(meta.sub_modules, "module")
         self._clear(meta)
         return particle.DelModuleParticleUpdater(self.module_id, self.attr_name)
 
@@ -205,7 +204,7 @@ class DelParamVersionUpdater(VersionEdit):
 
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
-        self._present(meta.sub_params, "parameter")
+        self._check_present(meta.sub_params, "parameter")
         self._clear(meta)
         return particle.DelParamParticleUpdater(self.module_id, self.attr_name)
 
@@ -228,6 +227,6 @@ class DelBufferVersionUpdater(VersionEdit):
 
     def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
         """Change the metadata of the next version; returns what does the same to particles."""
-        self._present(meta.sub_buffers, "buffer")
+        self._check_present(meta.sub_buffers, "buffer")
         self._clear(meta)
         return particle.DelBufferParticleUpdater(self.module_id, self.attr_name)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli.particles._operand import _mode, refuse_graph
+from moduli.particles import is_differentiable, refuse_graph
 
 from ._core import Core
 from ._deferred import accumulate, deferrable, negated
@@ -23,7 +23,7 @@ __all__ = ["Arithmetic"]
 
 def graphing() -> bool:
     """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
-    return _mode.graph or torch._C._functorch.peek_interpreter_stack() is not None
+    return is_differentiable() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _binary(fn: Any, reflected: bool = False) -> Any:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from moduli.layout import Group, Layout, layout_and_tensors
-from moduli.particles import StructureError
-from moduli.particles._operand import Operand
-from moduli.particles._record import Unborn
-from moduli.particles._template import POLICY, RECORD
+from moduli.particles import StructureError, buffer_policies, inert_parameters
 
 from ._members import Members, tracks_versions
 from ._values import Values, fresh
@@ -232,15 +228,7 @@ class Core:
 
     def _inert(self) -> frozenset[int]:
         """Which parameters take no part in operations, according to their configurations and to `only`."""
-        record = self.template.__dict__.get(RECORD)
-        version = None if record is None else record.version
-        if version is None:
-            return self._fixed
-        species = version.species if isinstance(version, Unborn) else version.data.species
-        if not species.configured:
-            return self._fixed
-        found = Operand(self.template, False).config()
-        return self._fixed | frozenset(place for place, config in found.items() if not config.operational)
+        return self._fixed | inert_parameters(self.template)
 
     def _left_out(self, group: Group) -> bool:
         """Whether no parameter of a group takes part in operations."""
@@ -249,19 +237,7 @@ class Core:
 
     def _policies(self) -> dict[str, str]:
         """What becomes of buffers in results, where it is not that each result has its own copy."""
-        found: dict[str, str] = {}
-        declared = [
-            (path, module.__dict__[POLICY])
-            for path, module in self.template.named_modules()
-            if module.__dict__.get(POLICY)
-        ]
-        for path, rules in reversed(declared):
-            for name in self._buffers:
-                if not path or name.startswith(path + "."):
-                    local = name[len(path) + 1 :] if path else name
-                    for pattern, policy in rules:
-                        if fnmatchcase(local, pattern):
-                            found[name] = policy
+        found = buffer_policies(self.template)
         return {name: policy for name, policy in found.items() if policy != "copy"}
 
     def _kept_buffers(self, spare: bool, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:

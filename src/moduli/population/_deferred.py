@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from moduli.layout import Layout
-from moduli.particles._pool import _ALONE, _is_wrapped, _uses
 
 if TYPE_CHECKING:
     from ._core import Core
     from ._values import Values
+
+from ._pool import _ALONE, _is_wrapped, _uses
 
 __all__ = ["Recipe", "Term", "accumulate", "compute", "deferrable", "negated", "scaled", "summed", "terms_of"]
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from moduli.layout import Group, Layout, diff, layout_and_tensors
-from moduli.particles import StructureError
+from moduli.nn import labels_of
+from moduli.particles import StructureError, matching_values
 
 if TYPE_CHECKING:
     from ._core import Core
@@ -63,11 +64,17 @@ def scalar(other: Any) -> Any:
 def rows(pop: Core, module: nn.Module, graph: bool = False) -> list[Tensor]:
     """The values of one module, as a row for each group."""
     layout, tensors = layout_and_tensors(module)
-    if layout is not pop.layout:
+    if _owns_labels(module) and _owns_labels(pop.template):
+        layout, tensors = pop.layout, matching_values(pop.template, module)
+    elif layout is not pop.layout:
         _same(pop.layout, layout, pop.template, module)
     if not tensors:
         return []
     return layout.pack(tensors if graph else [tensor.detach() for tensor in tensors])
+
+
+def _owns_labels(module: nn.Module) -> bool:
+    return any(labels_of(each) for each in module.modules())
 
 
 def broadcast(pop: Core, value: Tensor) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli.particles._operand import refuse_graph
+from moduli.particles import refuse_graph
 
 from ._arithmetic import Arithmetic
 from ._core import Core

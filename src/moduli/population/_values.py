@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from moduli.layout import Group, Layout
-from moduli.particles._pool import Slab, take
 
 from ._deferred import Recipe, compute
+from ._pool import Slab, take
 
 __all__ = ["Values", "deferred", "fresh", "wrap"]
 

@@ -1,0 +1,58 @@
+"""The one shortcut: an operand that exists only inside an expression may be written over, as NumPy elides temporaries.
+
+In `a + 0.5 * (b - c)` nothing refers to `b - c` but the expression, so the factor waits for the sum, and the sum is written
+over the difference. Whether that is so is read off the count of references. How many of them a call adds depends on the
+interpreter, and on whether tools such as torch.compile watch its frames at this moment, so the count is compared each
+time with that of a value made on the spot; where the interpreter does not count a named value more often than a nameless
+one, the answer is no.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moduli._torch import count_references
+
+from ._operators import Operators
+from ._record import Pending
+
+__all__ = ["FOLDED_BYTES", "count_operand", "is_temporary"]
+
+# Below this a fresh vector costs as little as to find out.
+FOLDED_BYTES = 1 << 18
+
+
+class _Probe(Operators):
+    """Counts the references to operands as the method of a particle does."""
+
+    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> tuple[int, int]:
+        return count_operand(self), count_operand(other)
+
+
+def count_operand(operand: Any) -> int:
+    """How many references there are to an operand; to be called by `_binary` itself."""
+    return count_references(operand)
+
+
+def is_temporary(pending: Pending | None, count: int, which: int, reflected: bool = False) -> bool:
+    """Whether a result that was not looked into exists only inside the expression that is being computed.
+
+    Args:
+        pending: The result.
+        count: The references to it that `_binary` counted.
+        which: 0 for the operand whose method is called, 1 for the other one.
+        reflected: Whether the method is a reflected one, such as `__rmul__`.
+    """
+    if pending is None or pending.graph or pending.shared or len(pending.vectors) != 1:
+        return False
+    vector = pending.vectors[0]
+    if vector.numel() * vector.element_size() < FOLDED_BYTES or not vector.is_floating_point():
+        return False
+    named = _Probe()
+    if reflected:
+        alone, with_name = 1 * _Probe(), 1 * named
+    elif which == 0:
+        alone, with_name = _Probe() * 1, named * 1
+    else:
+        alone, with_name = _Probe() * _Probe(), _Probe() * named
+    return bool(count <= alone[which] < with_name[which])

@@ -1,0 +1,192 @@
+"""Modules without values: what is carried over from a model to the results of operations on it.
+
+Every module of a result is a `copy.copy` of the operand's: plain attributes are shared, whatever they are, while registries,
+hook dictionaries and labels are the result's own. Where an attribute refers to the model itself (a bound method, a small
+list, tuple or dict of its modules, parameters or buffers), the result's attribute refers to the result.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from moduli.layout import Reading, Structure
+
+__all__ = [
+    "HOOKS",
+    "PENDING",
+    "POLICY",
+    "RECORD",
+    "Place",
+    "State",
+    "assemble",
+    "capture",
+    "places_in",
+    "plain_attributes",
+    "restore",
+]
+
+RECORD = "_particle"
+PENDING = "_pending"
+POLICY = "_buffer_policy"
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+HOOKS = {
+    key: type(held) for key, held in vars(nn.Module()).items() if isinstance(held, dict) and key not in _REGISTRIES
+}
+# A compiled forward computes with the parameters of the model it was compiled for.
+_PASSING = ("_compiled_call_impl",)
+_NOT_PLAIN = frozenset((*_REGISTRIES, *HOOKS, *_PASSING, "_non_persistent_buffers_set", "_labelled", RECORD, PENDING))
+_CONTAINERS = (list, tuple, dict, OrderedDict)
+# Larger containers are shared without being looked into: they hold data, not layers.
+_MOST_ITEMS = 256
+
+State = dict[str, Any]
+"""The plain attributes of one module, as they were at one moment."""
+
+
+class Place(NamedTuple):
+    """Stands for a module (0), parameter (1) or buffer (2) of the model itself, by its key."""
+
+    kind: int
+    key: Any
+
+
+class _Method(NamedTuple):
+    function: Any
+    owner: Place
+
+
+class _Linked(NamedTuple):
+    """An attribute that refers to the model itself, with places instead."""
+
+    value: Any
+
+
+def places_in(reading: Reading) -> dict[int, Place]:
+    """The place of everything in a model, by `id`."""
+    parts: tuple[Sequence[Any], ...] = (reading.modules, reading.parameters, reading.buffers)
+    return {id(each): Place(kind, key) for kind, part in enumerate(parts) for key, each in enumerate(part)}
+
+
+def capture(modules: Iterable[nn.Module], places: Mapping[int, Place] | Reading) -> list[State]:
+    """The plain attributes of modules as they are now.
+
+    Args:
+        modules: The modules.
+        places: What they may refer to, or the reading that tells.
+    """
+    states = []
+    for module in modules:
+        state = module.__dict__.copy()
+        state["_parameters"] = state["_buffers"] = state["_modules"] = None
+        for key, value in state.items():
+            kind = type(value)
+            if kind is not types.MethodType and (kind not in _CONTAINERS or not value):
+                continue
+            if isinstance(places, Reading):
+                places = places_in(places)
+            linked = _link(value, places, 2)
+            if key in HOOKS or key == "_labelled":
+                state[key] = _Linked(linked if linked is not value else value.copy())
+            elif linked is not value:
+                state[key] = _Linked(linked)
+        record = state.get(RECORD)
+        if record is not None:
+            state[RECORD] = tuple(record.order)
+        states.append(state)
+    return states
+
+
+def _link(value: Any, places: Mapping[int, Place], depth: int) -> Any:
+    """A value with places instead of parts of the model; the value itself if it refers to none."""
+    place = places.get(id(value))
+    if place is not None:
+        return place
+    kind = type(value)
+    if kind is types.MethodType:
+        owner = places.get(id(value.__self__))
+        return value if owner is None else _Method(value.__func__, owner)
+    if kind not in _CONTAINERS or not depth or len(value) > _MOST_ITEMS:
+        return value
+    items = list(value.values()) if isinstance(value, dict) else value
+    linked = [_link(each, places, depth - 1) for each in items]
+    if all(new is old for new, old in zip(linked, items, strict=True)):
+        return value
+    return kind(zip(value, linked, strict=True)) if isinstance(value, dict) else kind(linked)
+
+
+def restore(state: State, tables: Sequence[Any]) -> State:
+    """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
+    made = {key: _resolve(held.value, tables) if type(held) is _Linked else held for key, held in state.items()}
+    for key, kind in HOOKS.items():
+        if type(state.get(key)) is not _Linked:
+            made[key] = kind()
+    if "_labelled" in made and type(state["_labelled"]) is not _Linked:
+        made["_labelled"] = {}
+    for key in (*_PASSING, RECORD, PENDING):
+        made.pop(key, None)
+    return made
+
+
+def plain_attributes(state: State) -> tuple[State, list[str]]:
+    """The attributes that can be had without building anything, and the names of the others."""
+    plain = {key: held for key, held in state.items() if key not in _NOT_PLAIN and type(held) is not _Linked}
+    return plain, [key for key, held in state.items() if type(held) is _Linked and key not in _NOT_PLAIN]
+
+
+def _resolve(value: Any, tables: Sequence[Any]) -> Any:
+    kind = type(value)
+    if kind is Place:
+        return tables[value.kind][value.key]
+    if kind is _Method:
+        return types.MethodType(value.function, _resolve(value.owner, tables))
+    if kind not in _CONTAINERS:
+        return value
+    if isinstance(value, dict):
+        return kind((key, _resolve(each, tables)) for key, each in value.items())
+    return kind(_resolve(each, tables) for each in value)
+
+
+def assemble(
+    root: nn.Module, structure: Structure, states: Sequence[State], parameters: Sequence[Any], buffers: Sequence[Any]
+) -> list[nn.Module]:
+    """Make a model in `root`, an empty object of the right class; returns its modules.
+
+    Nothing of it is visible in `root` before all of it is, so that other threads may look meanwhile.
+    """
+    modules = [root, *(object.__new__(entry.kind) for entry in structure.modules[1:])]
+    tables = modules, parameters, buffers
+    for module, entry, state in reversed(list(zip(modules, structure.modules, states, strict=True))):
+        made = restore(state, tables)
+        made["_parameters"] = {name: parameters[i] if i >= 0 else None for name, i in entry.parameters}
+        made["_buffers"] = {name: buffers[i] if i >= 0 else None for name, i in entry.buffers}
+        made["_non_persistent_buffers_set"] = set(entry.transient)
+        made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in entry.children}
+        if _restores_itself(entry.kind):
+            twin: Any = object.__new__(entry.kind)
+            twin.__setstate__(made)
+            made = twin.__dict__
+        module.__dict__.update(made)
+    return modules
+
+
+def _restores_itself(kind: type) -> bool:
+    """Whether copies of a class need its `__setstate__`, as recurrent layers of torch do."""
+    known = _OWN_WAY.get(kind)
+    if known is None:
+        known = any(
+            "__setstate__" in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+            for base in kind.__mro__
+            if base is not nn.Module
+        )
+        _OWN_WAY[kind] = known
+    return known
+
+
+_OWN_WAY: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
