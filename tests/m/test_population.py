@@ -116,24 +116,19 @@ def test_pso_equals_the_formula_under_the_same_random_numbers():
     pop = population()
     opt = mo.Optimizer(pop, m.PSO(inertia=0.6, cognitive=1.2, social=0.9, seed=5))
     generator = torch.Generator().manual_seed(5)
-    x = [p.detach().clone() for _, p in pop.named_parameters()]
-    v = [torch.zeros_like(p) for p in x]
-    place, best = [p.clone() for p in x], torch.full((8,), torch.inf, dtype=torch.float64)
+    x = rows(pop).clone()
+    v, place, best = torch.zeros_like(x), x.clone(), torch.full((8,), torch.inf, dtype=torch.float64)
     for _ in range(12):
         steps(opt, 1)
-        values = fitness(torch.cat([p.reshape(8, -1) for p in x], 1))
+        values = fitness(x)
         for i in range(8):
             if values[i] < best[i]:
-                best[i] = values[i]
-                for p, q in zip(place, x, strict=True):
-                    p[i] = q[i]
+                best[i], place[i] = values[i], x[i]
         leader = int(best.argmin())
-        for k in range(len(x)):
-            r1, r2 = (torch.rand(8, x[k][0].numel(), dtype=torch.float64, generator=generator) for _ in range(2))
-            r1, r2 = r1.reshape(x[k].shape), r2.reshape(x[k].shape)
-            v[k] = 0.6 * v[k] + 1.2 * r1 * (place[k] - x[k]) + 0.9 * r2 * (place[k][leader] - x[k])
-            x[k] = x[k] + v[k]
-        torch.testing.assert_close(rows(pop), torch.cat([p.reshape(8, -1) for p in x], 1), rtol=1e-10, atol=1e-12)
+        r1, r2 = (torch.rand(x.shape, dtype=torch.float64, generator=generator) for _ in range(2))
+        v = 0.6 * v + 1.2 * r1 * (place - x) + 0.9 * r2 * (place[leader] - x)
+        x = x + v
+        torch.testing.assert_close(rows(pop), x, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("topology", ["ring", "informed"])

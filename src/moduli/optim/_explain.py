@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _fusion
+from . import _fusion, _members
 
 if TYPE_CHECKING:
     from .modular import Optimizer
@@ -26,14 +26,26 @@ def explain(optimizer: Optimizer) -> str:
     if optimizer.binding.members is not None:
         lines[0] += f", {optimizer.binding.members} members"
     width = max(len(type(link).__name__) for link in optimizer.modules)
-    fusing = optimizer.binding.fuse
+    over = None if optimizer.rows is None else optimizer.rows.describe()
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
-            end = ", which also moves the parameters" if segment.tail and fusing else ""
-            lines.append(f"one pass{end}:" if fusing else "one by one (fuse=False):")
-            lines += [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in segment.links]
+            for part in segment.parts():
+                lines += _run(part, optimizer.binding.fuse, over, width)
         else:
             name = type(segment).__name__
-            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own: {_fusion.why_not(segment)}")
+            where = "" if over is None else f", {_members.describe(segment, over)}"
+            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {_fusion.why_not(segment)}")
             lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
     return "\n".join(lines)
+
+
+def _run(run: _fusion.FusedRun, fusing: bool, over: str | None, width: int) -> list[str]:
+    """What a run of pointwise links does: as one pass, unless its last step was something else."""
+    where = "" if over is None else f" over {over}"
+    if not fusing:
+        first = f"one by one{where} (fuse=False):"
+    elif run.ran == "one by one":
+        first = f"one by one{where}, because a number differs between members:"
+    else:
+        first = f"one pass{where}{', which also moves the parameters' if run.tail else ''}:"
+    return [first, *[f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]]

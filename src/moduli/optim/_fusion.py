@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,8 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
                 segment.flush()
     out: list[Any] = []
     run: list[Any] = []
+    binding = getattr(owner, "binding", None) or owner.settings.binding
+    over_members = binding is not None and binding.members is not None
 
     def close(tail: bool) -> None:
         if run:
@@ -88,6 +91,8 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
         if run and measures(link):  # type: ignore[arg-type]
             close(tail=False)
         run.append(link)
+        if over_members and measures(link):  # type: ignore[arg-type]
+            close(tail=False)  # one number per member is no scalar of a kernel
     close(tail=getattr(owner, "moves_parameters", False))
     owner._segments = (key, out)
     return out
@@ -117,6 +122,9 @@ class FusedRun:
         self._valid: tuple[Any, ...] | None = None
         self._params: list[Tensor] | None = None
         self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
+        #: What the last step was: one pass, or links one by one because of numbers that differ between members.
+        self.ran: str | None = None
+        self._parts: tuple[tuple[bool, ...], list[FusedRun]] | None = None
         self._measures = measures(links[0])
         self._grads = any(link.uses_grad for link in links)
 
@@ -127,14 +135,19 @@ class FusedRun:
 
     def flush(self) -> None:
         """Write the counts of the last steps into the links' states, once: later the states may be newer than they."""
-        owed = [link._pending is not None for link in self.links]
-        for link in self.links:
-            link._pending = None
+        # Another run of the same link may have counted since.
+        owed = [link._pending is not None and link._pending() == self.flush for link in self.links]
+        for link, due in zip(self.links, owed, strict=True):
+            link._pending = None if due else link._pending
         for cohort in self._cohorts:
             for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
                 if due:
                     for param in cohort.params:
                         link._state[param].quietly("step", count)
+
+    def _settle(self) -> None:
+        for link in self.links:
+            link._settle()
 
     # ------------------------------------------------------------------ cohorts
 
@@ -158,7 +171,7 @@ class FusedRun:
 
     def _build(self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None) -> bool:
         """Sort the parameters into cohorts; False where a link makes its state while it learns, not when asked to."""
-        self.flush()
+        self._settle()
         params = objective.params
         kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
         step = objective.current_step
@@ -235,13 +248,15 @@ class FusedRun:
             [current(raw, objective.current_step) for raw in cohort.raw] if cohort.raw else []
             for cohort in self._cohorts
         ]
-        if any(is_per_member(value) for row in now for setting in row for value in setting.values()):
-            return self._unfused(objective)
+        apart = [any(is_per_member(value) for row in now for value in row[k].values()) for k in range(len(self.links))]
+        if any(apart):
+            return self._parted(objective, apart)
         found = self._measured(objective, tensors, grads, now)
         if any(numbers and any(map(is_per_member, numbers.values())) for numbers in found):
             return self._unfused(objective)
         # Whoever looks at the update after the step has to find one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
+        self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
         for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
             self._run(cohort, objective, settings, numbers, tensors, grads, updates)
@@ -255,9 +270,33 @@ class FusedRun:
             objective.updates = updates
         return objective
 
-    def _unfused(self, objective: Objective) -> Objective:
-        self.flush()
+    def parts(self) -> list[FusedRun]:
+        """The runs that the last step was made of."""
+        return self._parts[1] if self.ran == "in parts" and self._parts is not None else [self]
+
+    def _parted(self, objective: Objective, apart: list[bool]) -> Objective:
+        """Links with one number per member one by one, and the others fused."""
+        if all(apart) or len(self.links) == 1:
+            return self._unfused(objective)
+        self._settle()
         self._valid = None
+        key = tuple(apart)
+        if self._parts is None or self._parts[0] != key:
+            parts: list[FusedRun] = []
+            for alone, group in itertools.groupby(zip(self.links, apart, strict=True), operator.itemgetter(1)):
+                links = [link for link, _ in group]
+                parts += [FusedRun([link], False) for link in links] if alone else [FusedRun(links, False)]
+            parts[-1].tail = self.tail
+            self._parts = (key, parts)
+        self.ran = "in parts"
+        for part in self._parts[1]:
+            objective = part.step(objective)
+        return objective
+
+    def _unfused(self, objective: Objective) -> Objective:
+        self._settle()
+        self._valid = None
+        self.ran = "one by one"
         return self._plain(objective)
 
     def _measured(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
 
-__all__ = ["adopt", "check", "each", "lifts", "views"]
+__all__ = ["adopt", "check", "describe", "each", "lifts", "step", "takes_matrices", "views"]
 
 
 def lifts(link: Module) -> bool:
@@ -26,6 +26,37 @@ def lifts(link: Module) -> bool:
     if link.members or isinstance(link, Chain):
         return True
     return isinstance(link, TensorTransform) and link.elementwise and not link.children
+
+
+def takes_matrices(link: Module) -> bool:
+    """Whether a link works on all parameters of all members as one N x P matrix, with everything inside it."""
+    from .chain import Chain
+    from .transform import TensorTransform
+
+    if isinstance(link, TensorTransform) and link.elementwise and not link.children and not link.concat_params:
+        return True
+    fits = link.members == "matrix" or isinstance(link, Chain)
+    return fits and all(takes_matrices(child) for child in link.children.values())
+
+
+def step(link: Module, objective: Objective) -> Objective:
+    """The step of one link for all members: on matrices, on the parameters in their shapes, or member by member."""
+    matrices = objective.blocks
+    if matrices is not None and takes_matrices(link):
+        return link.step(objective)
+    if matrices is not None:
+        matrices.to_leaves(objective)
+    out = link.step(objective) if lifts(link) else each(link, objective)
+    if matrices is not None and out.blocks is None:
+        matrices.to_matrices(out)
+    return out
+
+
+def describe(link: Module, matrices: str) -> str:
+    """What a link of a population works on, in words."""
+    if takes_matrices(link):
+        return f"over {matrices}"
+    return "over parameters stacked over members" if lifts(link) else "member by member"
 
 
 def check(link: Module) -> None:

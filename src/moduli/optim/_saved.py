@@ -58,7 +58,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
     state: dict[str, dict[str, Any]] = {}
     links: dict[str, Any] = {}
     for path, link in optimizer._links:
-        for param, row in link.state.items():
+        for param, row in link.state.items() if optimizer.rows is None else optimizer.rows.rows(link):
             if not row or param not in names:
                 continue
             name = f"{ALL}:{path}" if link.vector_state and param in binding.names else names[param]
@@ -104,6 +104,8 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     by_name = {name: param for param, name in binding.names.items()}
     known = dict(optimizer._links)
     _make_stand_ins(optimizer, saved)
+    if optimizer.rows is not None:
+        optimizer.rows.dissolve()
     if binding.members is not None and any("[" in name for name in saved["state"]):
         params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
         _members.views(binding, params, binding.members)

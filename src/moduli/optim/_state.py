@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -66,14 +66,29 @@ class StateStore(dict[Tensor, ParamState]):
     symbol), that form maps to the same state while it is `shown`.
     """
 
+    #: For a population: the block of parameters that a leaf (or a name) belongs to, and its place there.
+    columns: Callable[[Any], tuple[Any, int] | None] | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.changes = [0]
         self.shown: dict[Tensor, Any] = {}
 
-    def __missing__(self, key: Tensor) -> Any:
+    def __missing__(self, key: Tensor | str) -> Any:
         if key in self.shown:
-            return self.shown[key]
+            return self.shown[key]  # type: ignore[index]
+        found = None if self.columns is None else self._column(key)
+        if found is not None:
+            return found
+        if isinstance(key, str):
+            raise KeyError(key)
+        return self._fresh(key)
+
+    def _column(self, key: Tensor | str) -> ParamState | None:
+        place = None if self.columns is None else self.columns(key)
+        return None if place is None or place[0].tensor not in self else place[0].view(self[place[0].tensor], place[1])
+
+    def _fresh(self, key: Tensor) -> ParamState:
         self.changes[0] += 1
         found = ParamState(self.changes)
         super().__setitem__(key, found)

@@ -146,8 +146,8 @@ def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
             objective = segment.step(objective)
-        elif objective.members is not None and not _members.lifts(segment):
-            objective = _members.each(segment, objective)
+        elif objective.members is not None:
+            objective = _members.step(segment, objective)
         else:
             objective = segment.step(objective)
         if not isinstance(objective, Objective):

@@ -16,6 +16,7 @@ from ..population import Population
 from . import _differentiable, _explain, _groups, _members, _saved, _shards
 from ._binding import Binding
 from ._closure import Evaluator
+from ._matrices import MemberEvaluator, MemberMatrices, OtherPresenceError
 from ._needs import ChainError, ClosureError, Need, join
 from ._processes import OverProcesses
 from .chain import flatten
@@ -96,6 +97,8 @@ class Optimizer(torch.optim.Optimizer):
         self.binding.fuse = fuse == "auto"
         self.model: torch.nn.Module | None = None
         self.population: Population | None = None
+        #: The population's parameters as the links see them; None for one model.
+        self.rows: MemberMatrices | None = None
         given = self._parameters(params)
         if groups:
             given = _groups.make_groups(given, groups)
@@ -131,6 +134,7 @@ class Optimizer(torch.optim.Optimizer):
         self._sync()
         for _, link in self._links:
             link.attached(self)
+        self.rows = None if self.population is None else MemberMatrices(self)
 
     # ------------------------------------------------------------------ building
 
@@ -201,6 +205,9 @@ class Optimizer(torch.optim.Optimizer):
             link._owner = weakref.ref(self)
             link.settings.forget()
         self._options = []
+        if self.rows is not None:
+            self.rows.dissolve()
+            self.rows.relink(self)
         self._sync()
 
     def _reduction(self, reduce: Any) -> Callable[[Tensor], Tensor] | None:
@@ -378,6 +385,31 @@ class Optimizer(torch.optim.Optimizer):
             self.current_step += 1
             self.num_evaluations += 1
             return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
+        if self.rows is not None and self.rows.used:
+            return self._step_members(params, closure, loss, storage)
+        return self._step_objective(self._objective(params, closure, loss, storage), loss)
+
+    def _step_members(
+        self, leaves: list[Tensor], closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+    ) -> Tensor | None:
+        """A step on the matrices of a population."""
+        rows = self.rows
+        if rows is None:
+            raise ChainError("only a population is stepped as matrices")
+        params = rows.begin(leaves, closure)
+        evaluator = None if closure is None else MemberEvaluator(Evaluator(closure), rows, leaves)
+        objective = self._objective(params, evaluator, loss, storage)
+        objective.blocks = rows
+        try:
+            return self._step_objective(objective, loss)
+        except OtherPresenceError as found:
+            again = self._objective(rows.begin_again(leaves, found.present), evaluator, loss, storage)
+            again.blocks = rows
+            again.loss = again.loss_approx = again._value(found.loss)
+            again.set_gradients(again._gradients())
+            return self._step_objective(again, loss)
+
+    def _objective(self, params: list[Tensor], closure: Any, loss: Tensor | None, storage: dict[str, Any]) -> Objective:
         objective = Objective(
             params,
             closure,
@@ -387,11 +419,14 @@ class Optimizer(torch.optim.Optimizer):
             modular=self,
             storage=storage,
             needs=self._needs,
-            members=binding.members,
+            members=self.binding.members,
             reduce=self._reduce,
         )
-        objective.matrices = self._matrices
+        objective.matrices = self._matrices if params is self._list else None
         objective.tail = self.modules[-1]
+        return objective
+
+    def _step_objective(self, objective: Objective, loss: Tensor | None) -> Tensor | None:
         evaluator = objective.evaluator
         if self.differentiable:
             if evaluator is None:
@@ -400,7 +435,7 @@ class Optimizer(torch.optim.Optimizer):
                     "opt.step(mo.closure(lambda: loss(net(x), y)))"
                 )
             objective.differentiable = True
-            _differentiable.begin(params)
+            _differentiable.begin(objective.params)
         elif evaluator is None:
             self._without_closure(objective, loss)
             if objective.present is not None and not any(objective.present):
@@ -414,7 +449,11 @@ class Optimizer(torch.optim.Optimizer):
             last.update_parameters()
         except BaseException:
             objective.restore_start()
+            if self.rows is not None:
+                self.rows.push()
             raise
+        if self.rows is not None:
+            self.rows.push()
         # What was accepted under another objective (a reformulation) says nothing about this one.
         same = evaluator is not None and evaluator.fixed and last.evaluator is evaluator
         self._carried = last.accepted if same else None
@@ -523,7 +562,9 @@ class Optimizer(torch.optim.Optimizer):
             after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None}
+        if self.rows is not None:
+            self.rows.dissolve()
+        kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None, "rows": None}
         kept.pop("step", None)  # schedulers put a wrapper there, which would step the original
         return kept
 
@@ -537,6 +578,7 @@ class Optimizer(torch.optim.Optimizer):
             link._owner = weakref.ref(self)
         if self.population is not None:
             _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
+            self.rows = MemberMatrices(self)
 
 
 keep_from_tracing(Optimizer._step)

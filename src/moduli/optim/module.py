@@ -43,7 +43,9 @@ class Module(metaclass=LinkType):
 
     Attributes:
         needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
-        members: Whether the link works on all members of a population at once.
+        members: Whether the link works on all members of a population at once: True on parameters stacked over members,
+            (N, *shape); "matrix" on all of them as one (N, P) matrix; False for each member by itself. Pointwise hooks
+            always work on the matrix.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
         sharded: Whether it is right for parameters of which each process holds a shard, beyond pointwise hooks.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
@@ -64,7 +66,7 @@ class Module(metaclass=LinkType):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
-    members: ClassVar[bool] = False
+    members: ClassVar[bool | Literal["matrix"]] = False
     vector_state: bool = False
     sharded: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False

@@ -78,6 +78,7 @@ class Objective(Curvature, Moving):
     present: list[bool] | None = None
     differentiable: bool = False
     matrices: list[int] | None = None
+    blocks: Any = None  # where the parameters are those of a population as matrices
     accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
     tail: Any = None
     _graph: tuple[Tensor, list[Tensor]] | None = None

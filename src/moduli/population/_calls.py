@@ -253,6 +253,8 @@ class Calls(Core):
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._plan(flat, fn, vectorize, chunk)
         leaves = self._stacked()
+        if self._tape is not None and torch.is_grad_enabled():
+            leaves = self._tape(leaves)
         if plan.form == "stacked" and fn is _forward and len(args) == 1 and not kwargs and flat.dims == [None]:
             layers = chain(self.template, self._entries)
             block = plan.block or self._count

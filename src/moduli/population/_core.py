@@ -32,6 +32,7 @@ class Core:
         "_members",
         "_parent",
         "_plans",
+        "_tape",
         "_values",
         "layout",
         "template",
@@ -48,6 +49,8 @@ class Core:
     _members: Members
     _graph: bool
     _plans: dict[Any, Any]
+    # What an optimizer differentiates calls with respect to, for the time of an evaluation, in place of the leaves.
+    _tape: Callable[[list[Tensor]], list[Tensor]] | None
     # A population that this one is a part of: its storage, leaves and members see what happens here.
     _parent: Core | None
     # Parameters that operations on this population leave alone, whatever their configurations.
@@ -79,6 +82,7 @@ class Core:
         self._members = Members()
         self._graph = False
         self._plans = {}
+        self._tape = None
         self._parent = None
         self._fixed = frozenset()
 

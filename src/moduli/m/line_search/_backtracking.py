@@ -66,7 +66,7 @@ class Backtracking(LineSearchBase):
         16 (1966); J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., algorithm 3.1.
     """
 
-    members = True
+    members = "matrix"
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class GradientAccumulation(Module):
     """
 
     differentiable = True
-    members = True
+    members = "matrix"
 
     def __init__(self, n: int, *, mean: bool = True, stop: bool = True) -> None:
         if n < 1:

@@ -31,7 +31,7 @@ class Alternate(Module):
 
     differentiable = True
     needs = frozenset()
-    members = True
+    members = "matrix"
 
     def __init__(self, *modules: Chainable, steps: int | Sequence[int] = 1, loop: bool = True) -> None:
         super().__init__()

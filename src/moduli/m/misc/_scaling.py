@@ -111,7 +111,7 @@ class NoiseSign(Module):
 
 
 class _ByLoss(TensorTransform):
-    members = True
+    members = "matrix"
 
     def __init__(self, *, alpha: Any = 1.0, min_value: Any = 1e-16) -> None:
         super().__init__({"alpha": alpha, "min_value": min_value}, uses_loss=True)

@@ -51,7 +51,7 @@ class PSO(Module):
     """
 
     needs = frozenset({Need.LOSS, Need.MEMBERS})
-    members = True
+    members = "matrix"
 
     def __init__(
         self,

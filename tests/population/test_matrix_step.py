@@ -1,0 +1,319 @@
+"""An optimizer moves a population as one matrix; what links keep is still addressed by parameter."""
+
+import copy
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import moduli as mo
+from m.stacked import Stacked
+from moduli import m
+
+DOUBLE = torch.float64
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def swarm(count=5, seed=0):
+    torch.manual_seed(seed)
+    return mo.Population.from_modules([net() for _ in range(count)])
+
+
+def data():
+    return torch.linspace(-1, 1, 18, dtype=DOUBLE).reshape(6, 3), torch.ones(6, 2, dtype=DOUBLE)
+
+
+def closure(pop, loss=None):
+    x, y = data()
+    return mo.closure(lambda: pop.losses(loss or (lambda f: (f(x) - y).square().mean())))
+
+
+def loop(make, steps, edit=None, loss=None, count=5):
+    """The members in optimizers of their own."""
+    x, y = data()
+    rows = []
+    for i in range(count):
+        net = copy.deepcopy(swarm(count)[i])
+        opt = mo.Optimizer(net, *make())
+        for k in range(steps):
+            if edit is not None:
+                edit(net, k)
+            opt.step(mo.closure(lambda net=net: (loss or (lambda f: (f(x) - y).square().mean()))(net)))
+        rows.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+    return torch.stack(rows)
+
+
+def operations(step):
+    """The torch operations that a step dispatches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        step()
+    return [event.name for event in seen.events() if event.name.startswith("aten::")]
+
+
+def test_links_see_one_matrix():
+    seen = []
+
+    class Look(mo.optim.TensorTransform):
+        elementwise = True
+
+        def multi_tensor_apply(self, tensors, params, grads, loss, states, settings):
+            seen.append([(tuple(t.shape), p.data_ptr()) for t, p in zip(tensors, params, strict=True)])
+            return tensors
+
+    pop = swarm()
+    mo.Optimizer(pop, Look(), m.LR(0.1)).step(closure(pop))
+    assert seen == [[((5, 26), pop.matrix.data_ptr())]]
+
+
+def test_state_is_addressed_by_parameter_and_by_name():
+    pop = swarm()
+    opt = mo.Optimizer(pop, m.Adam(), m.LR(0.1))
+    for _ in range(2):
+        opt.step(closure(pop))
+    adam, weight = opt.link("Adam"), dict(pop.named_parameters())["2.weight"]
+    assert adam.state["2.weight"]["exp_avg"].shape == weight.shape
+    assert torch.equal(adam.state[weight]["exp_avg"], adam.state["2.weight"]["exp_avg"])
+    assert adam.state[weight]["step"] == 2
+    adam.state["2.weight"]["exp_avg"] = torch.zeros_like(weight)  # what is written goes to the matrix
+    (block,) = opt.rows.blocks
+    assert adam.state[block.tensor]["exp_avg"][:, 16:24].abs().sum() == 0
+    assert adam.state[block.tensor]["exp_avg"][:, :16].abs().sum() > 0
+    with pytest.raises(TypeError, match="same shape"):
+        adam.state["2.weight"]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(KeyError):
+        adam.state["no such parameter"]
+
+
+def test_gradients_are_shown_at_the_leaves():
+    pop, plain = swarm(), swarm()
+    mo.Optimizer(pop, m.LR(0.1)).step(closure(pop))
+    x, y = data()
+    plain.losses(lambda f: (f(x) - y).square().mean()).sum().backward()
+    for leaf, other in zip(pop.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-12, atol=1e-14)
+
+
+def adam():
+    return [m.ClipNorm(0.5), m.Adam(), m.WeightDecay(0.1), m.LR(0.05)]
+
+
+def test_gradients_without_a_closure():
+    pop, x, y = swarm(), *data()
+    opt = mo.Optimizer(pop, *adam())
+    for _ in range(3):
+        opt.zero_grad()
+        pop.losses(lambda f: (f(x) - y).square().mean()).sum().backward()
+        opt.step()
+    torch.testing.assert_close(pop.matrix, loop(adam, 3), rtol=1e-10, atol=1e-10)
+
+
+def test_leaves_used_directly_and_calls_add_up():
+    pop, x = swarm(), data()[0]
+    leaf = dict(pop.named_parameters())["0.bias"]
+    mo.Optimizer(pop, m.LR(0.1)).step(
+        mo.closure(lambda: pop.losses(lambda f: f(x).square().mean()) + leaf.square().sum(1))
+    )
+    expected = loop(
+        lambda: [m.LR(0.1)],
+        1,
+        loss=lambda f: f(x).square().mean() + next(f[0].parameters()).sum() * 0 + f[0].bias.square().sum(),
+    )
+    torch.testing.assert_close(pop.matrix, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_frozen_parameters_and_those_thawed_later_have_their_own_counters():
+    def edit_population(k):
+        pop.requires_grad_(k not in (1, 2), "2.*")
+
+    def edit(net, k):
+        net[2].requires_grad_(k not in (1, 2))
+
+    pop = swarm()
+    opt = mo.Optimizer(pop, *adam())
+    for k in range(6):
+        edit_population(k)
+        opt.step(closure(pop))
+    torch.testing.assert_close(pop.matrix, loop(adam, 6, edit), rtol=1e-10, atol=1e-10)
+    assert opt.link("Adam").state["0.weight"]["step"] == 6
+    assert opt.link("Adam").state["2.weight"]["step"] == 4
+
+
+def test_parameters_that_the_loss_does_not_reach_are_left_alone():
+    x, _ = data()
+    step = {"k": 0}
+
+    def loss(f):
+        hidden = f[1](f[0](x))
+        return (hidden if step["k"] in (0, 3) else f[2](hidden)).square().mean()
+
+    pop = swarm()
+    opt = mo.Optimizer(pop, *adam())
+    for k in range(5):
+        step["k"] = k
+        opt.step(closure(pop, loss))
+    rows = []
+    for i in range(5):
+        member = copy.deepcopy(swarm()[i])
+        one = mo.Optimizer(member, *adam())
+        for k in range(5):
+            step["k"] = k
+            one.step(mo.closure(lambda member=member: loss(member)))
+        rows.append(torch.cat([p.detach().reshape(-1) for p in member.parameters()]))
+    torch.testing.assert_close(pop.matrix, torch.stack(rows), rtol=1e-10, atol=1e-10)
+    assert opt.num_evaluations == 5
+    assert opt.link("Adam").state["2.bias"]["step"] == 3
+
+
+def test_groups_with_settings_of_their_own():
+    pop = swarm()
+    opt = mo.Optimizer(pop, *adam())
+    biases = [leaf for name, leaf in pop.named_parameters() if name.endswith("bias")]
+    opt.link("WeightDecay").set_param_groups([{"params": biases, "weight_decay": 0.0}])
+    for _ in range(4):
+        opt.step(closure(pop))
+    x, y = data()
+    rows = []
+    for i in range(5):
+        member = copy.deepcopy(swarm()[i])
+        one = mo.Optimizer(member, *adam())
+        ours = [p for name, p in member.named_parameters() if name.endswith("bias")]
+        one.link("WeightDecay").set_param_groups([{"params": ours, "weight_decay": 0.0}])
+        for _ in range(4):
+            one.step(mo.closure(lambda member=member: (member(x) - y).square().mean()))
+        rows.append(torch.cat([p.detach().reshape(-1) for p in member.parameters()]))
+    torch.testing.assert_close(pop.matrix, torch.stack(rows), rtol=1e-10, atol=1e-10)
+    assert "2 matrices" in opt.explain()
+    assert "2 of them copied" in opt.explain()
+
+
+def test_line_searches_move_copied_columns_too():
+    pop = swarm().requires_grad_(False, "0.bias")
+    opt = mo.Optimizer(pop, m.Backtracking())
+    start = pop.matrix.clone()
+    before = opt.step(closure(pop))
+    after = closure(pop)(backward=False)
+    assert bool((after < before).all())
+    assert torch.equal(pop.matrix[:, 12:16], start[:, 12:16])
+
+
+def test_a_failing_step_leaves_everything_where_it_was():
+    class Fail(mo.optim.Module):
+        members = True
+
+        def apply(self, objective):
+            objective.move_to([p + 1 for p in objective.params])
+            raise RuntimeError("no")
+
+    for frozen in ((), ("0.bias",)):
+        pop = swarm()
+        if frozen:
+            pop.requires_grad_(False, *frozen)
+        start = pop.matrix.clone()
+        with pytest.raises(RuntimeError, match="no"):
+            mo.Optimizer(pop, m.LR(0.1), Fail()).step(closure(pop))
+        assert torch.equal(pop.matrix, start)
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]
+)
+def test_copies_go_on_alike(how):
+    pop = swarm()
+    opt = mo.Optimizer(pop, *adam())
+    for _ in range(2):
+        opt.step(closure(pop))
+    other = how(opt)
+    for each in (opt, other):
+        each.step(closure(each.population))
+    assert other.population is not pop
+    assert torch.equal(pop.matrix, other.population.matrix)
+
+
+def test_checkpoints_by_parameter_load():
+    """State of one entry (N, *shape) per parameter, as it was always saved."""
+    pop, singles, x, y = swarm(), [], *data()
+    for i in range(5):
+        member = copy.deepcopy(pop[i])
+        singles.append((member, mo.Optimizer(member, *adam())))
+    for member, one in singles:
+        for _ in range(3):
+            one.step(mo.closure(lambda member=member: (member(x) - y).square().mean()))
+    trained = mo.Population.from_modules([member for member, _ in singles])
+    opt = mo.Optimizer(trained, *adam())
+    saved = opt.state_dict()
+    dicts = [one.state_dict() for _, one in singles]
+    for name, row in dicts[0]["state"].items():
+        saved["state"][name] = {
+            key: torch.stack([each["state"][name][key] for each in dicts]) if isinstance(value, torch.Tensor) else value
+            for key, value in row.items()
+        }
+    opt.load_state_dict({**saved, "current_step": 3})
+    opt.step(closure(trained))
+    for member, one in singles:
+        one.step(mo.closure(lambda member=member: (member(x) - y).square().mean()))
+    expected = torch.stack([torch.cat([p.detach().reshape(-1) for p in member.parameters()]) for member, _ in singles])
+    torch.testing.assert_close(trained.matrix, expected, rtol=1e-12, atol=1e-12)
+    again = opt.state_dict()
+    assert again["state"]["0.weight"]["1.Adam/exp_avg"].shape == (5, 4, 3)
+
+
+LINKS = {
+    "Adam": lambda n: [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.1), m.LR(0.1)],
+    "rates": lambda n: [m.Adam(), m.LR(torch.full((n,), 0.1, dtype=DOUBLE))],
+    "stacked": lambda n: [m.HeavyBall(0.9), m.Split("weight", m.LR(0.1), m.LR(0.2)), m.RMSprop()],
+    "PSO": lambda n: [m.Adam(), m.LR(0.1), m.PSO(seed=0)],
+    "backtracking": lambda n: [m.HeavyBall(0.9), m.Backtracking(maxiter=1)],
+    "LBFGS": lambda n: [m.LBFGS(history_size=2), m.LR(0.1)],
+    "DE": lambda n: [m.DE(seed=0)],
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_operations_do_not_depend_on_the_number_of_members(name):
+    counts = []
+    for n in (8, 32):
+        population = Stacked(n)
+        opt = mo.Optimizer(population.population, *LINKS[name](n))
+        for _ in range(2):
+            opt.step(mo.closure(population.losses))
+        counts.append(Counter(operations(lambda: opt.step(mo.closure(population.losses)))))
+    assert counts[0] == counts[1]
+
+
+ARITHMETIC = {
+    "aten::mul",
+    "aten::mul_",
+    "aten::add",
+    "aten::add_",
+    "aten::addcdiv_",
+    "aten::addcmul_",
+    "aten::lerp_",
+    "aten::sqrt",
+}
+
+
+@pytest.mark.parametrize("per_member", [False, True])
+def test_explain_says_what_torch_saw(per_member):
+    population = Stacked(6, torch.float32)
+    rate = torch.full((6,), 0.1) if per_member else 0.1
+    opt = mo.Optimizer(population.population, m.Adam(), m.LR(rate))
+    for param in population.params.values():
+        param.grad = torch.ones_like(param)
+    for _ in range(2):
+        opt.step()
+    names = [name for name in operations(opt.step) if name in ARITHMETIC]
+    text = opt.explain()
+    assert "1 matrix of 6 x 10" in text
+    if per_member:
+        assert "one by one over 1 matrix of 6 x 10, because a number differs between members:\n  LR" in text
+        assert names == ["aten::mul"]
+    else:
+        assert text.count("one pass") == 1
+        assert "one by one" not in text
+        if mo.kernels.explain().form == "c":
+            assert names == []
