@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         layout,
         linalg,
         m,
+        merge,
         nn,
         optim,
         particles,
@@ -207,7 +208,7 @@ if TYPE_CHECKING:
     from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
     from .optim import Optimizer, closure
     from .particles import NytoModule as Module
-    from .particles import adopt, differentiable, merge
+    from .particles import adopt, differentiable
     from .population import Population
 
 _require_torch()
@@ -413,7 +414,7 @@ __all__ = [
 
 _ROOMS = {
     *("device", "evolve", "io", "kernels", "lab", "labels", "layout", "linalg"),
-    *("m", "nn", "optim", "particles", "population", "presets", "testing"),
+    *("m", "merge", "nn", "optim", "particles", "population", "presets", "testing"),
 }
 
 # Where a name of the front door comes from, if not from `labels`, and what it is called there.
@@ -433,7 +434,6 @@ _PLACES = {
     "differentiable": "particles",
     "invalidate": "nn",
     "load": "io",
-    "merge": "particles",
     "minimize": "_minimize",
     "nograd_tensors": "nn",
     "save": "io",

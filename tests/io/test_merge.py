@@ -11,7 +11,7 @@ from torch import nn
 
 import moduli as mo
 import moduli.io as mio
-from moduli.particles import merge
+from moduli import merge
 
 
 def net(seed):

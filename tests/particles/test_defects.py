@@ -17,10 +17,10 @@ from moduli.particles import (
     NytoModule,
     ParamConfig,
     ParticleModule,
-    PMProduct,
     StructureError,
     adopt,
 )
+from moduli.particles.particle_module import PMProduct
 
 
 class Net(NytoModule):

@@ -8,16 +8,17 @@ import torch
 from torch import nn
 
 from moduli import particles
-from moduli.particles import (
+from moduli.compat import nytorch
+from moduli.compat.nytorch import (
     GetNytoModule,
     ModuleMeta,
     NytoModule,
     ParamConfig,
     ParamProduct,
     ParticleModule,
-    StructureError,
     make_modules_ref,
 )
+from moduli.particles import StructureError
 from moduli.particles._operators import Operators
 from moduli.particles.kernel import ParticleKernel, VersionKernel
 
@@ -76,7 +77,8 @@ class Both(NytoModule):
 @pytest.mark.parametrize(("room", "names"), NAMES.items(), ids=list(NAMES))
 def test_every_name_of_the_page_imports(room, names):
     for name in names.split():
-        assert hasattr(getattr(particles, room), name), name
+        assert getattr(nytorch, name) is getattr(getattr(particles, room), name)
+        assert name in nytorch.__all__
 
 
 @pytest.mark.parametrize(("path", "arguments"), ARGUMENTS.items(), ids=list(ARGUMENTS))
@@ -211,7 +213,7 @@ def test_assigning_through_a_wrapper():
     with GetNytoModule(clone) as module:
         assert module.touch().more.weight.shape == (3, 2)
     with pytest.raises(AssertionError):
-        particles.module_to_product(model.root_module)
+        nytorch.module_to_product(model.root_module)
     with pytest.raises(AssertionError):
         ParticleModule(nn.Linear(1, 1))
     with pytest.raises(AssertionError):
@@ -400,7 +402,7 @@ def test_particle_data_is_created_copied_and_assigned():
     net = Both()
     kernel = net._particle_kernel
     data = kernel.data
-    twin = data.create(kernel.version.data, particles.clone_params(data.params))
+    twin = data.create(kernel.version.data, nytorch.clone_params(data.params))
     assert torch.equal(twin.modules[0].my_param, net.my_param)
     assert twin.modules[0].my_param is twin.params[2]
     shallow = data.copy(kernel.version.data)
@@ -414,7 +416,7 @@ def test_particle_data_is_created_copied_and_assigned():
     twin.add_modules(OrderedDict([(9, nn.Linear(1, 1))]))
     twin.remove_modules({9})
     with pytest.raises(StructureError, match="already has parameters"):
-        particles.create_new_group(net)
+        nytorch.create_new_group(net)
     assert kernel.version.data.get_sub_params(0) == {0, 1, 2}
     assert kernel.version.data.get_sub_modules(1) == {1}
     old = kernel.version
@@ -500,13 +502,13 @@ def test_particles_and_products_of_ones_own():
 
 def test_copies_of_modules_share_tensors_but_not_registries():
     net = Both() + 1
-    twin = particles.copy_module(net)
+    twin = nytorch.copy_module(net)
     assert twin.my_param is net.my_param
     twin.register_forward_hook(lambda *_: None)
     twin.more = nn.Parameter(torch.zeros(1))
     assert not net._forward_hooks
     assert not hasattr(net, "more")
-    both = particles.copy_modules(OrderedDict([(0, net.my_module)]))
+    both = nytorch.copy_modules(OrderedDict([(0, net.my_module)]))
     assert both[0].weight is net.my_module.weight
 
 

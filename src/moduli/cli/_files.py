@@ -9,7 +9,7 @@ import typer
 
 from .. import io
 from ..lab import ChainError, parse
-from ..particles.merge import MergeError
+from ..merge import MergeError
 from ._console import fail, note, out, print_json, wrong
 
 __all__ = ["inspect", "merge"]

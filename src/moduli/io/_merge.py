@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from moduli.particles import merge
-from moduli.particles.merge import MergeError
-from moduli.particles.merge._coefficients import Coefficients, per_model
-from moduli.particles.merge._dare import drops
-from moduli.particles.merge._driver import stream
-from moduli.particles.merge._linear import combination, line
-from moduli.particles.merge._recipe import Recipe, Row
-from moduli.particles.merge._slerp import arc
-from moduli.particles.merge._stock import shells
-from moduli.particles.merge._task import sums
-from moduli.particles.merge._ties import elections
+from moduli import merge
+from moduli.merge import MergeError
+from moduli.merge._coefficients import Coefficients, per_model
+from moduli.merge._dare import drops
+from moduli.merge._driver import stream
+from moduli.merge._linear import combination, line
+from moduli.merge._recipe import Recipe, Row
+from moduli.merge._slerp import arc
+from moduli.merge._stock import shells
+from moduli.merge._task import sums
+from moduli.merge._ties import elections
 
 from ._replace import PathLike
 from ._save import made, strings

@@ -19,6 +19,7 @@ from moduli.device import Device, DeviceBounded
 from ._containers import TensorDict, TensorList
 from ._frozen import FrozenDict
 from ._functional import Functional
+from ._labels import align_labels
 from ._labels_of import labels_of
 from ._module import Module, ModuleType
 from ._nograd import nograd_tensors
@@ -36,6 +37,7 @@ __all__ = [
     "TENSOR_BUFFER_PREFIX",
     "tie",
     "labels_of",
+    "align_labels",
     "TensorList",
     "TensorDict",
     "FrozenDict",

@@ -21,7 +21,7 @@ import torch
 from moduli.labels import Tensor
 from moduli.labels._axes import Axes
 
-__all__ = ["align_state", "encode", "same_labels"]
+__all__ = ["align_labels", "align_state", "encode", "same_labels"]
 
 _MOST_SHOWN: Final = 6
 
@@ -105,7 +105,7 @@ def align_state(
             given = saved.get(name)
         if given is not None and isinstance(value, torch.Tensor):
             try:
-                value = _align(value, given, encode(axes, prefix + name))
+                value = align_labels(value, given, encode(axes, prefix + name))
             except ValueError as error:
                 errors.append(f"labels of {prefix}{name}: {error}")
                 continue
@@ -113,7 +113,9 @@ def align_state(
     return errors
 
 
-def _align(data: torch.Tensor, saved: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+def align_labels(
+    data: torch.Tensor, saved: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
     """Data with its axes and labels in the order of another encoding.
 
     Raises:

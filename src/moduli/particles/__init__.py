@@ -9,18 +9,16 @@ The nouns, and what is built from them:
 * A **product** (`ParamProduct`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
-  Where two particles edited the same plain child before they met, the edit that was recorded first wins: what the other
-  one removed comes back with the recorded values, sequences are numbered without gaps again, and what is left of its own
-  edit is recorded next.
+  Edits that two particles made in different places before they met are merged; where they made them in the same place,
+  the later one is refused. `independent` lets a particle go its own way.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
-* `merge` holds recipes that make one model of several.
 * A `ParticleModule` wraps a particle as a plain `torch.nn.Module`.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
 `StructureError` names the first difference.
 """
 
-from . import base, kernel, merge, module, mtype, particle_module, particle_updater, utils, version_updater
+from . import base, kernel, module, mtype, particle_module, particle_updater, utils, version_updater
 from ._adopt import adopt
 from ._buffers import POLICIES, buffer_policy
 from ._config import CONFIG_KEY
@@ -37,7 +35,6 @@ from ._operand import (
 )
 from ._record import Event
 from ._skeleton import POLICY
-from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, VersionKernelImp, create_new_group
 from .errors import StructureError
 from .functions import (
     axpy_,
@@ -53,31 +50,11 @@ from .functions import (
     where,
     zeros_like,
 )
-from .kernel import (
-    Particle,
-    ParticleData,
-    ParticleKernel,
-    ParticleUpdater,
-    Product,
-    VersionData,
-    VersionKernel,
-    VersionUpdater,
-)
-from .module import (
-    NytoModule,
-    ParamProduct,
-    binary_lambda_wrapper,
-    module_to_product,
-    product_assign_to_module,
-    product_to_module,
-    unary_lambda_wrapper,
-)
-from .mtype import ROOT_MODULE_ID, ModuleMeta, ParamConfig
-from .particle_module import GetNytoModule, ParticleModule, PMProduct
-from .utils import clone_param, clone_params, copy_module, copy_modules, make_modules_ref
+from .module import NytoModule, ParamProduct
+from .mtype import ParamConfig
+from .particle_module import GetNytoModule, ParticleModule
 
 __all__ = [
-    "merge",
     "NytoModule",
     "adopt",
     "StructureError",
@@ -102,53 +79,28 @@ __all__ = [
     "only",
     "Only",
     "differentiable",
-    "is_differentiable",
-    "refuse_graph",
     "species",
     "SpeciesView",
+    "history",
+    "independent",
+    "migrate",
+    "ParamConfig",
+    "buffer_policy",
+    "ParamProduct",
+    "ParticleModule",
+    "GetNytoModule",
+    # For the rooms that build on this one.
     "Event",
     "events_of",
-    "independent",
-    "history",
-    "migrate",
-    "buffer_policy",
-    "buffer_policies",
     "POLICIES",
     "POLICY",
     "CONFIG_KEY",
+    "buffer_policies",
     "inert_parameters",
+    "is_differentiable",
     "matching_values",
-    "ParamConfig",
-    "ModuleMeta",
-    "ROOT_MODULE_ID",
-    "ParamProduct",
-    "module_to_product",
-    "product_to_module",
-    "product_assign_to_module",
-    "unary_lambda_wrapper",
-    "binary_lambda_wrapper",
-    "ParticleModule",
-    "PMProduct",
-    "GetNytoModule",
-    "NytoModuleBase",
-    "VersionDataImp",
-    "ParticleDataImp",
-    "VersionKernelImp",
-    "ParticleKernelImp",
-    "create_new_group",
-    "VersionData",
-    "ParticleData",
-    "VersionUpdater",
-    "ParticleUpdater",
-    "VersionKernel",
-    "ParticleKernel",
-    "Product",
-    "Particle",
-    "clone_param",
-    "clone_params",
-    "copy_module",
-    "copy_modules",
-    "make_modules_ref",
+    "refuse_graph",
+    # The documented modules of nytorch; all their names are in `moduli.compat.nytorch` too.
     "base",
     "kernel",
     "module",

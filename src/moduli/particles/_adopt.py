@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from ._particle import ParticleMethods
 from ._record import record_of
+from ._skeleton import RECORD
 from ._species import adopt_children
 from .base import NytoModuleBase
 
@@ -63,16 +65,15 @@ def adopted_class(kind: type[nn.Module]) -> Any:
     """The class of adopted modules of a class: itself, with the methods of particles."""
     known = _classes.get(kind)
     if known is None:
-        known = type(
-            kind.__name__,
-            (_Adopted, kind),
-            {
-                "__module__": kind.__module__,
-                "__doc__": kind.__doc__,
-                "__qualname__": kind.__qualname__,
-                "_adopted": kind,
-            },
-        )
+        names: dict[str, Any] = {
+            "__module__": kind.__module__,
+            "__doc__": kind.__doc__,
+            "__qualname__": kind.__qualname__,
+            "_adopted": kind,
+        }
+        if hasattr(kind, "__deepcopy__"):
+            names["__deepcopy__"] = _deepcopy
+        known = type(kind.__name__, (_Adopted, kind), names)
         _classes[kind] = known
     return known
 
@@ -84,6 +85,19 @@ class _Adopted(ParticleMethods):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _empty, (self._adopted,), self.__getstate__()
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy in the way of the adopted class, where it has one of its own, as graph modules of torch.fx do."""
+    self._built()
+    plain: Any = object.__new__(self._adopted)
+    plain.__dict__.update({key: held for key, held in self.__dict__.items() if key != RECORD})
+    twin = memo[id(self)] = adopt(copy.deepcopy(plain, memo))
+    twin.__dict__[RECORD] = record = copy.deepcopy(record_of(self), memo)
+    if record.version is not None:
+        record.version.data.species.enter(twin)
+    adopt_children(twin)
+    return twin
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:

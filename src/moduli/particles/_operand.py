@@ -199,11 +199,18 @@ class Operand:
         """The classes of parameters that are not plain ones."""
         if self.pending is not None:
             return self.pending.kinds
-        return {
-            place: type(held)
-            for place, held in enumerate(self.tensors)
-            if type(held) is not nn.Parameter and isinstance(held, nn.Parameter)
-        }
+        found: dict[int, type[nn.Parameter]] = {}
+        for place, held in enumerate(self.tensors):
+            kind = type(held)
+            if kind is nn.Parameter or kind is Tensor:
+                continue
+            if not issubclass(kind, nn.Parameter):
+                raise StructureError(
+                    f"{self.layout.entries[place].name!r} is a {kind.__name__}, not a plain tensor; arithmetic on whole models "
+                    "works on plain ones: operate on the state dict of whole tensors (full_tensor() of a DTensor)"
+                )
+            found[place] = kind
+        return found
 
     def values(self) -> list[Tensor]:
         """One tensor per entry of the layout."""

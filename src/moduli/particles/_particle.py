@@ -7,6 +7,7 @@ import operator as _operator
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 

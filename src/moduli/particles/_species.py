@@ -344,7 +344,8 @@ def _make_edit(module: NytoModuleBase, name: str, act: Callable[[], None], root:
         record_of(module).order.setdefault(name)
         if version is not None:
             reading = read(root)
-            edited = compare(version.data, root, before, (module, name))
+            labelled = module.__dict__.get("_labelled", {})
+            edited = compare(version.data, root, before, (module, labelled[name][0] if name in labelled else name))
             if edited is not None:
                 _advance(root, record, *edited, reading)
         else:

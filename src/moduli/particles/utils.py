@@ -81,7 +81,7 @@ def make_modules_ref(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import ModuleMeta
+        >>> from moduli.particles.mtype import ModuleMeta
         >>> net, head, w = nn.Module(), nn.Module(), nn.Parameter(torch.zeros(1))
         >>> metas = OrderedDict([
         ...     (0, ModuleMeta(OrderedDict(head=1), OrderedDict(w=0))), (1, ModuleMeta(OrderedDict(), OrderedDict()))

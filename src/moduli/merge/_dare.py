@@ -77,7 +77,7 @@ def dare(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> base, model = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
         >>> merge.dare(base, [model], 0.5, generator=0)["w"].unique()
         tensor([0., 2.])

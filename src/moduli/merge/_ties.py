@@ -73,7 +73,7 @@ def ties(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> base = {"w": torch.zeros(4)}
         >>> a, b = {"w": torch.tensor([4.0, 3.0, 0.1, 0.0])}, {"w": torch.tensor([2.0, -1.0, 0.0, 0.2])}
         >>> merge.ties(base, [a, b], density=0.5)

@@ -41,7 +41,7 @@ def soup(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> models = [{"w": torch.tensor(w)} for w in (1.0, 2.0, 6.0)]
         >>> merge.soup(models)
         {'w': tensor(3.)}
@@ -82,7 +82,7 @@ def greedy_soup(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> models = [{"w": torch.tensor(w)} for w in (1.0, 2.0, 6.0)]
         >>> merge.greedy_soup(models, lambda model: abs(model["w"].item() - 1.6), mode="min")
         {'w': tensor(1.5000)}
@@ -120,7 +120,7 @@ def greedy_ingredients(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> models = [{"w": torch.tensor(w)} for w in (6.0, 1.0, 2.0)]
         >>> merge.greedy_ingredients(models, lambda model: -abs(model["w"].item() - 1.6))
         (2, 1)

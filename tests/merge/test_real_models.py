@@ -7,8 +7,8 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 import moduli as mo
-from moduli.particles import merge
-from particles.merge.helpers import RECIPES, BatchNormNet, Tied, siblings
+from merge.helpers import RECIPES, BatchNormNet, Tied, siblings
+from moduli import merge
 
 
 class Block(nn.Module):
@@ -119,6 +119,8 @@ def test_modules_that_own_labelled_tensors_merge():
     assert type(found) is Net
     assert mo.equal(found.gain, mo.tensor([2.0, 3.0], "channel", channel=["x", "y"]))
     assert mo.equal(found.twice, mo.tensor([4.0, 6.0], "channel", channel=["x", "y"]))
+    assert mo.equal(merge.linear([a, c]).gain, mo.tensor([1.5, 1.5], "channel", channel=["x", "y"]))
+    d = Net(["x", "z"], 1.0, 2.0)
     for form in (lambda model: model, lambda model: model.state_dict()):
-        with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* align"):
-            merge.linear([form(a), form(c)])
+        with pytest.raises(merge.MergeError, match=r"the labels of 'gain' are .* only the checkpoint has \['z'\]"):
+            merge.linear([form(a), form(d)])

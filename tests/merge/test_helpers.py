@@ -8,9 +8,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from moduli.particles import merge
-from moduli.particles.merge import MergeError
-from particles.merge.helpers import BatchNormNet, Tied, assert_same, siblings
+from merge.helpers import BatchNormNet, Tied, assert_same, siblings
+from moduli import merge
+from moduli.merge import MergeError
 
 
 def classes(net, batch):

@@ -55,7 +55,7 @@ def fisher(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> a, b = {"w": torch.tensor([0.0, 0.0])}, {"w": torch.tensor([4.0, 4.0])}
         >>> merge.fisher([a, b], [{"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, 1.0])}])
         {'w': tensor([2., 1.])}
@@ -139,7 +139,7 @@ def fisher_information(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> net = torch.nn.Linear(1, 1, bias=False)
         >>> _ = torch.nn.init.zeros_(net.weight)
         >>> data = [torch.tensor([[1.0], [-1.0]]), torch.tensor([[2.0]])]

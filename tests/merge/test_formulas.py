@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moduli.particles import merge
-from particles.merge.helpers import FLOATING, assert_same, averaged, equal_fishers, everything, siblings
+from merge.helpers import FLOATING, assert_same, averaged, equal_fishers, everything, siblings
+from moduli import merge
 from strategies import modules
 
 seeds = st.integers(0, 1000)

@@ -8,9 +8,9 @@ class MergeError(ValueError):
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> merge.linear([torch.nn.Linear(3, 2), torch.nn.Linear(4, 2)])
         Traceback (most recent call last):
         ...
-        moduli.particles.merge._errors.MergeError: 'weight' is torch.float32 of shape (2, 3) in models[0] and ...
+        moduli.merge._errors.MergeError: 'weight' is torch.float32 of shape (2, 3) in models[0] and ...
     """

@@ -56,7 +56,7 @@ def slerp(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> a, b = {"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}
         >>> merge.slerp(a, b, 0.5)
         {'w': tensor([1.4142, 1.4142])}

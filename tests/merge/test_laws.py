@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
+from moduli import merge
 from moduli.layout import diff, layout_of
-from moduli.particles import merge
-from moduli.particles.merge._coefficients import per_model
-from moduli.particles.merge._driver import stream
-from moduli.particles.merge._linear import combination
-from particles.merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
+from moduli.merge._coefficients import per_model
+from moduli.merge._driver import stream
+from moduli.merge._linear import combination
 from strategies import ALL_DTYPES, modules
 
 few = settings(max_examples=20)

@@ -37,7 +37,7 @@ def reestimate_batch_norm(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> net = torch.nn.BatchNorm1d(1)
         >>> fresh = merge.reestimate_batch_norm(net, [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [7.0]])])
         >>> fresh.running_mean, fresh.running_var, net.running_mean

@@ -1,14 +1,14 @@
 """Models and state dicts seen alike: tensors by name, and what is known about each name without reading it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from moduli.layout import diff, layout_of
-from moduli.nn import labels_of
+from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
 
 from ._errors import MergeError
 
@@ -39,6 +39,7 @@ class View:
         tensors: Every tensor by every one of its names, in order.
         keys: The names. Asking a mapping on a file whether it has one may read the tensor.
         buffers: The names that are known to be buffers.
+        moved: Labels of tensors that come in another order here than in the model that decides, and those there.
     """
 
     model: Model
@@ -46,6 +47,7 @@ class View:
     tensors: Mapping[str, Any]
     keys: frozenset[str]
     buffers: frozenset[str]
+    moved: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def held(self) -> bool:
@@ -77,6 +79,14 @@ class View:
         if tensor.is_meta or tensor.layout is not torch.strided:
             what = "has no data (device 'meta')" if tensor.is_meta else f"has layout {tensor.layout}"
             raise MergeError(f"{name!r} of {self.label} {what}; only dense tensors with data are merged")
+        if hasattr(tensor, "full_tensor"):
+            raise MergeError(
+                f"{name!r} of {self.label} is a DTensor, of which this process holds a shard; gather whole tensors first, for "
+                "instance with torch.distributed.checkpoint.state_dict.get_model_state_dict and "
+                "StateDictOptions(full_state_dict=True), or tensor.full_tensor()"
+            )
+        if name in self.moved:
+            return align_labels(tensor.detach(), *self.moved[name])
         return tensor.detach()
 
     def names(self) -> Iterator[str]:
@@ -141,6 +151,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
     Raises:
         MergeError: If they differ.
     """
+    _align(first, other)
     for name in needed:
         if name not in other.keys:
             shape = f" ({described(first.look(name))} in {first.label})" if first.known else ""
@@ -154,14 +165,31 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
             raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
         _check_ties(first, other, first.model, other.model)
+
+
+def _align(first: View, other: View) -> None:
+    """Have a model's labelled tensors read in the order of labels that the first model has.
+
+    Raises:
+        MergeError: If they have other labels.
+    """
     theirs, ours = labels(other.model), labels(first.model)
     for path in sorted(ours.keys() & theirs.keys()):
-        for name in sorted(ours[path].keys() & theirs[path].keys()):
-            if ours[path][name] != theirs[path][name]:
-                raise MergeError(
-                    f"the labels of {'.'.join(filter(None, (path, name)))!r} are {ours[path][name]} in {first.label} "
-                    f"and {theirs[path][name]} in {other.label}; align one to the other first"
-                )
+        for public in sorted(ours[path].keys() & theirs[path].keys()):
+            there, here = theirs[path][public], ours[path][public]
+            if there == here:
+                continue
+            prefix = f"{path}." if path else ""
+            for mark in (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, ""):
+                name = prefix + mark + public
+                if name in other.keys and name in first.keys:
+                    try:
+                        align_labels(other.read(name), there, here)
+                    except ValueError as error:
+                        raise MergeError(
+                            f"the labels of {prefix + public!r} are {here} in {first.label} and {there} in {other.label}: {error}"
+                        ) from error
+                    other.moved[name] = there, here
 
 
 def _check_ties(first: View, other: View, left: nn.Module, right: nn.Module) -> None:

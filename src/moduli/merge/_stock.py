@@ -44,7 +44,7 @@ def stock(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> base = {"w": torch.zeros(2)}
         >>> a, b = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 4.0])}
         >>> merge.stock(base, [a, b])

@@ -44,7 +44,7 @@ def linear(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> a, b = {"w": torch.tensor([0.0, 4.0])}, {"w": torch.tensor([4.0, 0.0])}
         >>> merge.linear([a, b], [3, 1])
         {'w': tensor([1., 3.])}
@@ -78,7 +78,7 @@ def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", in
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> a = {"body.w": torch.zeros(2), "head.w": torch.zeros(2)}
         >>> b = {"body.w": torch.ones(2), "head.w": torch.ones(2)}
         >>> merge.lerp(a, b, {"head.*": 1.0, "*": 0.25})

@@ -10,9 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moduli.particles import merge
-from moduli.particles.merge import MergeError
-from particles.merge.helpers import (
+from merge.helpers import (
     RECIPES,
     BatchNormNet,
     Described,
@@ -23,6 +21,8 @@ from particles.merge.helpers import (
     everything,
     siblings,
 )
+from moduli import merge
+from moduli.merge import MergeError
 from strategies import edit, modules
 
 few = settings(max_examples=40)
@@ -246,11 +246,36 @@ def test_labels_must_agree():
             super()._save_to_state_dict(destination, prefix, keep_vars)
             destination._metadata[prefix[:-1]]["labels"] = {"weight": self.labels}
 
-    a, b, c = (nn.Sequential(Labelled(labels)) for labels in ("xy", "xy", "yx"))
+    def axes(labels):
+        return [{"name": "o", "labels": list(labels)}, {"name": "i"}]
+
+    a, b, c, d = (nn.Sequential(Labelled(axes(labels))) for labels in ("xy", "xy", "yx", "xz"))
     merge.linear([a, b])
-    for form in (lambda model: model, lambda model: model.state_dict()):
-        with refused("the labels of '0.weight' are xy in models[0] and yx in models[1]", "align"):
-            merge.linear([form(a), form(c)])
+    expected = (a[0].weight + c[0].weight.flip(0)) / 2
+    torch.testing.assert_close(merge.linear([a.state_dict(), c.state_dict()])["0.weight"], expected)
+    with refused("the labels of '0.weight' are", "only the checkpoint has"):
+        merge.linear([a.state_dict(), d.state_dict()])
+
+
+def test_shards_are_refused_by_a_sentence():
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        states = [
+            {
+                n: DTensor.from_local(t, mesh, [Replicate()])
+                for n, t in nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict().items()
+            }
+            for _ in range(3)
+        ]
+        for recipe in RECIPES.values():
+            with refused("is a DTensor, of which this process holds a shard", "full_tensor()"):
+                recipe(states)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # -- ties and trainability --------------------------------------------------------------------------------------------

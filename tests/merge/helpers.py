@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from moduli.particles import merge
+from moduli import merge
 from strategies import Node
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)

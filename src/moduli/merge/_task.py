@@ -34,7 +34,7 @@ def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", inte
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> merge.task_vector({"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([1.0, 1.0])})
         {'w': tensor([0., 2.])}
 
@@ -74,7 +74,7 @@ def task_arithmetic(
 
     Example:
         >>> import torch
-        >>> from moduli.particles import merge
+        >>> from moduli import merge
         >>> base, a, b = ({"w": torch.tensor(w)} for w in ([1.0, 1.0], [2.0, 1.0], [1.0, 3.0]))
         >>> merge.task_arithmetic(base, [a, b])
         {'w': tensor([2., 3.])}

@@ -26,7 +26,7 @@ What holds for all of them:
 
 Example:
     >>> import torch
-    >>> from moduli.particles import merge
+    >>> from moduli import merge
     >>> a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     >>> c = merge.lerp(a, b, {"bias": 0.0, "*": 0.5})
     >>> torch.equal(c.bias, a.bias), torch.allclose(c.weight, (a.weight + b.weight) / 2)
