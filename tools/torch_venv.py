@@ -22,6 +22,7 @@ import venv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PURE = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools<81"]
+NO_DEVICE = 100  # cudaErrorNoDevice
 TESTS = ["numpy", "safetensors", "rich", "typer", "scikit-learn", "xarray", "pytest", "pytest-xdist", "hypothesis"]
 
 
@@ -66,7 +67,10 @@ def build_stubs(place: pathlib.Path) -> None:
     missing: set[str] = set()
     wanted: set[tuple[str, str]] = set()
     defined: set[str] = set()
+    versions: dict[str, set[str]] = {}
     for library in libraries:
+        for needed in _output("readelf", "-VW", str(library)).split("File: ")[1:]:
+            versions.setdefault(needed.split()[0], set()).update(re.findall(r"Name: (\S+)", needed))
         missing.update(re.findall(r"\(NEEDED\).*\[(.*)\]", _output("readelf", "-dW", str(library))))
         for line in _output("readelf", "--dyn-syms", "-W", str(library)).splitlines():
             bound, _, section, name, *_ = (*line.split()[4:], *[""] * 4)
@@ -78,19 +82,26 @@ def build_stubs(place: pathlib.Path) -> None:
     # Without a version a symbol may be in any of them; those of the system's libraries all have one.
     loose = {symbol for symbol, version in wanted if symbol and not version} - defined
     for number, name in enumerate(sorted(missing - known)):
-        versioned = {symbol for symbol, version in wanted if version == name}
-        _build(stubs / name, versioned | (loose if number == 0 else set()), name if versioned else "")
+        symbols = {version: {s for s, v in wanted if v == version} for version in versions.get(name, ())}
+        _build(stubs / name, symbols, loose if number == 0 else set())
 
 
-def _build(library: pathlib.Path, symbols: set[str], version: str) -> None:
-    source = library.with_suffix(".s")
-    source.write_text(".text\n" + "".join(f".globl {symbol}\n{symbol}:\n" for symbol in sorted(symbols)) + "ret\n")
-    flags = [f"-Wl,-soname,{library.name}"]
-    if version:
-        script = library.with_suffix(".map")
-        script.write_text(f"{version} {{ global: *; }};\n")
-        flags.append(f"-Wl,--version-script={script}")
-    subprocess.run(["cc", "-shared", "-nostdlib", str(source), "-o", str(library), *flags], check=True)
+def _build(library: pathlib.Path, versioned: dict[str, set[str]], loose: set[str]) -> None:
+    """A library whose functions answer that there is no device."""
+    symbols = sorted(loose.union(*versioned.values()))
+    source = library.with_suffix(".c")
+    source.write_text(
+        "".join(
+            f"long {name}(void) {{ return {0 if 'String' in name or 'Name' in name else NO_DEVICE}; }}\n"
+            for name in symbols
+        )
+    )
+    script = library.with_suffix(".map")
+    script.write_text(
+        "".join(f"{version} {{ {'; '.join(sorted(names))}; }};\n" for version, names in versioned.items() if names)
+    )
+    flags = [f"-Wl,-soname,{library.name}", *([f"-Wl,--version-script={script}"] if script.stat().st_size else [])]
+    subprocess.run(["cc", "-w", "-shared", "-fPIC", "-nostdlib", str(source), "-o", str(library), *flags], check=True)
 
 
 def _output(*command: str) -> str:

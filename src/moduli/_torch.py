@@ -310,12 +310,17 @@ def keep_from_tracing(*functions: Any) -> None:
 def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
     """Have `torch.compile` treat instances as values: guarded by equality, the members called while it traces.
 
-    Since torch 2.11: `torch._library.opaque_object.register_opaque_type`. Fallback: the class is traced like any other,
-    and where the compiler can't, the graph breaks.
+    Since torch 2.11: `torch._library.opaque_object.register_opaque_type` with members, `register_custom_class` since 2.15.
+    Fallback: the class is traced like any other, and where the compiler can't, the graph breaks.
     """
     opaque = _find("torch._library.opaque_object")
-    if opaque is not None and hasattr(opaque, "MemberType"):
-        opaque.register_opaque_type(cls, typ="value", members=dict.fromkeys(members, opaque.MemberType.USE_REAL))
+    if not hasattr(opaque, "MemberType"):
+        return
+    treated = dict.fromkeys(members, opaque.MemberType.USE_REAL)
+    if hasattr(opaque, "register_custom_class"):
+        opaque.register_custom_class(cls, typ="constant", members=treated)
+    else:
+        opaque.register_opaque_type(cls, typ="value", members=treated)
 
 
 # -- autograd and optimizers -------------------------------------------------------------------------------------------

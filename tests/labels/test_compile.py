@@ -112,8 +112,11 @@ def test_in_one_graph(name):
 
 
 def test_the_two_exceptions_say_so_and_have_a_way_out():
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(lambda a: a @ P, fullgraph=True, backend="eager")(A)
+    try:  # torch 2.15 is the first that asks the right operand
+        product = torch.compile(lambda a: a @ P, fullgraph=True, backend="eager")(A)
+    except torch._dynamo.exc.Unsupported:
+        product = torch.compile(lambda a: a @ P, backend="eager")(A)
+    same(product, A @ P)
     mask = torch.tensor([True, False, True])
     with pytest.raises(Exception, match=r"[Dd]ata.dependent"):
         torch.compile(lambda a: a[mask], fullgraph=True, backend="eager")(A)
