@@ -43,10 +43,14 @@ def test_rooms_are_imported_when_they_are_used():
         "opt.zero_grad(); net(torch.ones(2)).sum().backward(); opt.step(); opt.load_state_dict(opt.state_dict())",
         "mo.minimize(lambda x: (x * x).sum(), torch.ones(2))",
     )
-    assert {name for name in imported if name.startswith("moduli.")} <= {"moduli._torch", "moduli._version"}
+    assert {name for name in imported if name.startswith("moduli.")} <= {
+        "moduli._loading",
+        "moduli._torch",
+        "moduli._version",
+    }
     assert len(imported) < 20
     assert {name.split(".")[1] for name in labelled - imported if name.startswith("moduli.")} <= {
-        *("labels", "device", "_torch", "_version")
+        *("labels", "device", "_loading", "_torch", "_version")
     }
     assert not trained & {"moduli.lab", "moduli.cli", "moduli.io", "moduli.evolve", "moduli.presets", "moduli.testing"}
     for heavy in HEAVY:

@@ -345,6 +345,18 @@ def test_pytree(shims):
     shims.pytree.register_pytree_node(type("Fresh", (), {}), lambda x: ([], None), lambda leaves, spec: None)
 
 
+def test_register_collate(shims):
+    class Sample:
+        pass
+
+    shims.register_collate(Sample, lambda batch, *, collate_fn_map: len(batch))
+    if shims.known:
+        assert torch.utils.data.default_collate([Sample(), Sample()]) == 2
+    else:
+        with pytest.raises(TypeError, match="Sample"):
+            torch.utils.data.default_collate([Sample(), Sample()])
+
+
 # -- who else holds it -------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
 BOUNDARY = "_torch"
-SHARED = (BOUNDARY, "_version")
+SHARED = (BOUNDARY, "_loading", "_version")
 # Rooms that do not keep these rules yet.
 PENDING = (
     *("_evolution", "_minimize", "_searches", "evolve", "io", "kernels", "lab", "nn", "particles", "population"),

@@ -18,6 +18,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from ._loading import allow_labels as _allow_labels
 from ._torch import require_torch as _require_torch
 from ._version import __version__
 
@@ -212,6 +213,7 @@ if TYPE_CHECKING:
     from .population import Population
 
 _require_torch()
+_allow_labels()
 
 __all__ = [
     "__version__",

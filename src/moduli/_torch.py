@@ -39,6 +39,7 @@ __all__ = [
     "keep_from_tracing",
     "mark_constant",
     "pytree",
+    "register_collate",
     "register_constant_type",
     "require_torch",
     "run_backward",
@@ -424,6 +425,17 @@ pytree: Final[Any] = _find("torch.utils._pytree") or _Containers
 Since torch 2.0: the module `torch.utils._pytree`. Fallback: a class with the same functions for lists, tuples, named tuples
 and dictionaries.
 """
+
+
+def register_collate(cls: type, function: Callable[..., Any]) -> None:
+    """Have a DataLoader make one object of a batch of these by `function(batch, *, collate_fn_map)`.
+
+    Since torch 2.0: `torch.utils.data._utils.collate.default_collate_fn_map`. Fallback: `default_collate` refuses the class,
+    and a `collate_fn` has to be given.
+    """
+    table = _find("torch.utils.data._utils.collate.default_collate_fn_map")
+    if table is not None:
+        table[cls] = function
 
 
 # -- who else holds it -------------------------------------------------------------------------------------------------

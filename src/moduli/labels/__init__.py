@@ -15,6 +15,7 @@ axis by label, and what can't be paired is refused with a sentence instead of be
 Labels that occur on one side only are an error unless a `join` policy says otherwise.
 """
 
+from . import _containers as _containers
 from . import _losses as _losses
 from . import _placement as _placement
 from . import _rules as _rules

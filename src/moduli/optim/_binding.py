@@ -19,6 +19,7 @@ class Binding:
         self.member: int | None = None
         self.views: tuple[list[int], list[list[Tensor]]] | None = None
         self.fuse = True
+        self.draws_alike = False
 
     def source(self, param: Tensor) -> Tensor:
         """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""

@@ -246,15 +246,16 @@ class Evaluator:
         if not same or versions != [None if grad is None else grad._version for grad in after]:
             return loss
         if isinstance(loss, Tensor) and loss.requires_grad:
-            try:
-                found = torch.autograd.grad(scalar(loss), params, allow_unused=True)
+            for param in params:
+                param.grad = None
+            try:  # by backward, whose gradients a DistributedDataParallel averages
+                run_backward(scalar(loss))
             except RuntimeError as error:
+                for param, grad in zip(params, after, strict=True):
+                    param.grad = grad
                 # It was differentiated before the step, and what was found is in `.grad`.
                 if "second time" not in str(error):
                     raise
-                return loss
-            for param, grad in zip(params, found, strict=True):
-                param.grad = grad
         elif loss is not None and all(grad is None for grad in after):
             raise ClosureError(
                 "the closure returned a loss without a graph and no parameter has a gradient, so nothing can move. "

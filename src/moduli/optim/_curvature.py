@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _dense_hessian
+from ._processes import reduce_derivatives
 from ._vectors import from_vector, sample_like, to_vector
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Curvature:
             grads = list(rgrad) if rgrad is not None else me.get_grads(create_graph=True, at_x0=at_x0)
             if rgrad is not None and at_x0 and me._graph is not None:
                 grads = me._graph[1]
-            return _differentiate(grads, self.params, z, retain=True), grads
+            found = _differentiate(grads, self.params, z, retain=True)
+            return reduce_derivatives(me.reduce, found), grads
         return self._difference(z, rgrad, at_x0, hvp_method, h)
 
     def _difference(
@@ -138,7 +140,7 @@ class Curvature:
                 else f.detach().reshape(k, p.numel()).T
                 for f, p in zip(found, self.params, strict=True)
             ]
-            return torch.cat(columns), grads
+            return reduce_derivatives(me.reduce, [torch.cat(columns)])[0], grads
         out, grad = [], None if rgrad is None else list(rgrad)
         for column in Z.unbind(1):
             product, grad = self.hessian_vector_product(

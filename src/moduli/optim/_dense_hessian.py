@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._processes import reduce_derivatives
 from ._vectors import from_vector, to_vector
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def hessian(
         return _of_values(objective, h, at_x0)
     loss, grads = objective.get_loss_grads(create_graph=True, at_x0=at_x0)
     if method in ("autograd", "functional_revrev"):
-        matrix = _rows(grads, objective.params)
+        matrix = reduce_derivatives(objective.reduce, [_rows(grads, objective.params)])[0]
     else:
         # One batched reverse pass; the forms of torch.func differentiate the same graph in the same way.
         size = sum(p.numel() for p in objective.params)
@@ -144,4 +145,4 @@ def derivatives(objective: Objective, order: int, at_x0: bool) -> tuple[Any, ...
                 pieces = [torch.zeros_like(p) if f is None else f for f, p in zip(found, objective.params, strict=True)]
                 rows.append(to_vector(pieces))
             out.append(torch.stack(rows).view(*out[-1].shape, out[0].numel()))
-    return (loss, *[tensor.detach() for tensor in out])
+    return (loss, out[0].detach(), *reduce_derivatives(objective.reduce, [tensor.detach() for tensor in out[1:]]))

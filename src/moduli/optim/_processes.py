@@ -1,20 +1,135 @@
-"""One loss of several processes, so that links which decide on it decide alike."""
+"""What several processes that train one model must have in common: the loss, derivatives, and random numbers.
+
+Gradients of `backward` are averaged by what wraps the model (DistributedDataParallel). Everything else is known to one
+process only: the loss of its data, derivatives taken by `torch.autograd.grad` (which passes the hooks of the wrapper), and
+what it draws at random. A link that used these as they are would take another step in every process.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["OverProcesses"]
+from ..kernels._sharded import is_sharded
+from ._needs import ChainError, Need, keeps_graph
+
+if TYPE_CHECKING:
+    from ..population import Population
+    from .module import Module
+
+__all__ = [
+    "COMMON_SEED",
+    "OverProcesses",
+    "are_several",
+    "choose_reduction",
+    "reduce_derivatives",
+    "reduce_gradients",
+]
+
+# Of links without a seed of their own, where several processes have to draw the same numbers.
+COMMON_SEED = 0x6D6F64756C69
+
+
+def are_several() -> bool:
+    """Whether this process is one of several."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class OverProcesses:
-    """The sum or the mean of the losses of all processes."""
+    """The sum or the mean over all processes."""
 
     def __init__(self, *, mean: bool) -> None:
         self.mean = mean
 
     def __call__(self, loss: Tensor) -> Tensor:
-        total = loss.clone()
-        torch.distributed.all_reduce(total)
-        return total / torch.distributed.get_world_size() if self.mean else total
+        return self.reduce([loss])[0]
+
+    def reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """New tensors with the sum or the mean of those of all processes; one exchange for each dtype and device."""
+        out = [tensor.detach().clone() for tensor in tensors]
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for i, tensor in enumerate(out):
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(i)
+        for places in kinds.values():
+            flat = torch.cat([out[i].reshape(-1) for i in places])
+            torch.distributed.all_reduce(flat)
+            if self.mean:
+                flat /= torch.distributed.get_world_size()
+            for i, piece in zip(places, torch.split(flat, [out[i].numel() for i in places]), strict=True):
+                out[i] = piece.view(out[i].shape)
+        return out
+
+
+def reduce_derivatives(reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor]) -> list[Tensor]:
+    """Derivatives of this process's loss made derivatives of the loss of all; as they are where there is one process."""
+    return reduce.reduce(found) if isinstance(reduce, OverProcesses) else list(found)
+
+
+def reduce_gradients(
+    reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor | None], params: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients with a graph: the values are those of all processes, the graph is that of this one.
+
+    Differentiated once more they give this process's product, which `reduce_derivatives` makes the product of all.
+    """
+    if not isinstance(reduce, OverProcesses):
+        return list(found)
+    own = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+    whole = reduce.reduce(own)
+    return [g + (w - g).detach() for g, w in zip(own, whole, strict=True)]
+
+
+def choose_reduction(
+    reduce: Any, model: torch.nn.Module | None, population: Population | None, links: Sequence[Module]
+) -> Callable[[Tensor], Tensor] | None:
+    """How the losses of several processes become one for these links; a chain that would drift apart is refused.
+
+    Args:
+        reduce: As it was given to the optimizer.
+        model: The module that was given, which tells whether processes train one model.
+        population: The population that was given.
+        links: All links.
+    """
+    if not callable(reduce) and reduce not in (None, "auto", "mean", "sum"):
+        raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
+    if reduce is None or (reduce == "auto" and not are_several()):
+        return None
+    if population is not None and are_several():
+        raise ChainError(
+            "there are several processes, and the members of a population would drift apart between them. Say reduce=None "
+            "for processes that have populations of their own; mo.search(..., executor=Ranks()) spreads one over them"
+        )
+    if reduce == "auto":
+        if not any(need.evaluates for link in links for need in link.all_needs()):
+            return None
+        one = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        # Parameters in shards are those of one model, whatever wraps it.
+        if not one and not (model is not None and any(map(is_sharded, model.parameters()))):
+            raise ChainError(
+                "there are several processes, and this chain decides on the loss, so that they could take "
+                "different decisions. Give the DistributedDataParallel (or FSDP) module itself, or say reduce='mean' (all "
+                "processes train one model) or reduce=None (each trains its own)"
+            )
+        reduce = "mean"
+    chosen = reduce if callable(reduce) else OverProcesses(mean=reduce == "mean")
+    for link in links:
+        _check(chosen, link.needs, type(link).__name__)
+    return chosen
+
+
+def _check(reduce: Callable[[Tensor], Tensor], needs: frozenset[Need], name: str) -> None:
+    """Refuse what can't be had from several processes."""
+    if Need.RESIDUALS in needs:
+        raise ChainError(
+            f"{name} makes a matrix of the residuals, of which each process has its own. Gather them in the closure "
+            "(torch.distributed.nn.functional.all_gather) and say reduce=None, or train in one process"
+        )
+    if keeps_graph(needs) and not isinstance(reduce, OverProcesses):
+        raise ChainError(
+            f"{name} needs second derivatives, and reduce is a function of the loss, which does not say how those of "
+            "several processes become one; say reduce='mean' or reduce='sum'"
+        )

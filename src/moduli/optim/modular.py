@@ -18,7 +18,7 @@ from ._binding import Binding
 from ._closure import Evaluator
 from ._matrices import MemberEvaluator, MemberMatrices, OtherPresenceError
 from ._needs import ChainError, ClosureError, Need, join
-from ._processes import OverProcesses
+from ._processes import are_several, choose_reduction
 from .chain import flatten
 from .functional import run as run_links
 from .module import Chainable, Module
@@ -111,7 +111,8 @@ class Optimizer(torch.optim.Optimizer):
         self.attrs: dict[str, Any] = {}
         self._needs = join(link.all_needs() for link in self.modules)
         self._check_chain()
-        self._reduce = self._reduction(reduce)
+        self._reduce = choose_reduction(reduce, self.model, self.population, [link for _, link in self._links])
+        self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if differentiable:
             _differentiable.check(self.modules)
@@ -209,29 +210,6 @@ class Optimizer(torch.optim.Optimizer):
             self.rows.dissolve()
             self.rows.relink(self)
         self._sync()
-
-    def _reduction(self, reduce: Any) -> Callable[[Tensor], Tensor] | None:
-        if callable(reduce) or reduce is None:
-            return reduce  # type: ignore[no-any-return]
-        if reduce not in ("auto", "mean", "sum"):
-            raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
-        if reduce == "auto":
-            several = torch.distributed.is_available() and torch.distributed.is_initialized()
-            several = several and torch.distributed.get_world_size() > 1
-            decides = any(need.evaluates for need in self._needs)
-            if not several or not decides:
-                return None
-            model = self.model
-            one = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-            # Parameters in shards are those of one model, whoever wraps it.
-            if not one and not (model is not None and any(map(_shards.is_sharded, model.parameters()))):
-                raise ChainError(
-                    "there are several processes, and this chain decides on the loss, so that they could take "
-                    "different decisions. Give the DistributedDataParallel (or FSDP) module itself, or say reduce='mean' (all "
-                    "processes train one model) or reduce=None (each trains its own)"
-                )
-            reduce = "mean"
-        return OverProcesses(mean=reduce == "mean")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings of their own. State of what is there already stays.

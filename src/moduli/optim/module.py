@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._arguments import LinkType
 from ._needs import ChainError, Need
+from ._processes import COMMON_SEED
 from ._settings import Settings, check_number
 from ._stand_ins import StandIns
 from ._state import StateStore
@@ -341,9 +342,15 @@ class Module(metaclass=LinkType):
         return value
 
     def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
-        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None."""
+        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None.
+
+        Where several processes train one model they have to draw alike, so that there None is one fixed seed.
+        """
         if seed is None:
-            return None
+            binding = self.settings.binding
+            if binding is None or not binding.draws_alike:
+                return None
+            seed = COMMON_SEED
         key = f"generator/{torch.device(device or 'cpu')}/{seed}"
         if key not in self.global_state:
             self.global_state[key] = torch.Generator(device or "cpu").manual_seed(seed)

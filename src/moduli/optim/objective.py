@@ -15,6 +15,7 @@ from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
 from ._needs import ClosureError, Need, keeps_graph
+from ._processes import reduce_gradients
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -272,12 +273,16 @@ class Objective(Curvature, Moving):
             if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
                 self._residuals = raw
             loss = self._scalar(raw)
-            found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+            found = self._differentiate(loss)
         self._graph = (loss, [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)])
         self.loss = self._value(raw)
         self.set_gradients([None if grad is None else grad.detach() for grad in found])
         for param, grad in zip(self.params, found, strict=True):
             param.grad = None if grad is None else grad.detach().clone()
+
+    def _differentiate(self, loss: Tensor) -> list[Tensor | None]:
+        found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+        return reduce_gradients(self.reduce, found, self.params)
 
     def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
         ask = self._closure("evaluations at other points")
@@ -285,7 +290,7 @@ class Objective(Curvature, Moving):
             raw = ask.graph()
             with torch.enable_grad():
                 loss = self._scalar(raw)
-                found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
+                found = self._differentiate(loss)
             self._elsewhere_graph = (
                 loss,
                 [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)],

@@ -1,0 +1,219 @@
+"""One process of two. Every check compares with one process that has all the data; what differs is written down."""
+
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import moduli as mo
+from moduli import m, optim, presets
+
+CHECKS = []
+STEPS = 4
+# Each forms a matrix from the residuals of a process: refused.
+REFUSED = {"gauss_newton", "levenberg_marquardt"}
+MORE = {
+    "sophia often": lambda: [m.SophiaH(update_freq=1), m.LR(0.05)],
+    "NystromPCG": lambda: [m.NystromPCG(rank=5), m.LR(0.5)],
+    "ESGD": lambda: [m.ESGD(update_freq=1), m.LR(0.01)],
+    "Newton by rows": lambda: [m.Newton(damping=1.0, hessian_method="autograd"), m.LR(0.5)],
+    "Newton by differences": lambda: [m.Newton(damping=1.0, hessian_method="gfd_central"), m.LR(0.5)],
+    "SubspaceNewton": lambda: [m.SubspaceNewton(sketch_size=3, sketch_type="rademacher", damping=1.0), m.LR(0.5)],
+    "Dropout": lambda: [m.Adam(), m.Dropout(0.5), m.LR(0.05)],
+    "RandomStepSize": lambda: [m.Adam(), m.RandomStepSize(), m.LR(0.05)],
+    "MeZO": lambda: [m.MeZO(), m.LR(0.01)],
+}
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def data(rank):
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(8, 3, dtype=torch.float64, generator=generator) * (1 + 3 * rank)
+    return x, x.sum(1, keepdim=True).sin() * (1 + rank)
+
+
+def train(model, make, x, y, **options):
+    opt = mo.Optimizer(model, *make(), **options)
+    if "reduce" in options:
+        opt.binding.draws_alike = True
+    losses = [float(opt.step(mo.closure(lambda: ((model(x) - y) ** 2).mean()))) for _ in range(STEPS)]
+    return losses, [param.detach().clone() for param in model.parameters()]
+
+
+def compare(rank, make):
+    """How far two processes are from one with the data of both, and from each other."""
+    torch.manual_seed(100 + rank)  # as programs do that seed their data loaders
+    losses, found = train(DistributedDataParallel(network()), make, *data(rank))
+    torch.manual_seed(100)
+    parts = [data(other) for other in range(2)]
+    expected_losses, expected = train(
+        network(), make, torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), reduce=None
+    )
+    first = [param.clone() for param in found]
+    for param in first:
+        dist.broadcast(param, 0)
+    apart = max(float((a - b).abs().max()) for a, b in zip(found, first, strict=True))
+    away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
+    moved = max(float((a - b).abs().max()) for a, b in zip(found, network().state_dict().values(), strict=True))
+    problems = []
+    if apart > 0:
+        problems.append(f"processes are {apart:.1e} apart")
+    if away > 1e-9:
+        problems.append(f"{away:.1e} away from one process; losses {losses} for {expected_losses}")
+    if moved == 0:
+        problems.append("nothing moved")
+    return problems
+
+
+@check
+def every_preset_under_ddp(rank):
+    # muonclip wants the attention layers of its model.
+    rows = {name: lambda name=name: [getattr(presets, name)()] for name in presets.__all__ if name != "muonclip"}
+    problems = []
+    for name, make in {**rows, **MORE}.items():
+        try:
+            found = compare(rank, make)
+        except optim.ChainError as error:
+            found = [] if name in REFUSED and "residuals" in str(error) else [f"refused: {error}"]
+        except Exception as error:  # noqa: BLE001 - it is reported
+            found = [repr(error)]
+        else:
+            found += ["was not refused"] if name in REFUSED else []
+        problems += [f"{name}: {what}" for what in found]
+    return problems
+
+
+class Labelled(nn.Module):
+    """A module whose output is a labelled tensor."""
+
+    def __init__(self, unused=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+        self.double()
+        if unused:
+            self.unused = nn.Linear(2, 2).double()
+
+    def forward(self, x):
+        return mo.tensor(self.head(self.body(x).tanh()), "b out")
+
+
+def full(param):
+    return (param.full_tensor() if hasattr(param, "full_tensor") else param).detach()
+
+
+def labelled_loss(model, x):
+    return (model(x) ** 2).mean().data
+
+
+def labelled_reference(unused=False):
+    net = Labelled(unused)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.cat([data(other)[0] for other in range(2)])
+    for _ in range(3):
+        opt.zero_grad()
+        labelled_loss(net, x).backward()
+        opt.step()
+    return [param.detach() for param in net.parameters()]
+
+
+def train_labelled(model, opt, rank):
+    for _ in range(3):
+        opt.zero_grad()
+        labelled_loss(model, data(rank)[0]).backward()
+        opt.step()
+
+
+def differing(found, expected, what):
+    away = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    return [] if away < 1e-9 else [f"{what}: {away:.1e} away from one process"]
+
+
+@check
+def labelled_outputs_under_fully_shard(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    net = Labelled()
+    fully_shard(net.body)
+    fully_shard(net)
+    train_labelled(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
+    return differing([full(param) for param in net.parameters()], labelled_reference(), "fully_shard")
+
+
+@check
+def labelled_outputs_under_fsdp1(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(Labelled(), device_id=torch.device("cpu"), use_orig_params=True)
+    train_labelled(model, torch.optim.SGD(model.parameters(), lr=0.1), rank)
+    with FullyShardedDataParallel.summon_full_params(model):
+        return differing([full(param).clone() for param in model.parameters()], labelled_reference(), "FSDP1")
+
+
+@check
+def labelled_outputs_with_unused_parameters(rank):
+    model = DistributedDataParallel(Labelled(unused=True), find_unused_parameters=True)
+    train_labelled(model, torch.optim.SGD(model.parameters(), lr=0.1), rank)
+    return differing([full(param) for param in model.parameters()], labelled_reference(unused=True), "unused")
+
+
+@check
+def populations_are_refused(rank):
+    pop = mo.Population.of(network(), 3)
+    problems = []
+    for options in ({}, {"reduce": "mean"}, {"reduce": "sum"}):
+        try:
+            mo.Optimizer(pop, m.Adam(), m.LR(0.1), **options)
+        except optim.ChainError as error:
+            if "drift apart" not in str(error):
+                problems.append(str(error))
+        else:
+            problems.append(f"accepted with {options}")
+    mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=None)
+    return problems
+
+
+@check
+def a_plain_closure_is_averaged(rank):
+    """Without backward in it, the optimizer differentiates what it returns."""
+    model = DistributedDataParallel(network())
+    x, y = data(rank)
+    opt = mo.Optimizer(model, m.LR(0.1))
+    opt.step(lambda: ((model(x) - y) ** 2).mean())
+    net = network()
+    parts = [data(other) for other in range(2)]
+    loss = sum(((net(x) - y) ** 2).mean() for x, y in parts) / 2
+    loss.backward()
+    expected = [param.detach() - 0.1 * param.grad for param in net.parameters()]
+    return differing([param.detach() for param in model.parameters()], expected, "closure")
+
+
+def main(rank, store, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    found = {}
+    for function in CHECKS:
+        try:
+            found[function.__name__] = function(rank)
+        except Exception:  # noqa: BLE001 - it is reported
+            found[function.__name__] = [traceback.format_exc()]
+    Path(out).write_text(repr(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
