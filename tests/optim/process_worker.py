@@ -148,7 +148,6 @@ def labelled_outputs_under_fully_shard(rank):
     from torch.distributed.fsdp import fully_shard
 
     net = Labelled()
-    fully_shard(net.body)
     fully_shard(net)
     train_labelled(net, torch.optim.SGD(net.parameters(), lr=0.1), rank)
     return differing([full(param) for param in net.parameters()], labelled_reference(), "fully_shard")
