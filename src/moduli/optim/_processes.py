@@ -80,7 +80,19 @@ def reduce_gradients(
         return list(found)
     own = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
     whole = reduce.reduce(own)
-    return [g + (w - g).detach() for g, w in zip(own, whole, strict=True)]
+    return [_WithValues.apply(g, w) for g, w in zip(own, whole, strict=True)]  # type: ignore[no-untyped-call]
+
+
+class _WithValues(torch.autograd.Function):
+    """A tensor with the values of another, to the last bit, and its own history."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 def choose_reduction(

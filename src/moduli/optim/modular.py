@@ -559,4 +559,4 @@ class Optimizer(torch.optim.Optimizer):
             self.rows = MemberMatrices(self)
 
 
-keep_from_tracing(Optimizer._step)
+keep_from_tracing(Optimizer._step, Optimizer.zero_grad, Optimizer.add_param_group)

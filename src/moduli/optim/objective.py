@@ -264,7 +264,7 @@ class Objective(Curvature, Moving):
         if self.differentiable:
             with _differentiable.keep_values(self.params):
                 raw = ask.graph()
-                found = torch.autograd.grad(self._scalar(raw), self.params, create_graph=True, allow_unused=True)
+                found = self._differentiate(self._scalar(raw))
             self.loss = self._value(raw)
             self.set_gradients(found)
             return
