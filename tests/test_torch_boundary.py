@@ -5,6 +5,7 @@ private name is found. Where the fallback can only give the safe answer, the tes
 """
 
 import ast
+import ctypes
 import importlib.util
 import inspect
 import pathlib
@@ -197,12 +198,6 @@ def test_has_autocast(shims):
             assert not shims.has_autocast()
 
 
-def test_in_forward_ad(shims):
-    assert shims.in_forward_ad() is not shims.known
-    with torch.autograd.forward_ad.dual_level():
-        assert shims.in_forward_ad()
-
-
 def test_run_outside(shims):
     made = []
 
@@ -235,6 +230,38 @@ def test_set_grad_enabled(shims):
     finally:
         shims.set_grad_enabled(True)
     assert torch.is_grad_enabled()
+
+
+def test_in_forward_ad(shims):
+    assert not shims.in_forward_ad()
+    with torch.autograd.forward_ad.dual_level():
+        assert shims.in_forward_ad()
+    assert not shims.in_forward_ad()
+
+
+def test_is_fake(shims):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        assert shims.is_fake(torch.empty(2, device="cuda"))
+    assert not shims.is_fake(torch.empty(2))
+    assert not shims.is_fake(torch.nn.Parameter(torch.empty(2)))
+    assert not shims.is_fake(torch.empty(2).as_subclass(type("Own", (torch.Tensor,), {})))
+
+
+# -- the memory of tensors ---------------------------------------------------------------------------------------------
+
+
+def test_find_tensor_reader(shims):
+    found = shims.find_tensor_reader()
+    if not shims.known:
+        assert found is None
+        return
+    assert len(found) == 4
+    described = (ctypes.c_uint64 * 8)()
+    tensor = torch.ones(2, 3)[1:]
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(found[3])(tensor, ctypes.addressof(described))
+    assert described[0] == tensor.data_ptr()
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

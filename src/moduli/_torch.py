@@ -14,8 +14,10 @@ With ``MODULI_PRIVATE=0`` in the environment no private name is found, so a prog
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
@@ -28,6 +30,7 @@ __all__ = [
     "count_references",
     "count_storage_uses",
     "has_autocast",
+    "find_tensor_reader",
     "has_dispatch_mode",
     "has_function_mode",
     "has_mode_beside",
@@ -35,6 +38,7 @@ __all__ = [
     "in_forward_ad",
     "in_transform",
     "is_observed",
+    "is_fake",
     "is_wrapped",
     "keep_from_tracing",
     "mark_constant",
@@ -226,9 +230,15 @@ _any_autocast: Final = _find("torch._C._is_any_autocast_enabled")
 def in_forward_ad() -> bool:
     """Whether a level of `torch.autograd.forward_ad` is open, so that tensors may carry tangents.
 
-    Since torch 2.0: `torch.autograd.forward_ad._current_level`. Fallback: True.
+    Since torch 2.0: `torch.autograd.forward_ad._current_level`. Fallback: outside of a level no dual tensor can be made.
     """
-    return not _has_level or forward_ad._current_level >= 0
+    if _has_level:
+        return bool(forward_ad._current_level >= 0)
+    try:
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 _has_level: Final = _find("torch.autograd.forward_ad._current_level") is not None
@@ -271,6 +281,51 @@ set_grad_enabled: Final[Callable[[bool], Any]] = _find("torch._C._set_grad_enabl
 
 Since torch 2.0: `torch._C._set_grad_enabled`. Fallback: `torch.set_grad_enabled`, a context manager that starts at once.
 """
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether a tensor has a shape and a device but no numbers (`FakeTensorMode`).
+
+    Since torch 2.0: `torch._subclasses.fake_tensor.FakeTensor`, asked for only where a program has loaded it.
+    Fallback: the name of the class.
+    """
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return False
+    module = None if _HIDDEN else sys.modules.get("torch._subclasses.fake_tensor")
+    kind = getattr(module, "FakeTensor", None)
+    return isinstance(tensor, kind) if kind is not None else type(tensor).__name__ == "FakeTensor"
+
+
+# -- the memory of tensors ---------------------------------------------------------------------------------------------
+
+
+def find_tensor_reader() -> list[int] | None:
+    """The C functions by which compiled code reads tensors in a tuple: four addresses, or None where there are none.
+
+    They are the interpreter's PyTuple_GetItem, PyObject_Type and Py_DecRef, and from DLPack's exchange API (a standard
+    for array libraries) `dltensor_from_py_object_no_sync(object, DLTensor *)`, which needs the GIL and takes no reference.
+
+    Since torch 2.10: `torch.Tensor.__dlpack_c_exchange_api__`, and `ctypes.pythonapi`. Fallback: None; the caller asks
+    each tensor for its `data_ptr`, shape and strides.
+    """
+    capsule, api = _find("torch.Tensor.__dlpack_c_exchange_api__"), _find("ctypes.pythonapi")
+    if capsule is None or api is None:
+        return None
+    unpack = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", api))
+    try:
+        table = unpack(capsule, b"dlpack_exchange_api")
+    except ValueError:  # a capsule of another version has another name
+        return None
+    if table is None:
+        return None
+    # struct DLPackExchangeAPI: version (two uint32), a pointer to an older table, then the functions.
+    major = ctypes.c_uint32.from_address(table).value
+    read = ctypes.c_void_p.from_address(table + 8 + 4 * ctypes.sizeof(ctypes.c_void_p)).value
+    if major != 1 or not read:
+        return None
+    functions = (api.PyTuple_GetItem, api.PyObject_Type, api.Py_DecRef)
+    found = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    return [*(address for address in found if address), read] if all(found) else None
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def _private_cache(kernel_cache, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
 
 
-@pytest.fixture(params=["c", "eager"])
+@pytest.fixture(params=["c", "foreach", "plain"])
 def backend(request, monkeypatch):
     """Every law holds for compiled kernels and without a compiler."""
     monkeypatch.setenv("MODULI_KERNELS", request.param)

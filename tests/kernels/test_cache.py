@@ -73,14 +73,14 @@ def test_a_damaged_entry_is_rebuilt(fresh, damage, tmp_path):
         (fresh / "unrelated").mkdir()
     assert answer() == ("c", [])
     for path in entries(fresh):
-        assert _cache.load_bytes(path)
+        assert _cache.is_whole(path)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
 def test_a_directory_open_to_others_is_refused(fresh, mode):
     fresh.chmod(mode)
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "chmod 700" in caught[0]
     assert not entries(fresh)
@@ -89,7 +89,7 @@ def test_a_directory_open_to_others_is_refused(fresh, mode):
 def test_a_directory_of_someone_else_is_refused(fresh, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: fresh.stat().st_uid + 1)
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "another user" in caught[0]
 
@@ -100,7 +100,7 @@ def test_a_parent_that_others_may_write_to_is_refused(fresh, monkeypatch):
     open_to_all.chmod(0o777)
     monkeypatch.setenv("MODULI_KERNELS_CACHE", str(open_to_all / "cache"))
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "writable by other users" in caught[0]
 
@@ -109,7 +109,7 @@ def test_a_link_instead_of_a_directory_is_refused(fresh, monkeypatch, tmp_path):
     (tmp_path / "link").symlink_to(fresh)
     monkeypatch.setenv("MODULI_KERNELS_CACHE", str(tmp_path / "link"))
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_home_that_cannot_be_written(fresh, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "MODULI_KERNELS_CACHE" in caught[0]
 
@@ -131,7 +131,7 @@ def test_a_full_disk_while_writing(fresh, monkeypatch):
 
     monkeypatch.setattr(_cache.tempfile, "mkstemp", full)
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "No space left" in caught[0]
 
@@ -141,7 +141,7 @@ def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(_cache.os, "replace", refuse)
-    assert answer()[0] == "blocks"
+    assert answer()[0] == "foreach"
     monkeypatch.undo()
     assert list(fresh.iterdir()) == []
 
@@ -160,7 +160,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 def test_no_compiler(fresh, monkeypatch):
     monkeypatch.setenv("CC", "/nonexistent/cc")
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "/nonexistent/cc" in caught[0]
     assert "was not found" in str(kernels.explain())
@@ -168,7 +168,7 @@ def test_no_compiler(fresh, monkeypatch):
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "/nonexistent")
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert "no C compiler" in caught[0]
 
 
@@ -187,7 +187,7 @@ def test_no_compiler(fresh, monkeypatch):
 def test_compilers_that_fail(fresh, monkeypatch, tmp_path, script, words):
     monkeypatch.setenv("CC", fake_compiler(tmp_path, script))
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert any(word in caught[0] for word in words.split("|"))
     assert not entries(fresh)
@@ -202,7 +202,7 @@ def test_a_compiler_that_hangs(fresh, monkeypatch, tmp_path):
     monkeypatch.setattr(_compiler, "_SECONDS", 0.2)
     monkeypatch.setenv("CC", fake_compiler(tmp_path, 'case "$*" in *--version*) exit 0;; esac; exec sleep 60\n'))
     form, caught = answer()
-    assert form == "blocks"
+    assert form == "foreach"
     assert len(caught) == 1
     assert "did not finish" in caught[0]
 
@@ -276,7 +276,7 @@ def test_two_processes_compiling_at_once(fresh):
         out, err = process.communicate(timeout=120)
         assert out.strip() == "right c", err
     for path in entries(fresh):
-        assert _cache.load_bytes(path)
+        assert _cache.is_whole(path)
 
 
 def test_a_process_killed_while_compiling_harms_nobody(fresh, tmp_path):

@@ -1,4 +1,4 @@
-"""Which form may run here: the setting, the compiled kernels of this process, and the one warning."""
+"""Which forms may run here: the setting, the compiled kernels of this process, and the one warning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from . import _compiler, _runtime
 from ._compiler import Library, Unavailable
 from ._runtime import Runtime
 
-__all__ = ["Kernel", "KernelError", "kernel", "mode", "native", "reset", "threads"]
+__all__ = ["Kernel", "KernelError", "kernel", "mode", "reset", "runtime", "threads"]
 
-_MODES = ("auto", "c", "eager")
+_MODES = ("auto", "c", "foreach", "plain")
 _GRAIN = 16384
 
 _lock = threading.RLock()
 _kernels: dict[str, Kernel | str] = {}
-_native: Runtime | str | None = None
+_shared: Runtime | str | None = None
 _warned = False
 _forked = False
 
@@ -50,8 +50,9 @@ class Kernel:
 
 
 def mode() -> str:
-    """The value of `MODULI_KERNELS`: auto (compile where possible), c (or raise), eager (never compile)."""
+    """The value of `MODULI_KERNELS`: auto (compile where possible), c (or raise), foreach (never compile), plain."""
     value = os.environ.get("MODULI_KERNELS", "auto")
+    value = "foreach" if value == "eager" else value  # the name it had
     if value not in _MODES:
         raise ValueError(f"MODULI_KERNELS is {value!r}; set it to one of {', '.join(_MODES)}, or unset it")
     return value
@@ -65,26 +66,31 @@ def threads(elements: int) -> int:
 
 
 def _after_fork() -> None:
+    global _forked, _lock
     # OpenMP's threads do not exist in a forked child, and GNU's runtime waits for them for ever.
-    global _forked
     _forked = True
+    # Another thread of the parent may have held the lock, to compile; it does not exist here to release it.
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def native() -> Runtime | str:
+def runtime() -> Runtime | str:
     """The shared library, or the reason why there is none."""
-    global _native
-    with _lock:
-        if _native is None:
-            try:
-                _native = _runtime.runtime()
-            except Unavailable as problem:
-                _native = str(problem)
-                _warn(_native)
-        return _native
+    global _shared
+    found = _shared
+    if found is None:
+        with _lock:
+            if _shared is None:
+                try:
+                    _shared = _runtime.load()
+                except Unavailable as problem:
+                    _shared = str(problem)
+                    _warn(_shared)
+            found = _shared
+    return found
 
 
 def kernel(source: str) -> Kernel | str:
@@ -92,12 +98,12 @@ def kernel(source: str) -> Kernel | str:
     with _lock:
         found = _kernels.get(source)
         if found is None:
-            shared = native()
+            shared = runtime()
             if isinstance(shared, str):
                 found = shared
             else:
                 try:
-                    found = Kernel(source, _compiler.build(source))
+                    found = Kernel(source, _compiler.build(source, ["moduli_run"]))
                 except Unavailable as problem:
                     found = str(problem)
                     _warn(found)
@@ -117,7 +123,9 @@ def _warn(problem: str) -> None:
         return
     _warned = True
     warnings.warn(
-        f"moduli.kernels runs eagerly, with the same results but slower: {problem}", RuntimeWarning, stacklevel=2
+        f"moduli.kernels runs without a compiler, with the same results but slower: {problem}",
+        RuntimeWarning,
+        stacklevel=2,
     )
 
 
@@ -128,10 +136,9 @@ def reset() -> None:
         >>> from moduli import kernels
         >>> kernels.reset()
     """
-    global _native, _warned
+    global _shared, _warned
     with _lock:
         _kernels.clear()
-        _native = None
+        _shared = None
         _warned = False
-        _runtime.runtime.cache_clear()
         _compiler.reset()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["CacheError", "directory", "load_bytes", "private", "publish", "remove_leftovers"]
+__all__ = ["CacheError", "directory", "is_whole", "private", "publish", "remove_leftovers"]
 
-_MAGIC = b"moduli-kernel-1\n"
+_MAGIC = b"moduli-kernel-2\n"
 _TRAILER = len(_MAGIC) + 32
 _LEFTOVER = ".tmp-"
 
@@ -33,9 +35,11 @@ def directory() -> Path:
 
 
 def private(path: Path) -> Path:
-    """Make `path` if need be, and check that nobody else could have written to it or replaced it."""
+    """Make `path` if need be, and check that no other user could have written to it or replaced it."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # `mkdir(parents=True)` would give the directories above the mode that the umask leaves.
+        for missing in reversed([above for above in (path, *path.parents) if not os.path.lexists(above)]):
+            missing.mkdir(mode=0o700, exist_ok=True)
         found = os.lstat(path)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -47,31 +51,50 @@ def private(path: Path) -> Path:
     if stat.S_IMODE(found.st_mode) & 0o077:
         mode = stat.S_IMODE(found.st_mode)
         raise CacheError(f"{path} is open to other users (mode {mode:o}); run: chmod 700 {path}")
-    # Whoever can write to a directory above could put another directory in this one's place.
+    # A user who can write to a directory above could put another directory in this one's place.
     for above in path.resolve().parents:
         info = os.stat(above)
         if info.st_uid not in (0, os.geteuid()):
             raise CacheError(f"{above}, which contains {path}, belongs to another user; set MODULI_KERNELS_CACHE")
-        if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
+        if _is_open(info):
             raise CacheError(f"{above}, which contains {path}, is writable by other users; set MODULI_KERNELS_CACHE")
     return path
 
 
-def load_bytes(path: Path) -> bool:
-    """Whether the entry is there, is ours, and is whole."""
+def _is_open(info: os.stat_result) -> bool:
+    """Whether other users may replace what is in a directory. A group that is the user's alone is no other user."""
+    if info.st_mode & stat.S_ISVTX or not info.st_mode & 0o022:
+        return False
+    if info.st_mode & 0o002:
+        return True
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    return not (group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name})
+
+
+def _seal(name: str, body: bytes) -> bytes:
+    """The end of an entry: its checksum together with its name, so that entries can't stand for each other."""
+    return _MAGIC + hashlib.sha256(name.encode() + b"\0" + body).digest()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the entry is there, is the user's own, and is what was written under this name."""
+    try:
+        # Not blocking: opening a FIFO would wait for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
-    with os.fdopen(handle, "rb") as file:
+    try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
             return False
-        data = file.read()
-    if len(data) <= _TRAILER:
-        return False
-    body, trailer = data[:-_TRAILER], data[-_TRAILER:]
-    return trailer == _MAGIC + hashlib.sha256(body).digest()
+        with os.fdopen(os.dup(handle), "rb") as file:
+            data = file.read()
+    finally:
+        os.close(handle)
+    return len(data) > _TRAILER and data[-_TRAILER:] == _seal(path.name, data[:-_TRAILER])
 
 
 def publish(where: Path, name: str, data: bytes, *, sealed: bool) -> Path:
@@ -88,7 +111,7 @@ def publish(where: Path, name: str, data: bytes, *, sealed: bool) -> Path:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             if sealed:
-                file.write(_MAGIC + hashlib.sha256(data).digest())
+                file.write(_seal(name, data))
         os.chmod(temporary, 0o700 if sealed else 0o600)
         os.replace(temporary, target)
     except OSError as error:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +54,6 @@ class Library:
     path: Path
     source: Path
     flags: tuple[str, ...]
-    cached: bool
 
     @property
     def threaded(self) -> bool:
@@ -74,16 +74,19 @@ def reset() -> None:
 def compiler() -> Compiler:
     """The compiler named by `CC`, or else cc, gcc or clang on the path."""
     if os.name != "posix":
-        raise Unavailable("kernels are compiled on POSIX systems only; set MODULI_KERNELS=eager")
+        raise Unavailable("kernels are compiled on POSIX systems only; set MODULI_KERNELS=foreach")
     named = os.environ.get("CC")
     for candidate in [named] if named else ["cc", "gcc", "clang"]:
-        words = shlex.split(candidate)
+        try:
+            words = shlex.split(candidate)
+        except ValueError as error:
+            raise Unavailable(f"CC={candidate} can't be read ({error}); set MODULI_KERNELS=foreach") from error
         path = shutil.which(words[0]) if words else None
         if path is not None:
             info = os.stat(path)
             return Compiler((path, *words[1:]), _version((path, *words[1:]), info.st_size, info.st_mtime_ns))
     what = f"CC={named} was not found" if named else "no C compiler (cc, gcc, clang) was found"
-    raise Unavailable(f"{what}; install one, or set MODULI_KERNELS=eager")
+    raise Unavailable(f"{what}; install one, or set MODULI_KERNELS=foreach")
 
 
 @lru_cache(maxsize=8)
@@ -93,7 +96,7 @@ def _version(command: tuple[str, ...], size: int, modified: int) -> str:
             [*command, "--version"], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(f"the compiler {command[0]} can't be run ({error}); set MODULI_KERNELS=eager") from error
+        raise Unavailable(f"the compiler {command[0]} can't be run ({error}); set MODULI_KERNELS=foreach") from error
     text = hashlib.sha256(done.stdout + done.stderr).hexdigest()
     return f"{' '.join(command)} {size} {modified} {done.returncode} {text}"
 
@@ -114,8 +117,8 @@ def _cpu() -> str:
     return "\n".join(parts)
 
 
-def build(source: str) -> Library:
-    """The library of this source: from the cache, or compiled into it.
+def build(source: str, functions: Sequence[str]) -> Library:
+    """The library of this source, with these functions: from the cache, or compiled into it.
 
     Raises `Unavailable` when there is no compiler, it fails, or the cache is not private.
     """
@@ -127,7 +130,7 @@ def build(source: str) -> Library:
         for level in range(_level or 0, len(LEVELS)):
             flags, libraries = LEVELS[level]
             try:
-                library = _get(source, tool, where, (*_BASE, *_ALIASING, *flags), libraries)
+                library = _get(source, functions, tool, where, (*_BASE, *_ALIASING, *flags), libraries)
             except _Failed as failure:
                 problem = problem or str(failure)
                 if failure.final:
@@ -138,7 +141,7 @@ def build(source: str) -> Library:
             return library
     except _cache.CacheError as error:
         raise Unavailable(str(error)) from error
-    raise Unavailable(f"{problem}; repair the compiler, or set MODULI_KERNELS=eager")
+    raise Unavailable(f"{problem}; repair the compiler, or set MODULI_KERNELS=foreach")
 
 
 class _Failed(Exception):
@@ -147,29 +150,38 @@ class _Failed(Exception):
         self.final = final
 
 
-def _get(source: str, tool: Compiler, where: Path, flags: tuple[str, ...], libraries: tuple[str, ...]) -> Library:
+def _get(
+    source: str,
+    functions: Sequence[str],
+    tool: Compiler,
+    where: Path,
+    flags: tuple[str, ...],
+    libraries: tuple[str, ...],
+) -> Library:
     key = "\0".join((source, tool.identity, *flags, *libraries, _cpu()))
     name = hashlib.sha256(key.encode()).hexdigest()[:40]
     path, text = where / f"{name}.so", where / f"{name}.c"
-    cached = _cache.load_bytes(path)
-    if cached:
-        handle = _open(path)
+    if _cache.is_whole(path):
+        handle = _open(path, functions)
         if handle is not None:
-            return Library(handle, path, text, flags, cached=True)
+            return Library(handle, path, text, flags)
     _cache.remove_leftovers(where)
     _cache.publish(where, text.name, source.encode(), sealed=False)
     _cache.publish(where, path.name, _compile(source, tool, flags, libraries), sealed=True)
-    handle = _open(path)
+    handle = _open(path, functions)
     if handle is None:
-        raise _Failed(f"the compiler {tool.command[0]} made a library that can't be loaded")
-    return Library(handle, path, text, flags, cached=False)
+        path.unlink(missing_ok=True)
+        wanted = ", ".join(functions)
+        raise _Failed(f"the compiler {tool.command[0]} made a library that can't be loaded or has no {wanted}")
+    return Library(handle, path, text, flags)
 
 
-def _open(path: Path) -> ctypes.CDLL | None:
+def _open(path: Path, functions: Sequence[str]) -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        handle = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError:
         return None
+    return handle if all(hasattr(handle, function) for function in functions) else None
 
 
 def _compile(source: str, tool: Compiler, flags: tuple[str, ...], libraries: tuple[str, ...]) -> bytes:

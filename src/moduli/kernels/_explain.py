@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _backend, _cache, _compiler
-from ._plan import describe_dtypes, locate
-from ._run import _allocate, _key, find_plan, transformed
+from ._call import find_plan, transformed
+from ._plan import describe_dtypes
+from ._prepare import Request, refuse_graphs
 
 if TYPE_CHECKING:
     from ._fuse import Fused
@@ -20,9 +21,8 @@ __all__ = ["Explanation", "explain"]
 
 _SENTENCES = {
     "c": "a compiled kernel, one pass, {threads}",
-    "blocks": "torch operations on blocks of 65536 elements",
+    "foreach": "torch's foreach operations",
     "plain": "the function itself, tensor by tensor",
-    "compile": "torch.compile of the function over the lists",
     "nothing": "nothing, there are no tensors",
 }
 
@@ -32,7 +32,7 @@ class Explanation:
     """Which form runs and why; printed, it is a text for people.
 
     Attributes:
-        form: `c`, `blocks`, `plain`, `compile`, `mixed`, or for the whole room `c` or `eager`.
+        form: `c`, `foreach`, `plain`, `mixed` or `nothing`; for the whole room the best that it has.
         lines: The sentences.
         source: The C text, where there is one.
         path: The file that holds it, beside the compiled library.
@@ -61,24 +61,21 @@ def _line(name: str, why: str, count: str, elements: int) -> str:
 
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
-    """What a call with these arguments would do. Nothing is written."""
-    if torch.compiler.is_compiling() or transformed():
-        why = "torch.compile, a torch.func transform or a dispatch mode sees its operations"
+    """What a call with these arguments would do, from the plan that it would run. Nothing is written."""
+    if transformed():
+        why = "torch.compile, a torch.func transform or forward mode sees its operations"
         return Explanation("plain", (_line("plain", why, "", 0),))
-    marks, roles, scalars = fused._classify(args)
-    key, outs, _, _ = _key(fused, marks, roles, out, flat, None)
-    plan = find_plan(fused, marks, roles, scalars, outs, flat, None, fused._plans, key)
+    request = Request(fused, args, out, flat, None)
+    plan, state = find_plan(request, fused._plans)
     lines: list[str] = []
-    if plan.needs_graph is not None and torch.is_grad_enabled():
-        lines.append(f"refused: {plan.needs_graph}")
+    needs = refuse_graphs(request, plan) if torch.is_grad_enabled() else None
+    if needs is not None:
+        lines.append(f"refused: {needs}")
     if plan.count == 0:
         return Explanation("nothing", (*lines, f"nothing: {_SENTENCES['nothing']}"))
     if plan.opaque is not None:
-        name = "compile" if all(piece.form.name == "compile" for piece in plan.pieces) else "plain"
-        return Explanation(name, (*lines, _line(name, plan.opaque, "", 0)))
-    _, lists, flats = _allocate(plan, outs)
-    state = locate(plan, roles + lists, flats)
-    if state.overlap:
+        return Explanation("plain", (*lines, _line("plain", plan.opaque, "", 0)))
+    if state is not None and state.overlap:
         why = "what is written overlaps something else, so the order matters"
         return Explanation("plain", (*lines, _line("plain", why, "", 0)))
     forms = set()
@@ -86,7 +83,7 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
     for piece in plan.pieces:
         form = piece.form
         name, why = form.name, form.why
-        if state.exact and name == "blocks":
+        if state is not None and state.exact and name == "foreach":
             name, why = "plain", "a list is read and written at once"
         forms.add(name)
         count = "" if piece.indices is None else f", for {len(piece.indices)} of {plan.count} tensors"
@@ -118,17 +115,17 @@ def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool 
         >>> x = torch.ones(3, dtype=torch.int64)
         >>> print(kernels.explain(double, [x]))
         plain: the function itself, tensor by tensor, because values of dtype int64 run as torch runs them (int64)
-        >>> kernels.explain().form in ("c", "eager")
+        >>> kernels.explain().form in ("c", "foreach", "plain")
         True
     """
     if fused is not None:
         return explain_call(fused, fused._arguments(args, kwargs), out, flat)
     setting = _backend.mode()
-    if setting == "eager":
-        return Explanation("eager", ("eager: MODULI_KERNELS=eager",))
-    shared = _backend.native()
+    if setting in ("foreach", "plain"):
+        return Explanation(setting, (f"{setting}: MODULI_KERNELS={setting}",))
+    shared = _backend.runtime()
     if isinstance(shared, str):
-        return Explanation("eager", (f"eager: {shared}",))
+        return Explanation("foreach", (f"foreach: {shared}",))
     library = shared.library
     tool = _compiler.compiler()
     return Explanation(

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from . import _backend, _run
-from ._captured import captured
+from .._torch import is_fake
+from . import _backend, _call
 from ._graph import Graph
 from ._plan import Form, Plan
+from ._reads import Reads
 from ._trace import NotPointwiseError, Scalar, Whole, trace
 
 __all__ = ["Bound", "Fused", "fuse"]
 
 _RESERVED = {"out", "flat", "offsets"}
 _KEPT_PLANS = 8
+_KEPT_TRACES = 4
 _STATIC = (bool, str, type(None), torch.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One value that a call writes: a role that the function changed, or a value that it returned."""
+
+    mutated: bool
+    position: int  # of the role, or among the returned values
+    node: int
+    role: int | None  # that it overwrites
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """A graph, what was read to make it, and the forms it was given."""
+
+    graph: Graph
+    reads: Reads
+    restless: str | None  # what it reads changed so often that compiling it again would not pay
+    forms: dict[tuple[Any, ...], Form] = field(default_factory=dict)
 
 
 class Fused:
@@ -41,7 +63,7 @@ class Fused:
         self.private = private
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self._signature = inspect.signature(fn)
-        self._names: list[str] = []
+        self.names: list[str] = []
         for name, parameter in self._signature.parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(
@@ -50,32 +72,29 @@ class Fused:
                 )
             if name in _RESERVED:
                 raise ValueError(f"{self.where} has a parameter {name!r}, which a fused call uses itself; rename it")
-            self._names.append(name)
-        unknown = [name for name in inplace if name is not None and name not in self._names]
+            self.names.append(name)
+        unknown = [name for name in inplace if name is not None and name not in self.names]
         if unknown:
-            raise ValueError(f"inplace names {unknown[0]!r}, but {self.where} takes {', '.join(self._names)}")
-        strange = sorted(private - set(self._names))
+            raise ValueError(f"inplace names {unknown[0]!r}, but {self.where} takes {', '.join(self.names)}")
+        strange = sorted(private - set(self.names))
         if strange:
-            raise ValueError(f"private names {strange[0]!r}, but {self.where} takes {', '.join(self._names)}")
+            raise ValueError(f"private names {strange[0]!r}, but {self.where} takes {', '.join(self.names)}")
         named = [name for name in inplace if name is not None]
         if len(set(named)) != len(named):
             raise ValueError(f"inplace={inplace} names a role twice; two results can't be written to one place")
-        self._captured = captured(fn)
-        self._lock = threading.Lock()
-        self._graphs: dict[tuple[Any, ...], Graph] = {}
-        self._forms: dict[tuple[Any, ...], Form] = {}
-        self._plans: list[Plan] = []
-        self._compiled: Callable[..., Any] | None = None
+        # Replaced as a whole, never changed: threads may share the function, and a lock would not survive a fork.
+        self._traces: dict[tuple[Any, ...], tuple[Trace, ...]] = {}
+        self._plans = Plans()
 
     def __repr__(self) -> str:
         over = f", inplace={self.inplace}" if self.inplace else ""
-        return f"fuse({self.name}({', '.join(self._names)}){over})"
+        return f"fuse({self.name}({', '.join(self.names)}){over})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fn": self.fn, "inplace": self.inplace}
+        return {"fn": self.fn, "inplace": self.inplace, "private": self.private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["fn"], state["inplace"])  # type: ignore[misc]
+        self.__init__(state["fn"], state["inplace"], state["private"])  # type: ignore[misc]
 
     @property
     def where(self) -> str:
@@ -119,9 +138,9 @@ class Fused:
             >>> between(xs, xs, [torch.zeros(2), torch.ones(1)], 0.5, flat=True)
             tensor([1.5000, 3.0000, 4.0000])
         """
-        if kwargs or len(args) != len(self._names):
+        if kwargs or len(args) != len(self.names):
             args = self._arguments(args, kwargs)
-        return _run.call(self, args, out, flat, offsets, self._plans)
+        return _call.call(self, args, out, flat, offsets, self._plans)
 
     def bind(
         self,
@@ -173,14 +192,14 @@ class Fused:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.where}: {error}; its parameters are {', '.join(self._names)}") from None
+            raise TypeError(f"{self.where}: {error}; its parameters are {', '.join(self.names)}") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
-    def _classify(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[list[torch.Tensor]], list[Any]]:
-        """(mark of each argument, roles, scalars)."""
+    def classify(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
+        """(mark of each argument, roles as lists, scalars)."""
         marks: list[Any] = []
-        roles: list[list[torch.Tensor]] = []
+        roles: list[Any] = []
         scalars: list[Any] = []
         for position, value in enumerate(args):
             kind = type(value)
@@ -199,7 +218,7 @@ class Fused:
         return tuple(marks), roles, scalars
 
     def _unusual(self, position: int, value: Any) -> tuple[str, Any]:
-        name = self._names[position]
+        name = self.names[position]
         if isinstance(value, torch.Tensor):
             if value.dim() == 0 and not value.dtype.is_complex:
                 if value.requires_grad and torch.is_grad_enabled():
@@ -207,7 +226,8 @@ class Fused:
                         f"scalar {name!r} of {self.where} requires grad and grad mode is on, but a fused pass records "
                         "no graph; call it under torch.no_grad(), or call the function itself"
                     )
-                return "scalar", value.detach().item()
+                value = value.detach()
+                return "scalar", value.item() if value.device.type == "cpu" and not is_fake(value) else value
             raise TypeError(
                 f"{name!r} of {self.where} is a tensor of shape {tuple(value.shape)}; give a list of tensors, "
                 f"[{name}], or a number"
@@ -221,25 +241,45 @@ class Fused:
             "or a bool, None or string as a constant"
         )
 
-    def _graph(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...], whole: tuple[bool, ...]) -> Graph:
+    def trace(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...], whole: tuple[bool, ...]) -> Trace:
+        """The graph for these dtypes, and for what the function reads now."""
         if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
             whole = ()  # whether a number is an int matters beside integers only
-        key = (marks, dtypes, whole, self._captured())
-        graph = self._graphs.get(key)
-        if graph is None:
-            remaining, kinds = iter(dtypes), iter(whole)
-            template: list[Any] = []
-            for mark in marks:
-                if mark == "role":
-                    template.append(next(remaining))
-                elif mark == "scalar":
-                    template.append(Whole if next(kinds, False) else Scalar)
-                else:
-                    template.append(mark[1])
-            graph = trace(self.fn, self.where, template)
-            self._check_outputs(graph, marks)
-            self._graphs[key] = graph
-        return graph
+        key = (marks, dtypes, whole)
+        known = self._traces.get(key, ())
+        changed = None
+        for each in known:
+            changed = each.reads.changed()
+            if changed is None:
+                return each
+        remaining, kinds = iter(dtypes), iter(whole)
+        template: list[Any] = []
+        for mark in marks:
+            if mark == "role":
+                template.append(next(remaining))
+            elif mark == "scalar":
+                template.append(Whole if next(kinds, False) else Scalar)
+            else:
+                template.append(mark[1])
+        graph, reads = trace(self.fn, self.where, template)
+        self._check_outputs(graph, marks)
+        restless = None
+        if len(known) >= _KEPT_TRACES:
+            restless = f"{changed}, which it reads, changes from call to call"
+        made = Trace(graph, reads, restless)
+        if reads.problem is None:
+            self._traces[key] = (made, *known)[: _KEPT_TRACES + 1]
+        return made
+
+    def slots(self, marks: Sequence[Any], graph: Graph) -> list[Slot]:
+        """What a call writes."""
+        found = [Slot(True, role, node, role) for role, node in graph.mutated]
+        for position, same in enumerate(graph.same):
+            if same is None:
+                name = self.inplace[position] if self.inplace else None
+                role = None if name is None else self.role_of(name, marks)
+                found.append(Slot(False, position, graph.returned[position], role))
+        return found
 
     def _check_outputs(self, graph: Graph, marks: tuple[Any, ...]) -> None:
         count = len(graph.returned)
@@ -252,7 +292,7 @@ class Fused:
         for name, same in zip(self.inplace, graph.same, strict=False):
             if name is None:
                 continue
-            if marks[self._names.index(name)] != "role":
+            if marks[self.names.index(name)] != "role":
                 raise ValueError(f"inplace names {name!r} of {self.where}, which was given as a scalar; give a list")
             role = self.role_of(name, marks)
             if role in mutated and same != role:
@@ -264,16 +304,25 @@ class Fused:
 
     def role_of(self, name: str, marks: Sequence[Any]) -> int:
         """The position of a named role among the roles."""
-        return sum(mark == "role" for mark in marks[: self._names.index(name)])
+        return sum(mark == "role" for mark in marks[: self.names.index(name)])
 
     def role_name(self, role: int, marks: Sequence[Any]) -> str:
         """The name of a role by its position among the roles."""
-        return [name for name, mark in zip(self._names, marks, strict=True) if mark == "role"][role]
+        return [name for name, mark in zip(self.names, marks, strict=True) if mark == "role"][role]
 
-    def _remember(self, plans: list[Plan], plan: Plan) -> None:
-        """Put a plan first. Threads may share the function, so the list is never half changed."""
-        with self._lock:
-            plans[:] = [plan, *(other for other in plans if other is not plan)][:_KEPT_PLANS]
+
+class Plans:
+    """The last plans of a function or a bound call, the latest first."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: tuple[Plan, ...] = ()
+
+    def put(self, plan: Plan) -> None:
+        """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
+        if not self.kept or self.kept[0] is not plan:
+            self.kept = (plan, *(other for other in self.kept if other is not plan))[:_KEPT_PLANS]
 
 
 class Bound:
@@ -292,9 +341,9 @@ class Bound:
     ) -> None:
         self.fused = fused
         self._given = given
-        self._rest = [name for name in fused._names if name not in given]
+        self._rest = [name for name in fused.names if name not in given]
         self._options = (out, flat, offsets)
-        self._plans: list[Plan] = []
+        self._plans = Plans()
 
     def __repr__(self) -> str:
         return f"{self.fused!r}.bind({', '.join(self._given)})"
@@ -306,11 +355,11 @@ class Bound:
             raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
         if len(args) == len(self._rest) and not kwargs:
             rest = iter(args)
-            values = tuple([self._given[name] if name in self._given else next(rest) for name in self.fused._names])
+            values = tuple([self._given[name] if name in self._given else next(rest) for name in self.fused.names])
         else:
             given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
             values = self.fused._arguments((), given)
-        return _run.call(self.fused, values, *self._options, self._plans)
+        return _call.call(self.fused, values, *self._options, self._plans)
 
 
 def fuse(
@@ -325,8 +374,10 @@ def fuse(
     Args:
         fn: The function.
         inplace: For each returned value the name of the role it overwrites, or None for new storage.
-        private: Names of roles that no graph of autograd can know, such as moments of an optimizer. Counting up the
-            versions of what is written costs more than writing it where tensors are small; theirs are left alone.
+        private: Names of roles whose tensors are the caller's own, such as moments of an optimizer: no graph of
+            autograd knows them, and no one else makes them. Their versions are not counted up, and they are not asked
+            at every call whether they are views that torch negates lazily. Both cost more than the arithmetic where
+            tensors are small.
 
     Returns:
         The fused function, called with a list of tensors for each role.

@@ -5,152 +5,175 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from .._torch import has_dispatch_mode, is_fake
 from . import _backend
-from ._graph import Graph
-from ._plan import Form, Output, Plan, extents_of, form_of, make_piece, watches_of
+from ._plan import Form, Lists, Output, Piece, Plan, form_of
+from ._runtime import Runtime
 
 if TYPE_CHECKING:
-    from ._fuse import Fused
+    from ._fuse import Fused, Slot, Trace
 
-__all__ = ["prepare", "slots_of", "values_of"]
+__all__ = ["Request", "prepare", "refuse_graphs"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
+Tensors = tuple[torch.Tensor, ...]
 
 
-def slots_of(fused: Fused, marks: Sequence[Any], graph: Graph) -> list[tuple[str, int, int | None]]:
-    """What a call writes: (`"mutated"`, role, role) or (`"returned"`, position, role that it overwrites or None)."""
-    slots: list[tuple[str, int, int | None]] = [("mutated", role, role) for role, _ in graph.mutated]
-    for position, same in enumerate(graph.same):
-        if same is None:
-            name = fused.inplace[position] if fused.inplace else None
-            slots.append(("returned", position, None if name is None else fused.role_of(name, marks)))
-    return slots
+class Request:
+    """One call: the lists in tuples of its own, so that no one else can change them while it runs."""
+
+    def __init__(self, fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> None:
+        self.fused = fused
+        self.marks, self.given, self.scalars = fused.classify(args)
+        if not self.given:
+            raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
+        self.outs: tuple[Any, ...] = () if out is None else out if isinstance(out, tuple) else (out,)
+        self.roles: list[Tensors] = [tuple(tensors) for tensors in self.given]
+        self.lists: list[Tensors] = self.roles + [
+            (item,) if isinstance(item, torch.Tensor) else tuple(item)
+            for item in self.outs
+            if isinstance(item, torch.Tensor | list)
+        ]
+        self.flat = flat
+        self.offsets = None if offsets is None else tuple(offsets)
+        self.key = (
+            self.marks,
+            len(self.roles[0]),
+            tuple([None if item is None else type(item) is list for item in self.outs]),
+            flat,
+            self.offsets,
+            _backend.mode(),
+            torch.is_inference_mode_enabled(),
+            has_dispatch_mode(),
+            tuple([isinstance(value, torch.Tensor) for value in self.scalars]),
+        )
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """Which scalars are Python ints."""
+        return tuple(isinstance(value, int) for value in self.scalars)
 
 
-def values_of(
-    fused: Fused,
-    marks: Sequence[Any],
-    graph: Graph,
-    returned: Sequence[torch.Tensor],
-    changed: dict[int, torch.Tensor],
-) -> list[torch.Tensor]:
-    """The values that go to the slots, in the dtypes the graph gives them."""
-    values = []
-    for kind, position, _ in slots_of(fused, marks, graph):
-        if kind == "mutated":
-            values.append(changed[position])
-        else:
-            values.append(returned[position].to(graph.nodes[graph.returned[position]].dtype))
-    return values
-
-
-def _nodes(fused: Fused, marks: Sequence[Any], graph: Graph) -> list[int]:
-    mutated = dict(graph.mutated)
-    return [
-        mutated[position] if kind == "mutated" else graph.returned[position]
-        for kind, position, _ in slots_of(fused, marks, graph)
-    ]
-
-
-def prepare(
-    fused: Fused,
-    marks: tuple[Any, ...],
-    roles: list[list[torch.Tensor]],
-    whole: tuple[bool, ...],
-    outs: Sequence[Any],
-    flat: bool,
-    offsets: Sequence[int] | None,
-    key: tuple[Any, ...],
-) -> Plan:
+def prepare(request: Request) -> Plan:
     """Check the lists and decide how each part of them runs."""
+    fused, marks, roles = request.fused, request.marks, request.roles
     count = len(roles[0])
     names = [fused.role_name(role, marks) for role in range(len(roles))]
     for name, tensors in zip(names, roles, strict=True):
         _check_list(fused, name, tensors, count, names[0], roles[0])
-    given = [item for item in outs if isinstance(item, list)]
-    for tensors in given:
-        _check_list(fused, "out", tensors, count, names[0], roles[0])
+    places = _places(request, count, names[0])
     signatures: dict[tuple[Any, ...], list[int]] = {}
+    listed = [place for place in places if isinstance(place, tuple)]
     for i in range(count):
-        signature = (roles[0][i].device, *(tensors[i].dtype for tensors in itertools.chain(roles, given)))
+        signature = (roles[0][i].device, *(tensors[i].dtype for tensors in itertools.chain(roles, listed)))
         signatures.setdefault(signature, []).append(i)
     if not signatures:
         signatures[(torch.device("cpu"), *([torch.float32] * len(roles)))] = []
-    graphs = {signature: fused._graph(marks, signature[1 : len(roles) + 1], whole) for signature in signatures}
-    first = next(iter(graphs.values()))
-    slots = slots_of(fused, marks, first)
-    outputs = [
-        replace(output, quiet=output.role is not None and names[output.role] in fused.private)
-        for output in _outputs(fused, slots, outs, flat, offsets)
-    ]
+    traces = {s: fused.trace(marks, s[1 : len(roles) + 1], request.whole) for s in signatures}
+    first = next(iter(traces.values()))
+    slots = fused.slots(marks, first.graph)
+    kinds = _kinds(request, slots, places)
     sizes = [tensor.numel() for tensor in roles[0]]
-    places = _offsets(fused, sizes, offsets, outputs, outs)
-    dtypes = _storage(fused, marks, outputs, outs, roles, graphs, signatures)
-    opaque = _opaque([*roles, *given, [item for item in outs if isinstance(item, torch.Tensor)]])
+    offsets, end = _offsets(request, sizes, kinds, places)
+    outputs = _outputs(request, slots, kinds, places, traces, signatures)
     written = [(names[o.role], roles[o.role]) for o in outputs if o.role is not None]
-    written += [("out", [item] if isinstance(item, torch.Tensor) else item) for item in outs if item is not None]
+    written += [("out", (p,) if isinstance(p, torch.Tensor) else p) for p in places if p is not None]
     for name, tensors in written:
         _check_writable(fused, name, tensors)
-    listed = [tensors for _, tensors in written]
-    needs = _needs_graph(fused, [(n, t) for n, t in zip(names, roles, strict=True)], written)
+    fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
+    opaque = None if fake else _opaque(request.lists)
+    memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
+    runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
+    integral = any(not any(d.is_floating_point or d.is_complex for d in s[1 : len(roles) + 1]) for s in signatures)
+    private = {names.index(name) for name in fused.private if name in names}
+    watched = [r for r in range(len(request.lists)) if r not in private]
+    over = {output.role for output in outputs if output.role is not None}
+    frozen = [r for r in watched if r in over or r >= len(roles)]
     plan = Plan(
-        key=key,
+        key=request.key,
         count=count,
-        watches=watches_of([*roles, *given]),
-        outputs=outputs,
-        dtypes=dtypes,
-        pieces=[],
         roles=len(roles),
-        extents=[] if opaque else _extents(roles, outputs, outs, count),
+        lists=Lists(
+            request.lists,
+            runtime if isinstance(runtime, Runtime) else None,
+            watched if memory else (),
+            () if torch.is_inference_mode_enabled() else frozen,
+            memory=memory,
+        ),
+        reads=list({id(trace.reads): trace.reads for trace in traces.values()}.values()),
+        outputs=outputs,
+        pieces=[],
         shapes=[tensor.shape for tensor in roles[0]],
+        strides=[],
         sizes=array("q", sizes),
-        offsets=places,
-        needs_graph=needs,
+        offsets=offsets,
+        end=end,
+        device=roles[0][0].device if count else torch.device("cpu"),
         opaque=opaque,
-        whole=whole if any(_integral(signature[1 : len(roles) + 1]) for signature in signatures) else None,
-        single=first.single,
-        results=_results(fused, marks, first),
+        whole=request.whole if integral else None,
+        single=first.graph.single,
+        results=_results(slots, first.graph.same),
     )
-    loose = set() if opaque else _not_contiguous([*roles, *listed], count)
-    strided: list[int] = []
+    loose: set[int] = set()
+    if opaque is None:
+        vectors = any(kind in ("flat", "newflat") for kind in kinds)
+        loose = {i for i in range(count) if not _is_dense([t[i] for t in (*roles, *listed)], vectors)}
+        plan.strides = [_preserved(tensor) for tensor in roles[0]]
+        plan.extents = _extents(request, outputs, sizes) if memory else []
+    strided = sorted(loose)
     for signature, indices in signatures.items():
         tight = [i for i in indices if i not in loose]
-        strided += [i for i in indices if i in loose]
-        if indices and not tight:
-            continue
-        form = _form(fused, marks, graphs[signature], outputs, dtypes, tight, signature)
-        plan.pieces.append(make_piece(form, None if len(tight) == count else tight, sizes))
+        if tight:
+            form = _form(request, traces[signature], slots, outputs, tight, signature[0], opaque)
+            plan.pieces.append(_piece(form, None if len(tight) == count else tight, sizes))
     if strided:
-        reason = Form("plain", f"{len(strided)} of {count} tensors are not contiguous", first)
-        plan.pieces.append(make_piece(reason, None if len(strided) == count else sorted(strided), sizes))
+        reason = f"{len(strided)} of {count} tensors are not contiguous"
+        form = Form("plain", reason, first.graph)
+        plan.pieces.append(_piece(form, None if len(strided) == count else strided, sizes))
     return plan
 
 
-def _integral(dtypes: Sequence[torch.dtype]) -> bool:
-    return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+def _piece(form: Form, indices: list[int] | None, sizes: Sequence[int]) -> Piece:
+    chosen = list(sizes) if indices is None else [sizes[i] for i in indices]
+    return Piece(form, indices, array("q", chosen), array("q", itertools.accumulate(chosen, initial=0)))
 
 
-def _results(fused: Fused, marks: Sequence[Any], graph: Graph) -> list[tuple[str, int]]:
+def _form(
+    request: Request,
+    trace: Trace,
+    slots: Sequence[Slot],
+    outputs: Sequence[Output],
+    indices: Sequence[int],
+    device: torch.device,
+    opaque: str | None,
+) -> Form:
+    described = []
+    for slot, output in zip(request.fused.slots(request.marks, trace.graph), outputs, strict=True):
+        dtype = output.dtypes
+        if isinstance(dtype, list):
+            dtype = dtype[indices[0]] if indices else trace.graph.nodes[slot.node].dtype
+        described.append((slot.node, dtype, output.role))
+    watched = "a dispatch mode sees its operations" if request.key[-2] else None
+    key = (tuple(described), device.type, _backend.mode(), watched, opaque)
+    form = trace.forms.get(key)
+    if form is None:
+        plain = opaque or trace.reads.problem
+        form = trace.forms[key] = form_of(trace.graph, described, device, plain, watched or trace.restless)
+    return form
+
+
+def _results(slots: Sequence[Slot], same: Sequence[int | None]) -> list[tuple[str, int]]:
     """For each returned value: the role it is, or the output that holds it."""
-    slots = slots_of(fused, marks, graph)
-    found: list[tuple[str, int]] = []
-    for position, same in enumerate(graph.same):
-        if same is not None:
-            found.append(("role", same))
-        else:
-            slot = next(k for k, (kind, at, _) in enumerate(slots) if kind == "returned" and at == position)
-            found.append(("output", slot))
-    return found
+    at = {slot.position: k for k, slot in enumerate(slots) if not slot.mutated}
+    return [("output", at[position]) if role is None else ("role", role) for position, role in enumerate(same)]
 
 
-def _check_list(
-    fused: Fused, name: str, tensors: Sequence[Any], count: int, first: str, reference: Sequence[torch.Tensor]
-) -> None:
+def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: str, reference: Tensors) -> None:
     if len(tensors) != count:
         raise ValueError(
             f"{fused.where}: {first!r} has {count} tensors and {name!r} has {len(tensors)}; element i of each list "
@@ -171,108 +194,126 @@ def _check_list(
             )
 
 
-def _outputs(
-    fused: Fused, slots: Sequence[tuple[str, int, int | None]], outs: Sequence[Any], flat: bool, offsets: Any
-) -> list[Output]:
-    free = [slot for slot in slots if slot[2] is None]
-    if outs and len(outs) != len(free):
+def _places(request: Request, count: int, first: str) -> list[Any]:
+    """Storage that was given: a vector, a tuple of tensors, or None for new storage."""
+    remaining = iter(request.lists[len(request.roles) :])
+    places: list[Any] = []
+    for item in request.outs:
+        if isinstance(item, torch.Tensor):
+            places.append(next(remaining)[0])
+            device = request.roles[0][0].device if count else item.device
+            if item.device != device:
+                raise ValueError(
+                    f"{request.fused.where}: the vector out= is on {item.device} and {first}[0] on {device}; move one"
+                )
+        elif isinstance(item, list):
+            places.append(next(remaining))
+            _check_list(request.fused, "out", places[-1], count, first, request.roles[0])
+        elif item is None:
+            places.append(None)
+        else:
+            raise TypeError(
+                f"{request.fused.where}: out= is a {type(item).__name__}; give a list of tensors or one vector"
+            )
+    return places
+
+
+def _kinds(request: Request, slots: Sequence[Slot], places: Sequence[Any]) -> list[str]:
+    """The kind of storage of each output."""
+    fused = request.fused
+    free = sum(slot.role is None for slot in slots)
+    if places and len(places) != free:
         raise ValueError(
-            f"{fused.where} has {len(free)} results that are not in place and out= gives {len(outs)} places; give a "
+            f"{fused.where} has {free} results that are not in place and out= gives {len(places)} places; give a "
             "list of tensors or a vector, or a tuple with one of those (or None) for each result"
         )
-    remaining = iter(outs)
-    outputs = []
-    for _, _, role in slots:
-        item = next(remaining, None) if role is None else None
-        if role is not None:
-            outputs.append(Output("role", role))
-        elif item is None:
-            outputs.append(Output("newflat" if flat else "new"))
-        elif isinstance(item, torch.Tensor):
-            outputs.append(Output("flat"))
-        elif isinstance(item, list):
-            outputs.append(Output("list"))
+    remaining = iter(places)
+    kinds = []
+    for slot in slots:
+        place = next(remaining, None) if slot.role is None else None
+        if slot.role is not None:
+            kinds.append("role")
+        elif place is None:
+            kinds.append("newflat" if request.flat else "new")
         else:
-            raise TypeError(f"{fused.where}: out= is a {type(item).__name__}; give a list of tensors or one vector")
-    if offsets is not None and not any(output.kind in ("flat", "newflat") for output in outputs):
+            kinds.append("flat" if isinstance(place, torch.Tensor) else "list")
+    if request.offsets is not None and not any(kind in ("flat", "newflat") for kind in kinds):
         raise ValueError(f"{fused.where}: offsets= places tensors in a vector; give out=vector or flat=True with it")
-    return outputs
+    return kinds
 
 
 def _offsets(
-    fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, outputs: Sequence[Output], outs: Sequence[Any]
-) -> list[int]:
-    total = sum(sizes)
-    places = list(itertools.accumulate(sizes, initial=0))[:-1] if offsets is None else [int(o) for o in offsets]
-    if len(places) != len(sizes):
-        raise ValueError(f"{fused.where}: {len(places)} offsets for {len(sizes)} tensors; give one for each")
-    end = max((place + size for place, size in zip(places, sizes, strict=True)), default=0)
-    if min(places, default=0) < 0:
-        raise ValueError(f"{fused.where}: offsets can't be negative, got {min(places)}")
-    if offsets is not None and any(output.kind == "newflat" for output in outputs):
-        ordered = sorted((place, size) for place, size in zip(places, sizes, strict=True) if size)
+    request: Request, sizes: Sequence[int], kinds: Sequence[str], places: Sequence[Any]
+) -> tuple[list[int], int]:
+    """Where each tensor begins in a vector, and where the last ends."""
+    where, given = request.fused.where, request.offsets
+    starts = list(itertools.accumulate(sizes, initial=0))[:-1] if given is None else [int(start) for start in given]
+    if len(starts) != len(sizes):
+        raise ValueError(f"{where}: {len(starts)} offsets for {len(sizes)} tensors; give one for each")
+    end = max((start + size for start, size in zip(starts, sizes, strict=True)), default=0)
+    if min(starts, default=0) < 0:
+        raise ValueError(f"{where}: offsets can't be negative, got {min(starts)}")
+    if given is not None and "newflat" in kinds:
+        ordered = sorted((start, size) for start, size in zip(starts, sizes, strict=True) if size)
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(ordered)):
-            raise ValueError(f"{fused.where}: offsets make tensors overlap in the vector")
-    for item in outs:
+            raise ValueError(f"{where}: offsets make tensors overlap in the vector")
+    for item in places:
         if not isinstance(item, torch.Tensor):
             continue
         if item.dim() != 1 or not item.is_contiguous():
             raise ValueError(
-                f"{fused.where}: out= is a tensor of shape {tuple(item.shape)} and strides {item.stride()}; a vector "
-                "must be one-dimensional and contiguous"
+                f"{where}: out= is a tensor of shape {tuple(item.shape)} and strides {item.stride()}; a vector must be "
+                "one-dimensional and contiguous"
             )
-        if item.numel() < end or (offsets is None and item.numel() != total):
-            raise ValueError(f"{fused.where}: the vector out= has {item.numel()} elements, but the result needs {end}")
-    return places
+        if item.numel() < end or (given is None and item.numel() != sum(sizes)):
+            raise ValueError(f"{where}: the vector out= has {item.numel()} elements, but the result needs {end}")
+    return starts, end
 
 
-def _storage(
-    fused: Fused,
-    marks: Sequence[Any],
-    outputs: Sequence[Output],
-    outs: Sequence[Any],
-    roles: Sequence[Sequence[torch.Tensor]],
-    graphs: dict[tuple[Any, ...], Graph],
+def _outputs(
+    request: Request,
+    slots: Sequence[Slot],
+    kinds: Sequence[str],
+    places: Sequence[Any],
+    traces: dict[tuple[Any, ...], Trace],
     signatures: dict[tuple[Any, ...], list[int]],
-) -> list[list[torch.dtype] | torch.dtype]:
-    """The dtype of the storage of each output: per tensor, or of the vector."""
-    given = iter([item for item in outs if item is not None])
-    found: list[list[torch.dtype] | torch.dtype] = []
-    for j, output in enumerate(outputs):
-        natural: list[torch.dtype] = [torch.float32] * len(roles[0])
+) -> list[Output]:
+    """Where each value goes, and the dtype of the storage: one for each tensor, or that of the vector."""
+    fused, marks = request.fused, request.marks
+    given = iter([place for place in places if place is not None])
+    found: list[Output] = []
+    for j, (slot, kind) in enumerate(zip(slots, kinds, strict=True)):
+        natural: list[torch.dtype] = [torch.float32] * len(request.roles[0])
+        every = []
         for signature, indices in signatures.items():
-            graph = graphs[signature]
-            kind = graph.nodes[_nodes(fused, marks, graph)[j]].dtype
+            graph = traces[signature].graph
+            every.append(graph.nodes[fused.slots(marks, graph)[j].node].dtype)
             for i in indices:
-                natural[i] = kind
-        if output.kind == "new":
-            found.append(natural)
+                natural[i] = every[-1]
+        if kind == "new":
+            found.append(Output(kind, natural))
             continue
-        if output.kind == "newflat":
-            kinds = list(dict.fromkeys(natural))
-            kinds = kinds or [graph.nodes[_nodes(fused, marks, graph)[j]].dtype for graph in graphs.values()]
-            dtype = kinds[0]
-            for kind in kinds[1:]:
-                dtype = torch.promote_types(dtype, kind)
-            found.append(dtype)
+        if kind == "newflat":
+            dtype = every[0]
+            for other in every[1:]:
+                dtype = torch.promote_types(dtype, other)
+            found.append(Output(kind, dtype))
             continue
-        if output.role is not None:
-            place: Any = roles[output.role]
-        else:
-            place = next(given)
-        dtypes = [place.dtype] * len(natural) if isinstance(place, torch.Tensor) else [t.dtype for t in place]
-        for source, target in dict.fromkeys(zip(natural, dtypes, strict=True)):
-            if not torch.can_cast(source, target):
-                i = list(zip(natural, dtypes, strict=True)).index((source, target))
+        place: Any = next(given) if slot.role is None else request.roles[slot.role]
+        vector = isinstance(place, torch.Tensor)
+        dtypes = [place.dtype] * len(natural) if vector else [tensor.dtype for tensor in place]
+        for i, (source, target) in enumerate(zip(natural, dtypes, strict=True)):
+            if source is not target and not torch.can_cast(source, target):
                 raise RuntimeError(
                     f"{fused.where}: result type {source} of tensor {i} can't be cast to the type {target} of its "
                     "storage, as in torch's own in-place operations; convert in the function or give other storage"
                 )
-        found.append(place.dtype if isinstance(place, torch.Tensor) else dtypes)
+        private = slot.role is not None and fused.role_name(slot.role, marks) in fused.private
+        found.append(Output(kind, place.dtype if vector else dtypes, slot.role, private))
     return found
 
 
-def _opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
+def _opaque(lists: Sequence[Tensors]) -> str | None:
     """Why the memory of some tensor can't be read as plain numbers, if so."""
     for tensors in lists:
         for tensor in tensors:
@@ -280,11 +321,24 @@ def _opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
                 return f"tensors of type {type(tensor).__name__} run as they define it"
             if tensor.layout is not torch.strided:
                 return f"{str(tensor.layout).removeprefix('torch.')} tensors run as torch runs them"
-            if not tensor.is_cpu:
-                return f"the tensors are on {tensor.device.type}"
             if tensor.is_neg() or tensor.is_conj() or (tensor.numel() and tensor._is_zerotensor()):
                 return "lazily negated, conjugated or zero tensors run as torch runs them"
     return None
+
+
+def _is_dense(tensors: Sequence[torch.Tensor], vectors: bool) -> bool:
+    """Whether the elements of these tensors lie side by side, in one order for all of them."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    first = tensors[0]
+    if vectors or any(t.shape != first.shape or t.stride() != first.stride() for t in tensors[1:]):
+        return False
+    return _preserved(first) == first.stride()
+
+
+def _preserved(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that torch gives to the result of a pointwise operation: those of a dense tensor."""
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -302,8 +356,13 @@ def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) ->
             )
 
 
-def _needs_graph(fused: Fused, roles: Sequence[tuple[str, Any]], written: Sequence[tuple[str, Any]]) -> str | None:
-    for name, tensors in written:
+def refuse_graphs(request: Request, plan: Plan) -> str | None:
+    """Why autograd would have to record this call, if so; asked while grad mode is on."""
+    fused, marks, roles = request.fused, request.marks, request.roles
+    over = {output.role for output in plan.outputs if output.role is not None}
+    named = [(fused.role_name(role, marks), tensors) for role, tensors in enumerate(roles)]
+    written = [entry for role, entry in enumerate(named) if role in over]
+    for name, tensors in [*written, *(("out", tensors) for tensors in request.lists[len(roles) :])]:
         for i, tensor in enumerate(tensors):
             if tensor.requires_grad:
                 what = (
@@ -312,7 +371,7 @@ def _needs_graph(fused: Fused, roles: Sequence[tuple[str, Any]], written: Sequen
                     else "a tensor that requires grad is being written without recording a graph"
                 )
                 return f"{what}: {name}[{i}] of {fused.where}. Call it under torch.no_grad()"
-    for name, tensors in roles:
+    for name, tensors in named:
         for i, tensor in enumerate(tensors):
             if tensor.requires_grad:
                 return (
@@ -322,45 +381,31 @@ def _needs_graph(fused: Fused, roles: Sequence[tuple[str, Any]], written: Sequen
     return None
 
 
-def _extents(
-    roles: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Output], outs: Sequence[Any], count: int
-) -> list[Any]:
-    """Of the roles and then of the outputs that are lists, in the order of the lists."""
-    given = iter([item for item in outs if isinstance(item, list)])
-    found = [extents_of(tensors) for tensors in roles]
+def _extents(request: Request, outputs: Sequence[Output], sizes: Sequence[int]) -> list[Any]:
+    """Bytes from the first to the last element of each tensor: of the roles, then of the storage that was given.
+
+    A tensor that is not contiguous gets one byte more: its range must never pass for "exactly the same elements".
+    """
+    found = [_reach(tensors) for tensors in request.roles]
+    given = iter(request.lists[len(request.roles) :])
     for output in outputs:
         if output.kind == "list":
-            found.append(extents_of(next(given)))
-        elif output.kind == "new":
-            found.append(extents_of([]))
+            found.append(_reach(next(given)))
+        elif output.kind == "flat":
+            next(given)
+            found.append(np.array([size * output.dtypes.itemsize for size in sizes], np.uint64))  # type: ignore[union-attr]
     return found
 
 
-def _not_contiguous(lists: Sequence[Sequence[torch.Tensor]], count: int) -> set[int]:
-    found: set[int] = set()
-    for tensors in lists:
-        if len(tensors) == count:
-            found.update(i for i, tensor in enumerate(tensors) if not tensor.is_contiguous())
-    return found
-
-
-def _form(
-    fused: Fused,
-    marks: Sequence[Any],
-    graph: Graph,
-    outputs: Sequence[Output],
-    dtypes: Sequence[list[torch.dtype] | torch.dtype],
-    indices: Sequence[int],
-    signature: tuple[Any, ...],
-) -> Form:
-    nodes = _nodes(fused, marks, graph)
-    described = []
-    for node, output, dtype in zip(nodes, outputs, dtypes, strict=True):
-        storage = dtype if isinstance(dtype, torch.dtype) else dtype[indices[0]] if indices else graph.nodes[node].dtype
-        described.append((node, storage, output.role))
-    # The graph is kept by the function for as long as its forms, so its id names it.
-    key = (id(graph), tuple(described), signature[0].type, _backend.mode())
-    form = fused._forms.get(key)
-    if form is None:
-        form = fused._forms[key] = form_of(graph, described, signature[0])
-    return form
+def _reach(tensors: Tensors) -> Any:
+    found = []
+    for tensor in tensors:
+        size = tensor.element_size()
+        if tensor.numel() == 0:
+            found.append(0)
+        elif tensor.is_contiguous():
+            found.append(tensor.numel() * size)
+        else:
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            found.append((reach + 1) * size + 1)
+    return np.array(found, np.uint64)

@@ -9,29 +9,32 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from .._torch import has_dispatch_mode, is_fake
 from . import _backend
 from ._backend import KernelError
-from ._exact import eager
-from ._run import transformed
+from ._call import transformed
+from ._compensated_sum import reduce_without_compiler
+from ._plan import Lists
 from ._runtime import CODES, KINDS, Runtime
 from ._sharded import is_sharded, over_shards
-from ._watch import Watch, watch
 
 __all__ = ["amax", "dot", "norm", "sum"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
+_ORDERS = {"squares": 2.0, "absolutes": 1.0, "largest": math.inf}
 _sum = sum
 
 
 class _Known:
     """What the lists of the last call looked like, without the lists."""
 
-    __slots__ = ("codes", "firsts", "partial", "sizes", "watches")
+    __slots__ = ("codes", "elements", "firsts", "lists", "sizes")
 
-    def __init__(self, lists: Sequence[list[torch.Tensor]], watches: list[Watch]) -> None:
-        self.watches = watches
+    def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime) -> None:
+        self.lists = Lists(lists, shared, range(len(lists)))
         self.codes = [CODES[tensors[0].dtype] for tensors in lists]
         self.sizes = array("q", [tensor.numel() for tensor in lists[0]])
+        self.elements = _sum(self.sizes)
         chunks = [-(-size // Runtime.CHUNK) for size in self.sizes]
         self.firsts = array("q", itertools.accumulate(chunks, initial=0))
 
@@ -41,50 +44,52 @@ _known: dict[tuple[int, int], _Known] = {}
 _KEPT = 16
 
 
-def _fast(lists: Sequence[list[torch.Tensor]]) -> _Known | None:
-    """The facts a compiled reduction needs, or None where it can't take the lists."""
+def _fast(lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime) -> tuple[_Known, array[int]] | None:
+    """What a compiled reduction needs and where the tensors are, or None where it can't take the lists."""
     count = len(lists[0])
-    last = _known.get((len(lists), count))
-    if (
-        count
-        and last is not None
-        and all(known.same(tensors) for known, tensors in zip(last.watches, lists, strict=True))
-    ):
-        return last
-    for tensors in lists:
-        if not tensors or tensors[0].dtype not in CODES:
+    known = _known.get((len(lists), count))
+    found = known.lists.find(lists, None) if known is not None else None
+    if known is None or found is None:
+        if not all(map(_is_plain, lists)):
             return None
-        for tensor in tensors:
-            if (
-                type(tensor) not in _TYPES
-                or tensor.dtype is not tensors[0].dtype
-                or tensor.layout is not torch.strided
-                or tensor.device.type != "cpu"
-                or not tensor.is_contiguous()
-                or tensor.is_neg()
-                or tensor._is_zerotensor()
-            ):
-                return None
-    found = _Known(lists, [watch(tensors) for tensors in lists])
-    if len(_known) >= _KEPT:
-        _known.clear()
-    _known[len(lists), count] = found
-    return found
+        known = _Known(lists, shared)
+        if len(_known) >= _KEPT:
+            _known.clear()
+        _known[len(lists), count] = known
+        found = known.lists.find(lists, None)
+    return None if found is None else (known, found[1])
 
 
-def _reduce(
-    kind: str, lists: Sequence[list[torch.Tensor]], scale: float = 1.0, known: _Known | None = None
-) -> torch.Tensor:
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether its numbers can't be read without waiting for a device, or at all. Shards are reduced where they are."""
+    return not is_sharded(tensor) and (tensor.device.type not in ("cpu", "meta") or is_fake(tensor))
+
+
+def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a list is of one dtype, and lies on the CPU as it reads."""
+    return bool(tensors) and all(
+        type(tensor) in _TYPES
+        and tensor.dtype is tensors[0].dtype
+        and tensor.dtype in CODES
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not (tensor.numel() and tensor._is_zerotensor())
+        for tensor in tensors
+    )
+
+
+def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
+    lists = [tuple(tensors) for tensors in given]
     setting = _backend.mode()
-    if setting != "eager" and not transformed() and not torch.compiler.is_compiling():
-        facts = _fast(lists) if known is None else known
-        shared = _backend.native() if facts is not None else ""
-        if isinstance(shared, Runtime) and facts is not None:
-            count = len(lists[0])
-            _, pointers = shared.pointers(lists, count, array("Q", bytes(8 * count * len(lists))))
-            base = pointers.buffer_info()[0]
-            chunks = facts.firsts[-1]
-            partial = array("d", bytes(16 * max(chunks, 1)))
+    if setting in ("auto", "c") and lists[0] and not transformed() and not has_dispatch_mode():
+        shared = _backend.runtime()
+        found = _fast(lists, shared) if isinstance(shared, Runtime) else None
+        if found is not None and isinstance(shared, Runtime):
+            facts, addresses = found
+            base, count = addresses.buffer_info()[0], len(lists[0])
+            partial = array("d", bytes(16 * max(facts.firsts[-1], 1)))
             value = shared.reduce(
                 KINDS[kind],
                 facts.codes[0],
@@ -96,14 +101,16 @@ def _reduce(
                 facts.firsts.buffer_info()[0],
                 scale,
                 partial.buffer_info()[0],
-                _backend.threads(_sum(facts.sizes)),
+                _backend.threads(facts.elements),
             )
             return torch.tensor(value, dtype=torch.float64, device="cpu")
-        if facts is not None and setting == "c":
+        if isinstance(shared, str) and setting == "c" and all(map(_is_plain, lists)):
             raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
+    if lists[0] and _is_elsewhere(lists[0][0]):
+        return _reduce_on_device(kind, lists)
     if any(is_sharded(tensor) for tensor in lists[0]):
-        return over_shards(kind, lists, lambda local: _reduce(kind, local, scale))
-    return eager(kind, lists, scale)
+        return over_shards(kind, [list(tensors) for tensors in lists], lambda local: _reduce(kind, local, scale))
+    return reduce_without_compiler(kind, lists, scale)
 
 
 def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -217,17 +224,16 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
-    known = _seen(tensors) if type(tensors) is list and not torch.is_grad_enabled() else None
-    # Of the same kinds as before, so everything that is asked of strangers is known.
-    found: list[torch.Tensor] = _checked(tensors, ord) if known is None else list(tensors)
-    if not found:
+    lists = [_checked(tensors, ord)]
+    if not lists[0]:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    lists = [found]
     if ord == 1:
-        return _reduce("absolutes", lists, known=known)
+        return _reduce("absolutes", lists)
     if ord != 2:
-        return _reduce("largest", lists, known=known)
-    squares = _reduce("squares", lists, known=known)
+        return _reduce("largest", lists)
+    squares = _reduce("squares", lists)
+    if _is_elsewhere(squares):
+        return squares.sqrt()
     if 1e-280 < squares < 1e300 or squares != squares:
         return squares.sqrt()
     largest = float(_reduce("largest", lists))
@@ -238,10 +244,16 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     return _reduce("squares", lists, scale).sqrt() / scale
 
 
-def _seen(tensors: list[torch.Tensor]) -> _Known | None:
-    """What is known of the last list of this length, if this one looks the same and has elements."""
-    known = _known.get((1, len(tensors)))
-    return known if known is not None and known.firsts[-1] > 0 and known.watches[0].same(tensors) else None
+def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
+    wide = torch.float32 if lists[0][0].device.type == "mps" else torch.float64
+    with torch.no_grad():
+        if kind in _ORDERS:
+            each = torch.stack(torch._foreach_norm(list(lists[0]), _ORDERS[kind])).to(wide)
+            found: torch.Tensor = torch.linalg.vector_norm(each, _ORDERS[kind])
+            return found.square() if kind == "squares" else found
+        first, *others = (torch.cat([tensor.reshape(-1) for tensor in tensors]).to(wide) for tensors in lists)
+        return first.amax() if kind == "amax" else torch.dot(first, others[0]) if others else first.sum()
 
 
 def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:

@@ -1,123 +1,95 @@
-"""The C that every kernel shares: reading pointers off lists, finding overlaps, and the reductions."""
+"""The C that every kernel shares: reading tensors off lists, asking for huge pages, and the reductions."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from .._torch import find_tensor_reader
 from ._compiler import Library, build
-from ._emit import HALF, headers
-from ._tensors import layout_of_tensors
+from ._emit_c import HALF, headers
 
-__all__ = ["CODES", "KINDS", "Runtime", "runtime"]
+__all__ = ["CODES", "KINDS", "Runtime", "load"]
 
 CODES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 KINDS = {"sum": 0, "dot": 1, "squares": 2, "absolutes": 3, "amax": 4, "largest": 5}
 
 _SOURCE = r"""
-#include <stdlib.h>
-typedef void *(*m_item)(void *, ptrdiff_t);
-typedef void *(*m_pointer)(void *);
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+/* DLPack's DLTensor, and its function that describes a Python tensor without taking a reference. */
+typedef struct {
+  void *data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} m_dltensor;
+typedef struct {
+  void *(*item)(void *, ptrdiff_t); /* PyTuple_GetItem */
+  void *(*type)(void *);            /* PyObject_Type */
+  void (*release)(void *);          /* Py_DecRef */
+  int (*read)(void *, m_dltensor *);
+  void *tensor, *parameter;
+} m_python;
 
-/* Which lists moved since the last call (a bit for each), and their pointers now. The caller holds the GIL. */
-int64_t moduli_pointers(void *lists, int64_t count, int64_t n, m_item of_tuple, m_item of_list, m_pointer pointer,
-                        uint64_t *now, const uint64_t *before) {
+/* Describes tuples of tensors: each one's device, dtype, axes, shape and strides go to `facts`, its address to `now`.
+   With `known` it compares instead, and a bit tells for each tuple whether an address differs from `before` (one bit for
+   all beyond the 62nd). -1 where a tensor is of another type, has no memory, or is not as it was known. The caller holds
+   the GIL and the tuples. */
+int64_t moduli_read(void *lists, int64_t count, const int64_t *lengths, const m_python *py, const int64_t *known,
+                    int64_t *facts, uint64_t *now, const uint64_t *before) {
   int64_t moved = 0;
   for (int64_t r = 0; r < count; r++) {
-    void *list = of_tuple(lists, r);
-    for (int64_t i = 0; i < n; i++) now[r * n + i] = (uint64_t)(uintptr_t)pointer(of_list(list, i));
-    if (memcmp(now + r * n, before + r * n, (size_t)n * 8) != 0) moved |= (int64_t)1 << r;
-  }
-  return moved;
-}
-
-typedef struct { uint64_t type, keys, dtype; } m_fact;
-typedef int32_t (*m_ask)(void *, void *);
-typedef struct { m_item of_tuple, of_list; m_ask data_ptr, numel, dtype, is_contiguous; int64_t tensor, keys; } m_torch;
-#define AT(p, offset) (*(void **)((char *)(p) + (offset)))
-
-/* The same for lists of contiguous tensors, each list of one type, dtype and set of dispatch keys: -1 where a tensor is
-   not what it was. Prefetching hides that the tensors are scattered over the heap; a wrong prefetch does no harm. */
-int64_t moduli_check(void *lists, int64_t count, int64_t n, const m_torch *torch, const m_fact *facts,
-                     const int64_t *sizes, uint64_t *now, const uint64_t *before) {
-  int64_t moved = 0;
-  for (int64_t r = 0; r < count; r++) {
-    void *list = torch->of_tuple(lists, r);
-    const m_fact fact = facts[r];
+    void *list = py->item(lists, r);
+    const int64_t n = lengths[r];
     for (int64_t i = 0; i < n; i++) {
-      if (i + 32 < n) __builtin_prefetch(torch->of_list(list, i + 32));
-      if (i + 20 < n) {
-        const char *ahead = torch->of_list(list, i + 20);
-        if ((uint64_t)AT(ahead, sizeof(void *)) != fact.type) return -1;
-        for (int k = 0; k < 256; k += 64) __builtin_prefetch((const char *)AT(ahead, torch->tensor) + k);
+      void *object = py->item(list, i);
+      void *type = py->type(object);
+      py->release(type);
+      if (type != py->tensor && type != py->parameter) return -1;
+      m_dltensor t;
+      if (py->read(object, &t)) return -1;
+      if (t.lanes != 1) return -1;
+      const int64_t kind = ((int64_t)t.device_type << 32 | t.device_id) << 16 | t.code << 8 | t.bits, axes = t.ndim;
+      int64_t numel = 1;
+      for (int64_t k = 0; k < axes; k++) numel *= t.shape[k];
+      if (numel && !t.data) return -1; /* a tensor of zeros that was never written */
+      if (known) {
+        if (known[0] != kind || known[1] != axes) return -1;
+        if (memcmp(known + 2, t.shape, 8 * (size_t)axes) || memcmp(known + 2 + axes, t.strides, 8 * (size_t)axes))
+          return -1;
+        known += 2 + 2 * axes;
+      } else {
+        facts[0] = kind;
+        facts[1] = axes;
+        memcpy(facts + 2, t.shape, 8 * (size_t)axes);
+        memcpy(facts + 2 + axes, t.strides, 8 * (size_t)axes);
+        facts += 2 + 2 * axes;
       }
-      if (i + 10 < n) {
-        const char *ahead = torch->of_list(list, i + 10);
-        if ((uint64_t)AT(ahead, sizeof(void *)) != fact.type) return -1;
-        __builtin_prefetch(AT(AT(ahead, torch->tensor), 16));
-        __builtin_prefetch((const void *)before[r * n + i + 10], 1);
-      }
-      char *object = torch->of_list(list, i);
-      if ((uint64_t)AT(object, sizeof(void *)) != fact.type) return -1;
-      void *tensor = object + torch->tensor; /* an at::Tensor is one pointer, and this is where it lies */
-      if ((uint64_t)AT(AT(object, torch->tensor), torch->keys) != fact.keys) return -1;
-      int64_t numel = -1;
-      int32_t dtype = -1;
-      _Bool contiguous = 0;
-      void *data = 0;
-      if (torch->numel(tensor, &numel) || numel != sizes[i]) return -1;
-      if (torch->dtype(tensor, &dtype) || (uint64_t)dtype != fact.dtype) return -1;
-      if (torch->is_contiguous(tensor, &contiguous) || !contiguous) return -1;
-      if (torch->data_ptr(tensor, &data)) return -1;
-      now[r * n + i] = (uint64_t)(uintptr_t)data;
+      now[i] = (uint64_t)(uintptr_t)t.data + t.byte_offset;
     }
-    if (memcmp(now + r * n, before + r * n, (size_t)n * 8) != 0) moved |= (int64_t)1 << r;
+    if (known && memcmp(now, before, (size_t)n * 8) != 0) moved |= (int64_t)1 << (r < 62 ? r : 62);
+    now += n;
+    before += n;
   }
   return moved;
 }
 
-typedef struct { uint64_t start, end; int64_t index; } m_range;
-static int m_order(const void *a, const void *b) {
-  const uint64_t x = ((const m_range *)a)->start, y = ((const m_range *)b)->start;
-  return (x > y) - (x < y);
-}
-
-/* Sorts what is written; the number of ranges, or -1 where two of them overlap. */
-int64_t moduli_written(int64_t count, int64_t n, const uint64_t *const *tables, const int64_t *const *extents,
-                       m_range *ranges) {
-  int64_t m = 0;
-  for (int64_t r = 0; r < count; r++)
-    for (int64_t i = 0; i < n; i++)
-      if (extents[r][i] > 0)
-        ranges[m++] = (m_range){tables[r][i], tables[r][i] + (uint64_t)extents[r][i], i};
-  int sorted = 1;
-  for (int64_t k = 1; k < m && sorted; k++) sorted = ranges[k - 1].start <= ranges[k].start;
-  if (!sorted) qsort(ranges, (size_t)m, sizeof(m_range), m_order);
-  for (int64_t k = 1; k < m; k++) if (ranges[k].start < ranges[k - 1].end) return -1;
-  return m;
-}
-
-/* 1 where something read overlaps something written; 2 where it only ever is the same range of the same tensor i. */
-int32_t moduli_clash(int64_t m, const m_range *ranges, int64_t n, const uint64_t *table, const int64_t *extents) {
-  int32_t exact = 0;
-  for (int64_t i = 0; i < n; i++) {
-    if (extents[i] <= 0) continue;
-    const uint64_t start = table[i], end = start + (uint64_t)extents[i];
-    int64_t lo = 0, hi = m; /* the written ranges are disjoint: only those that end after `start` can clash */
-    while (lo < hi) {
-      const int64_t k = (lo + hi) / 2;
-      if (ranges[k].end <= start) lo = k + 1; else hi = k;
-    }
-    if (lo == m || ranges[lo].start >= end) continue;
-    if (ranges[lo].start != start || ranges[lo].end != end || ranges[lo].index != i) return 1;
-    exact = 2;
-  }
-  return exact;
+/* Fresh memory in pages of 2 MB: the first write to it then costs one fault instead of 512. */
+void moduli_huge(uint64_t address, uint64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uint64_t page = 4096, from = (address + page - 1) / page * page, to = (address + bytes) / page * page;
+  if (to > from) madvise((void *)(uintptr_t)from, to - from, MADV_HUGEPAGE);
+#else
+  (void)address; (void)bytes;
+#endif
 }
 
 #define BLOCK 256
@@ -230,81 +202,57 @@ class Runtime:
     def __init__(self, library: Library) -> None:
         self.library = library
         address, integer = ctypes.c_void_p, ctypes.c_int64
-        self.written: Any = library.handle.moduli_written
-        self.written.argtypes = [integer, integer, address, address, address]
-        self.written.restype = integer
-        self.clash: Any = library.handle.moduli_clash
-        self.clash.argtypes = [integer, address, integer, address, address]
-        self.clash.restype = ctypes.c_int32
         self.reduce: Any = library.handle.moduli_reduce
-        self.reduce.argtypes = [
-            *([ctypes.c_int32] * 3),
-            integer,
-            *([address] * 4),
-            ctypes.c_double,
-            address,
-            ctypes.c_int32,
-        ]
+        self.reduce.argtypes = [*([ctypes.c_int32] * 3), integer, *([address] * 4), ctypes.c_double, address]
+        self.reduce.argtypes += [ctypes.c_int32]
         self.reduce.restype = ctypes.c_double
+        self.huge: Any = library.handle.moduli_huge
+        self.huge.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        self.huge.restype = None
         # This one reads Python objects, so it must be called with the GIL held: hence PyDLL.
-        self._pointers: Any = ctypes.PyDLL(str(library.path)).moduli_pointers
-        self._pointers.argtypes = [ctypes.py_object, integer, integer, address, address, address, address, address]
-        self._pointers.restype = integer
-        self._tuple = ctypes.cast(ctypes.pythonapi.PyTuple_GetItem, address).value
-        self._list = ctypes.cast(ctypes.pythonapi.PyList_GetItem, address).value
-        self.raw_check: Any = ctypes.PyDLL(str(library.path)).moduli_check
-        self.raw_check.argtypes = [ctypes.py_object, integer, integer, *([address] * 5)]
-        self.raw_check.restype = integer
-        self.torch = layout_of_tensors()
-        # torch publishes this address for the code that its own compiler generates.
-        found = getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
-        self._data_ptr: int | None = found if isinstance(found, int) else None
+        self._read: Any = ctypes.PyDLL(str(library.path)).moduli_read
+        self._read.argtypes = [ctypes.py_object, integer, *([address] * 6)]
+        self._read.restype = integer
+        found = find_tensor_reader()
+        self._reader = None if found is None else array("Q", [*found, id(torch.Tensor), id(torch.nn.Parameter)])
 
-    def facts(self, lists: Sequence[list[torch.Tensor]]) -> array[int] | None:
-        """Type, dispatch keys and dtype of each list, where each has one of each, for the compiled check."""
-        found = array("Q")
-        if self.torch is None or not lists or len(lists) > 62:
+    def facts(self, lists: Sequence[tuple[torch.Tensor, ...]]) -> array[int] | None:
+        """What these tensors look like, for `compare`; None where the reader can't take them."""
+        if self._reader is None:
             return None
-        for tensors in lists:
-            kinds = {(id(type(t)), torch._C._dispatch_keys(t).raw_repr(), t.dtype) for t in tensors}
-            if len(kinds) != 1:
-                return None
-            kind, keys, _ = kinds.pop()
-            code = ctypes.c_int32()
-            slot = ctypes.c_void_p(id(tensors[0]) + self.torch[6])
-            ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self.torch[4])
-            ask(slot, ctypes.addressof(code))
-            found.extend((kind, keys, code.value))
-        return found
+        axes = sum(tensor.dim() for tensors in lists for tensor in tensors)
+        count = sum(map(len, lists))
+        facts = array("q", bytes(8 * max(1, 2 * count + 2 * axes)))
+        blank = array("Q", bytes(8 * max(1, count)))
+        found = self._call(lists, array("q", map(len, lists)), None, facts, blank, blank)
+        return facts if found == 0 else None
 
-    def pointers(self, lists: Sequence[list[torch.Tensor]], n: int, before: array[int]) -> tuple[int, array[int]]:
-        """A bit for each list whose pointers differ from `before`, and the pointers now.
+    def compare(
+        self, lists: Sequence[tuple[torch.Tensor, ...]], lengths: array[int], facts: array[int], before: array[int]
+    ) -> tuple[int, array[int]]:
+        """(-1 where a tensor is not what it was, else a bit for each list that moved; the addresses now)."""
+        now = array("Q", bytes(8 * len(before)))
+        return self._call(lists, lengths, facts, None, now, before), now
 
-        The tensors must have been checked: the address behind this is called without looking at their types.
-        """
-        if self._data_ptr is None or len(lists) > 62:
-            now = array("Q")
-            moved = 0
-            for position, tensors in enumerate(lists):
-                part = array("Q", map(torch.Tensor.data_ptr, tensors))
-                moved |= (part != before[position * n : (position + 1) * n]) << min(position, 62)
-                now.extend(part)
-            return moved, now
-        now = array("Q", bytes(8 * n * len(lists)))
-        moved = self._pointers(
-            tuple(lists),
-            len(lists),
-            n,
-            self._tuple,
-            self._list,
-            self._data_ptr,
-            now.buffer_info()[0],
-            before.buffer_info()[0],
-        )
-        return moved, now
+    def _call(
+        self,
+        lists: Sequence[tuple[torch.Tensor, ...]],
+        lengths: array[int],
+        known: array[int] | None,
+        facts: array[int] | None,
+        now: array[int],
+        before: array[int],
+    ) -> int:
+        held, reader = tuple(lists), self._reader
+        if reader is None:
+            return -1
+        places = [None if table is None else table.buffer_info()[0] for table in (known, facts, now, before)]
+        try:
+            return int(self._read(held, len(held), lengths.buffer_info()[0], reader.buffer_info()[0], *places))
+        except (RuntimeError, BufferError, TypeError):  # torch's reader says so of what it can't describe
+            return -1
 
 
-@lru_cache(maxsize=1)
-def runtime() -> Runtime:
-    """The shared library, built or loaded at first use. Raises `Unavailable`."""
-    return Runtime(build(headers() + HALF + _SOURCE))
+def load() -> Runtime:
+    """The shared library, built or loaded. Raises `Unavailable`."""
+    return Runtime(build(headers() + HALF + _SOURCE, ["moduli_read", "moduli_huge", "moduli_reduce"]))

@@ -10,7 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._torch import run_outside
 from ._graph import Graph, Node, Ref
+from ._reads import Reads, Watcher
 
 __all__ = ["NotPointwiseError", "Scalar", "Whole", "trace"]
 
@@ -279,6 +281,7 @@ def _once(
     template: Sequence[Any],
     shape: tuple[int, ...],
     salt: float,
+    watcher: Watcher,
 ) -> Graph:
     recorder = _Recorder(where, shape, salt)
     values: list[Any] = []
@@ -310,7 +313,7 @@ def _once(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of deprecated calls in fn once more when fn itself runs
         with recorder, _NoReads(where):
-            result = fn(*values)
+            result = watcher.run(lambda: fn(*values))
     mutated = tuple((cell.role, cell.node) for cell, node in zip(cells, first, strict=True) if cell.node != node)
     single = isinstance(result, torch.Tensor)
     results = [result] if single else list(result) if isinstance(result, tuple | list) else result
@@ -341,24 +344,25 @@ def _once(
     )
 
 
-def trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> Graph:
-    """The graph of `fn`, whose arguments are described by `template`.
+def trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:
+    """The graph of `fn`, whose arguments are described by `template`, and what it read besides them.
 
     An entry of the template is a dtype (a role of that dtype), `Scalar`, or a constant handed on as it is. The function
     runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
     number of elements or a value is thereby found out and refused, instead of being compiled for one of the cases.
     """
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
-        first = _once(fn, where, template, (5,), 1.0 / 3.0)
-        second = _once(fn, where, template, (2, 3), 2.0 / 7.0)
+    return run_outside(_trace, fn, where, template)
+
+
+def _trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:
+    watchers = Watcher(), Watcher()
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
+        first = _once(fn, where, template, (5,), 1.0 / 3.0, watchers[0])
+        second = _once(fn, where, template, (2, 3), 2.0 / 7.0, watchers[1])
     if first != second:
         raise NotPointwiseError(
             f"{where} does something else for another shape or value of a scalar, so it can't be compiled once. "
             "Keep shapes, sizes and the values of scalars out of Python arithmetic and branches, or pass a bool, "
             "which is a constant"
         )
-    return first
+    return first, Reads(fn, *watchers)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["eager"]
+__all__ = ["reduce_without_compiler"]
 
 _BLOCK = 65536
 _SPLIT = 134217729.0  # 2**27 + 1 halves the digits of a double (Veltkamp)
@@ -72,7 +72,9 @@ def _fold(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.reshape(()), error
 
 
-def eager(kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float) -> torch.Tensor:
+def reduce_without_compiler(
+    kind: str, lists: Sequence[Sequence[torch.Tensor]], scale: float | torch.Tensor
+) -> torch.Tensor:
     """Reduce without a compiler; the kinds are those of the compiled reductions."""
     with torch.no_grad():
         device = lists[0][0].device if lists[0] else torch.device("cpu")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._expr import Expr, NoCFormError, ctype, literal
+from ._c_operations import EMIT, PRELUDE, Expr, NoCFormError, ctype, literal
 from ._graph import Graph, Node, Ref
-from ._ops import EMIT, PRELUDE
 
 __all__ = ["NoCFormError", "emit"]
 

@@ -1,0 +1,178 @@
+"""One fused call: find or make the plan, see where the tensors are, run each piece, tell autograd what was written."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from .._torch import in_forward_ad, in_transform
+from . import _backend
+from ._graph import Graph
+from ._plain import Vector, run_directly, run_plain
+from ._plan import Piece, Plan, State, locate, make_tables
+from ._prepare import Request, prepare, refuse_graphs
+from ._runtime import Runtime
+
+if TYPE_CHECKING:
+    from ._fuse import Fused, Plans
+
+__all__ = ["call", "find_plan", "transformed"]
+
+# From this size on fresh memory is asked for in huge pages.
+_LARGE = 4 << 20
+
+
+def transformed() -> bool:
+    """Whether torch is doing something with operations other than running them."""
+    return torch.compiler.is_compiling() or in_transform() or in_forward_ad()
+
+
+def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
+    """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
+    if transformed():
+        return run_directly(fused, args, out, flat, offsets)
+    request = Request(fused, args, out, flat, offsets)
+    plan, state = find_plan(request, plans)
+    if torch.is_grad_enabled():
+        needs = refuse_graphs(request, plan)
+        if needs is not None:
+            raise RuntimeError(needs)
+        with torch.no_grad():
+            return _execute(request, plan, state)
+    return _execute(request, plan, state)
+
+
+def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:
+    """The plan of a call, one that fits or a new one, and where its lists are."""
+    for plan in plans.kept:
+        if plan.key != request.key or plan.whole not in (None, request.whole):
+            continue
+        if any(reads.problem is not None or reads.changed() is not None for reads in plan.reads):
+            continue
+        found = plan.lists.find(request.lists, plan.state)
+        if found is not None:
+            plans.put(plan)
+            return plan, locate(plan, *found) if plan.extents else None
+    plan = prepare(request)
+    state = None
+    if plan.extents:
+        found = plan.lists.find(request.lists, None)
+        if found is None:
+            raise RuntimeError(f"{request.fused.where}: the tensors were changed by another thread during the call")
+        state = locate(plan, *found)
+    plans.put(plan)
+    return plan, state
+
+
+def _allocate(request: Request, plan: Plan) -> list[Any]:
+    """New storage: for each output that needs it a list of tensors or a vector."""
+    made: list[Any] = []
+    for output in plan.outputs:
+        if output.kind == "new" and isinstance(output.dtypes, list):
+            if plan.opaque is not None:
+                made.append([None] * plan.count)
+                continue
+            layout = zip(request.roles[0], plan.strides, output.dtypes, strict=True)
+            made.append([like.new_empty_strided(like.shape, strides, dtype=d) for like, strides, d in layout])
+            _ask_for_pages(made[-1])
+        elif output.kind == "newflat" and isinstance(output.dtypes, torch.dtype):
+            vector = torch.empty(plan.end, dtype=output.dtypes, device=plan.device)
+            _ask_for_pages([vector])
+            made.append(vector if plan.end == sum(plan.sizes) else vector.zero_())  # between the tensors
+    return made
+
+
+def _ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size >= _LARGE and tensor.device.type == "cpu" and _backend.mode() in ("auto", "c"):
+            shared = _backend.runtime()
+            if isinstance(shared, Runtime):
+                shared.huge(tensor.data_ptr(), size)
+
+
+def _execute(request: Request, plan: Plan, state: State | None) -> Any:
+    fresh = _allocate(request, plan) if plan.allocates else []
+    made, given = iter(fresh), iter([item for item in request.outs if item is not None])
+    lists = iter(request.lists[plan.roles :])
+    results: list[Any] = []  # what the caller gets for each output
+    targets: list[Any] = []  # where it is written
+    for output in plan.outputs:
+        if output.role is not None:
+            results.append(request.given[output.role])
+            targets.append(request.roles[output.role])
+        elif output.kind in ("list", "flat"):
+            results.append(next(given))
+            held = next(lists)
+            targets.append(Vector(held[0], plan.offsets) if output.kind == "flat" else held)
+        else:
+            results.append(next(made))
+            targets.append(Vector(results[-1], plan.offsets) if output.kind == "newflat" else results[-1])
+    if state is not None and state.overlap:
+        _run_plain(request, plan, targets, range(plan.count))
+    else:
+        tables = state.tables if state is not None else [((), array("Q"))] * len(plan.pieces)
+        if tables is None and state is not None:
+            tables = make_tables(plan, state.addresses, fresh)
+        for piece, (_, table) in zip(plan.pieces, tables or (), strict=True):
+            indices = range(plan.count) if piece.indices is None else piece.indices
+            if piece.form.kernel is not None:
+                _count_versions(plan, targets, indices)  # first: it refuses what must not be written
+                _run_kernel(piece, table, request.scalars)
+            elif piece.form.program is not None and not (state is not None and state.exact):
+                places = [_choose(target, indices, plan) for target in targets]
+                roles = [_choose(tensors, indices, plan) for tensors in request.roles]
+                piece.form.program.run(roles, places, request.scalars)
+            else:
+                _run_plain(request, plan, targets, indices)
+    returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]
+    if plan.single:
+        return returned[0]
+    return tuple(returned) if returned else None
+
+
+def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None:
+    numbers = array("d", scalars or (0.0,))
+    piece.form.kernel.run(  # type: ignore[union-attr]
+        len(piece.sizes),
+        table.buffer_info()[0],
+        piece.sizes.buffer_info()[0],
+        piece.starts.buffer_info()[0],
+        numbers.buffer_info()[0],
+        _backend.threads(piece.elements),
+    )
+
+
+def _run_plain(request: Request, plan: Plan, targets: Sequence[Any], indices: Sequence[int]) -> None:
+    def graph_of(i: int) -> Graph:
+        dtypes = tuple(tensors[i].dtype for tensors in request.roles)
+        return request.fused.trace(request.marks, dtypes, plan.whole or ()).graph
+
+    scalars, roles = request.scalars, request.roles
+    at_once = plan.opaque is not None
+    run_plain(request.fused, request.marks, graph_of, roles, targets, scalars, indices, at_once=at_once)
+
+
+def _choose(target: Any, indices: Sequence[int], plan: Plan) -> Sequence[torch.Tensor]:
+    """The tensors of a list or of a vector at these positions."""
+    if isinstance(target, Vector):
+        return [target.at(i, plan.sizes[i]) for i in indices]
+    return target if len(indices) == plan.count else [target[i] for i in indices]
+
+
+def _count_versions(plan: Plan, targets: Sequence[Any], indices: Sequence[int]) -> None:
+    """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
+    for output, target in zip(plan.outputs, targets, strict=True):
+        if output.kind in ("new", "newflat") or output.private:
+            continue
+        if isinstance(target, Vector):
+            written: Sequence[torch.Tensor] = [target.tensor]
+        else:
+            written = target if len(indices) == plan.count else [target[i] for i in indices]
+        if torch.is_inference_mode_enabled():
+            written = [tensor for tensor in written if not tensor.is_inference()]
+        increment_version(written)

@@ -1,0 +1,357 @@
+"""The form without a compiler: the graph, operation by operation, through torch's foreach functions.
+
+On an accelerator each operation is one launch for all tensors. On the CPU the lists are cut into groups that stay in the
+cache between operations. Nothing is read back: a scalar that lives on a device stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._torch import has_dispatch_mode, run_outside
+from ._graph import COMPUTE, Graph, Node, Ref
+
+__all__ = ["BLOCK", "Program"]
+
+#: Elements in a group: few enough to stay in the cache between operations, enough that calling them costs little.
+BLOCK = 65536
+
+_UNARY = {"neg", "abs", "sqrt", "exp", "reciprocal", "sign", "log", "tanh", "sigmoid", "floor", "ceil", "round"}
+_UNARY |= {"trunc", "frac", "erf", "expm1", "log1p", "rsqrt"}
+_BINARY = {"add", "sub", "mul", "div", "maximum", "minimum"}
+_COMMUTES = {"add", "mul", "maximum", "minimum"}
+_NAMED = {"lerp": ("self", "end", "weight"), "pow": ("self", "exponent")}
+_NAMED |= dict.fromkeys(("addcmul", "addcdiv"), ("self", "tensor1", "tensor2"))
+# In these places a foreach function takes a scalar that is a tensor.
+_TENSOR_SCALARS = {"add", "mul", "div"}
+
+Lists = Sequence[Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operation: its node, how the foreach function is called (or None), and whether it may overwrite."""
+
+    index: int
+    node: Node
+    function: Callable[..., Any] | None
+    operands: tuple[Any, ...]
+    keyword: tuple[str, Any] | None
+    in_place: bool
+
+
+class Program:
+    """A graph as a sequence of operations over lists."""
+
+    def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> None:
+        """`outputs`: the node, the dtype of its storage, and the role it overwrites or None."""
+        self.graph = graph
+        nodes, live = graph.nodes, graph.live()
+        self._alias = {i: _origin(graph, i) for i in live}
+        self._outputs = [(self._alias[index], role) for index, _, role in outputs]
+        self._scalars = [i for i in live if not nodes[i].vector]
+        vectors = [i for i in live if nodes[i].vector and self._alias[i] == i]
+        self._last = {i: i for i in vectors}
+        for i in vectors:
+            for j in self._refs(nodes[i]):
+                self._last[j] = max(self._last[j], i)
+        for index, _ in self._outputs:
+            self._last[index] = len(nodes)
+        # Where the value of a node lies: in a role that is overwritten anyway, or in memory of its own.
+        self._home: dict[int, int | None] = {}
+        over = self._chains(outputs)
+        self._steps = [self._step(i, over) for i in vectors]
+
+    def _refs(self, node: Node) -> list[int]:
+        return [self._alias[j] for j in node.refs() if self.graph.nodes[j].vector]
+
+    def _chains(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> dict[int, int]:
+        """Nodes that lead, each through its first operand, from a role to the value that overwrites this role."""
+        found: dict[int, int] = {}
+        for (index, role), (_, dtype, _) in zip(self._outputs, outputs, strict=True):
+            chain, at = [], index
+            while role is not None and (node := self.graph.nodes[at]).op != "role":
+                call = _call(self.graph, node, self._alias, self._last)
+                if call is None or COMPUTE[node.dtype] is not dtype or at in found:
+                    break
+                chain.append(at)
+                at = call[1][0].index
+            node = self.graph.nodes[at]
+            if node.op == "role" and node.dtype is dtype and dict(node.args)["position"] == role and role is not None:
+                found |= dict.fromkeys(chain, role)
+        return found
+
+    def _step(self, index: int, over: dict[int, int]) -> _Step:
+        node = self.graph.nodes[index]
+        if node.op == "role":
+            position = dict(node.args)["position"]
+            self._home[index] = position if COMPUTE[node.dtype] is node.dtype else None
+            return _Step(index, node, None, (position,), None, in_place=False)
+        self._home[index] = None
+        call = _call(self.graph, node, self._alias, self._last) if node.overload is not None else None
+        if call is None:
+            return _Step(index, node, None, (), None, in_place=False)
+        name, operands, keyword = call
+        first = operands[0].index
+        dies = self._last[first] == index and first not in [ref.index for ref in operands[1:] if isinstance(ref, Ref)]
+        kinds = COMPUTE[self.graph.nodes[first].dtype] is COMPUTE[node.dtype]
+        home = self._home[first]
+        in_place = dies and kinds and (home is None or over.get(index) == home)
+        if in_place:
+            self._home[index] = home
+        function = getattr(torch, f"_foreach_{name}{'_' if in_place else ''}", None)
+        return _Step(index, node, function, operands, keyword, in_place)
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any]) -> None:
+        """Run over lists of disjoint tensors, each contiguous or all at a position with one layout.
+
+        `targets[j]` are the tensors that output j goes to; where it overwrites a role they are the tensors of this role.
+        """
+        if not lists or not lists[0]:
+            return
+        device = lists[0][0].device
+        numbers = self._numbers(scalars)
+        if device.type == "cpu":
+            for group in _groups(lists, targets):
+                self._group(group[: len(lists)], group[len(lists) :], numbers)
+        else:
+            every = [*lists, *targets]
+            alike = [len({tensors[i].shape for tensors in every}) == 1 for i in range(len(lists[0]))]
+            group = [[t if same else _flat(t) for t, same in zip(tensors, alike, strict=True)] for tensors in every]
+            self._group(group[: len(lists)], group[len(lists) :], numbers)
+
+    def _numbers(self, scalars: Sequence[Any]) -> dict[int, Any]:
+        """The scalar part of the graph: Python numbers, and 0-d tensors where they follow from one on a device."""
+        placed: set[int] = set()
+        for index in self._scalars:
+            node = self.graph.nodes[index]
+            given = node.op == "scalar" and isinstance(scalars[dict(node.args)["position"]], torch.Tensor)
+            if given or placed & set(node.refs()):
+                placed.add(index)
+        here = [index for index in self._scalars if index not in placed]
+        # They are numbers, also where tensors are fake.
+        outside = run_outside if has_dispatch_mode() else _inside
+        values: dict[int, Any] = outside(self._evaluate, here, scalars, {})
+        values = {index: value.item() for index, value in values.items()}
+        return self._evaluate([index for index in self._scalars if index in placed], scalars, values)
+
+    def _evaluate(self, indices: Sequence[int], scalars: Sequence[Any], known: dict[int, Any]) -> dict[int, Any]:
+        values = dict(known)
+        for index in indices:
+            node = self.graph.nodes[index]
+            args = dict(node.args)
+            source = args.get("value") if node.op == "constant" else args.get("self")
+            if node.op == "scalar":
+                values[index] = _number(scalars[args["position"]], torch.float64)
+            elif node.op in ("constant", "cast"):
+                values[index] = _number(values[source.index] if isinstance(source, Ref) else source, node.dtype)
+            else:
+                values[index] = _apply(node, values.__getitem__)
+        return values
+
+    def _group(self, lists: Lists, targets: Lists, numbers: dict[int, Any]) -> None:
+        values: dict[int, Any] = dict(numbers)
+
+        def read(operand: Any) -> Any:
+            return values[operand.index] if isinstance(operand, Ref) else operand
+
+        for step in self._steps:
+            node = step.node
+            if node.op == "role":
+                values[step.index] = _widen(lists[step.operands[0]], node.dtype)
+                continue
+            operands = [_fit(read(operand), COMPUTE[node.dtype]) for operand in step.operands]
+            keyword = {} if step.keyword is None else {step.keyword[0]: read(step.keyword[1])}
+            if step.function is not None and _takes(node, operands, keyword):
+                result = step.function(*operands, **keyword)
+                values[step.index] = operands[0] if step.in_place else result
+            else:
+                made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
+                if step.in_place:
+                    torch._foreach_copy_(operands[0], made)
+                    made = operands[0]
+                values[step.index] = made
+        self._store(values, targets)
+
+    def _store(self, values: dict[int, Any], targets: Lists) -> None:
+        written = {role for _, role in self._outputs if role is not None}
+        found = []
+        for index, role in self._outputs:
+            home = self._home[index]
+            moved = home is not None and home != role and home in written
+            found.append([value.clone() for value in values[index]] if moved else values[index])
+        for (index, role), value, target in zip(self._outputs, found, targets, strict=True):
+            if role is None or self._home[index] != role:
+                torch._foreach_copy_(list(target), list(value))
+
+    def _single(self, node: Node, values: dict[int, Any], i: int, like: torch.Tensor) -> torch.Tensor:
+        """One operation on one tensor of each list, which are shaped like this one."""
+        args = dict(node.args)
+        if node.op in ("constant", "cast"):
+            source = args["value"] if node.op == "constant" else args["self"]
+            value: Any = values[self._alias.get(source.index, source.index)] if isinstance(source, Ref) else source
+            if isinstance(value, list | tuple):
+                narrow = node.dtype in (torch.float16, torch.bfloat16)
+                found: torch.Tensor = value[i].to(node.dtype) if narrow else value[i]
+                return found.to(COMPUTE[node.dtype])
+            made = torch.empty_like(like, dtype=COMPUTE[node.dtype])
+            made.fill_(value)
+            return made
+
+        def read(index: int) -> Any:
+            value = values[self._alias.get(index, index)]
+            return value[i] if self.graph.nodes[index].vector else value
+
+        return _apply(node, read)
+
+
+def _inside(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _number(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value if dtype is torch.float64 else value.to(dtype)
+    return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+def _fit(operand: Any, dtype: torch.dtype) -> Any:
+    """A scalar on a device in the dtype of the list beside it: otherwise each tensor would be a launch of its own."""
+    return operand.to(dtype) if isinstance(operand, torch.Tensor) else operand
+
+
+def _origin(graph: Graph, index: int) -> int:
+    """The node whose value this one is: a cast that changes nothing has none of its own."""
+    node = graph.nodes[index]
+    while node.op == "cast" and node.vector:
+        source = dict(node.args)["self"].index
+        before = graph.nodes[source]
+        narrow = node.dtype in (torch.float16, torch.bfloat16) and before.dtype is not node.dtype
+        if narrow or not before.vector or COMPUTE.get(before.dtype) is not COMPUTE.get(node.dtype):
+            break
+        index, node = source, before
+    return index
+
+
+def _call(
+    graph: Graph, node: Node, alias: dict[int, int], last: dict[int, int]
+) -> tuple[str, tuple[Any, ...], tuple[str, Any] | None] | None:
+    """(name, operands, keyword) of a node as a foreach function; None where torch has none for it."""
+    args = {
+        name: Ref(alias[value.index]) if isinstance(value, Ref) and value.index in alias else value
+        for name, value in node.args
+    }
+    if node.overload is None or not all(COMPUTE[graph.nodes[j].dtype].is_floating_point for j in node.refs()):
+        return None
+    if not COMPUTE[node.dtype].is_floating_point:
+        return None
+
+    def vector(value: Any) -> bool:
+        return isinstance(value, Ref) and graph.nodes[value.index].vector
+
+    def alike(*values: Any) -> bool:
+        return all(COMPUTE[graph.nodes[v.index].dtype] is COMPUTE[node.dtype] for v in values if vector(v))
+
+    if node.op in _UNARY and not args.get("decimals"):
+        return node.op, (args["self"],), None
+    if node.op in _NAMED:
+        operands = tuple(args[name] for name in _NAMED[node.op])
+        fits = vector(operands[0]) and (len(operands) == 2 or vector(operands[1])) and alike(*operands)
+        if node.op in ("addcmul", "addcdiv"):
+            value = args.get("value", 1)
+            return (node.op, operands, ("value", value)) if fits and vector(operands[2]) else None
+        return (node.op, operands, None) if fits and not vector(operands[-1]) else None
+    if node.op not in _BINARY or args.get("rounding_mode") is not None:
+        return None
+    first, second, alpha = args["self"], args["other"], args.get("alpha", 1)
+    plain = alpha == 1 and not isinstance(alpha, Ref)
+    if not vector(first) and node.op in _COMMUTES and plain:
+        first, second = second, first
+    elif vector(second) and node.op in _COMMUTES and plain and last.get(first.index, -1) > last.get(second.index, -1):
+        first, second = second, first  # the one that is used for the last time is overwritten
+    if not vector(first) or not alike(first, second):
+        return None
+    if not vector(second) and (not plain or node.op in ("maximum", "minimum")):
+        return None
+    return node.op, (first, second), None if plain else ("alpha", alpha)
+
+
+def _takes(node: Node, operands: Sequence[Any], keyword: dict[str, Any]) -> bool:
+    """Whether the foreach function takes these scalars: a scalar on a device only in some places."""
+    if any(isinstance(value, torch.Tensor) for value in keyword.values()):
+        return False
+    return node.op in _TENSOR_SCALARS or not any(isinstance(value, torch.Tensor) for value in operands)
+
+
+def _apply(node: Node, read: Callable[[int], Any]) -> torch.Tensor:
+    """One operation of the graph, with the values that `read` gives for its operands."""
+    given = dict(node.args)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    function = node.overload
+    for argument in node.overload._schema.arguments:
+        if argument.name not in given:
+            continue
+        value = given[argument.name]
+        if isinstance(value, Ref):
+            value = read(value.index)
+            wanted = "Tensor" in str(argument.type)
+            if wanted:
+                value = _number(value, torch.float64)
+            elif not wanted and isinstance(value, torch.Tensor):
+                if value.device.type == "cpu":
+                    value = value.item()
+                else:
+                    function = getattr(torch, node.op)  # of the overloads it takes the one for tensors
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    result: Any = function(*positional, **keywords)
+    found: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return found
+
+
+def _widen(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+    """A role in the dtype that it computes in."""
+    compute = COMPUTE[dtype]
+    if compute is dtype:
+        return tensors
+    made = [torch.empty_like(tensor, dtype=compute) for tensor in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return made
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements in the order of their addresses."""
+    if tensor.dim() == 1:
+        return tensor
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _groups(lists: Lists, targets: Lists) -> Iterator[list[list[torch.Tensor]]]:
+    """The lists in groups of at most a block: large tensors are cut, small ones share a group."""
+    every = [*lists, *targets]
+    waiting: list[list[torch.Tensor]] = [[] for _ in every]
+    held = 0
+    for parts in zip(*every, strict=True):
+        size = parts[0].numel()
+        if held and held + size > BLOCK:
+            yield waiting
+            waiting, held = [[] for _ in every], 0
+        if size > BLOCK:
+            for pieces in zip(*(torch.split(_flat(part), BLOCK) for part in parts), strict=True):
+                yield [[piece] for piece in pieces]
+        elif size:
+            alike = len({part.shape for part in parts}) == 1
+            for own, part in zip(waiting, parts, strict=True):
+                own.append(part if alike else _flat(part))
+            held += size
+    if held:
+        yield waiting

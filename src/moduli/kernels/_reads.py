@@ -1,0 +1,294 @@
+"""What a function reads besides its arguments, so that a change of it is noticed.
+
+A traced function has become numbers: what it read from `self`, a configuration, a class, a module or a closure is part of
+the graph. So the tracer watches which Python functions run, and for each of them this module looks up the names in its
+code: in its globals and its closure, and in the objects it was called with that existed before. The values found are
+compared at every call, by identity first. Where something can't be compared, `problem` says so and the function runs plain.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+__all__ = ["Reads", "Watcher"]
+
+R = TypeVar("R")
+
+_MISSING = object()
+_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, np.generic, enum.Enum)
+_VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(...), np.dtype)
+# Their numbers can't enter a graph: the tracer refuses to read them.
+_TENSORS = (torch.Tensor, torch.Generator)
+_LIBRARIES = frozenset({"torch", "numpy", "builtins", "moduli.kernels._trace"} | sys.stdlib_module_names)
+_MOST = 4000
+_SMALL = 4096
+
+
+def _of_library(name: str | None) -> bool:
+    return name is not None and (name in _LIBRARIES or name.partition(".")[0] in _LIBRARIES)
+
+
+class Watcher:
+    """Runs a function and keeps the Python frames that ran, with the objects they were called with."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[CodeType, dict[str, Any], list[Any]]] = []
+
+    def run(self, fn: Callable[[], R]) -> R:
+        """Call it. A thread has one profiler: beside another one the call is made in a thread of its own."""
+        if sys.getprofile() is None:
+            return self._observed(fn)
+        outcome: list[tuple[bool, Any]] = []
+
+        def work() -> None:
+            try:
+                outcome.append((True, self._observed(fn)))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asked
+                outcome.append((False, error))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        worked, result = outcome[0]
+        if not worked:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+    def _observed(self, fn: Callable[[], R]) -> R:
+        before = sys.getprofile()
+        sys.setprofile(self._see)
+        try:
+            return fn()
+        finally:
+            sys.setprofile(before)
+
+    def _see(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and not _of_library(frame.f_globals.get("__name__")):
+            given = [value for value in frame.f_locals.values() if not isinstance(value, _TENSORS)]
+            self.frames.append((frame.f_code, frame.f_globals, given))
+
+
+class Reads:
+    """The values that a function read, and where they are."""
+
+    def __init__(self, fn: Callable[..., Any], first: Watcher, second: Watcher) -> None:
+        """From two runs: an object that both were given existed before, so it is not a result of what was read."""
+        self.problem: str | None = None
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
+        self._cells: list[tuple[Any, Any]] = []
+        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
+        self._arrays: list[tuple[np.ndarray[Any, Any], bytes]] = []
+        self._default = torch.get_default_dtype()
+        walk = _Walk(self)
+        walk.follow(fn, frozenset(("__call__",)), getattr(fn, "__name__", type(fn).__name__))
+        known = {id(value) for _, _, given in first.frames for value in given}
+        seen: set[tuple[int, ...]] = set()
+        for code, space, given in second.frames:
+            objects = [value for value in given if id(value) in known]
+            key = (id(code), *map(id, objects))
+            if key not in seen:
+                seen.add(key)
+                walk.frame(code, space, objects)
+        walk.closures({code for code, _, _ in second.frames})
+
+    def changed(self) -> str | None:
+        """What is not as it was, in words; None where everything is."""
+        if torch.get_default_dtype() is not self._default:
+            return "the default dtype"
+        for holder, name, value in self._attributes:
+            now = holder.__dict__.get(name, _MISSING)
+            if now is not value and not _equal(now, value):
+                return f"{type(holder).__name__}.{name}"
+        for mapping, key, value in self._items:
+            now = mapping.get(key, _MISSING)
+            if now is not value and not _equal(now, value):
+                return f"{key!r}"
+        for holder, name, value in self._slots:
+            now = getattr(holder, name, _MISSING)
+            if now is not value and not _equal(now, value):
+                return f"{type(holder).__name__}.{name}"
+        for cell, value in self._cells:
+            now = _content(cell)
+            if now is not value and not _equal(now, value):
+                return "a variable of the closure"
+        for held, values in self._sequences:
+            if len(held) != len(values) or any(
+                now is not value and not _equal(now, value) for now, value in zip(held, values, strict=True)
+            ):
+                return f"a {type(held).__name__}"
+        for array, data in self._arrays:
+            if array.tobytes() != data:
+                return "an array"
+        return None
+
+
+def _equal(now: Any, value: Any) -> bool:
+    """Whether two objects are the same plain value; what is not a plain value is the same by identity only."""
+    if type(now) is not type(value) or not isinstance(now, _VALUES):
+        return False
+    # By its text a float is told from one of the other sign, and a NaN is itself.
+    return repr(now) == repr(value) if isinstance(now, float) else bool(now == value)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _MISSING
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    """The names and strings in the code: what it may look up in an object."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            found.add(constant)
+        elif isinstance(constant, tuple):
+            found.update(item for item in constant if isinstance(item, str))
+    return frozenset(found)
+
+
+_ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter"})
+
+
+class _Walk:
+    """Follows names from objects to the values they stand for."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self.seen: dict[tuple[int, frozenset[str]], Any] = {}  # the objects are held, so that an id is a name
+        self.told: set[tuple[int, Any]] = set()
+        self.functions: dict[CodeType, list[FunctionType]] = {}
+
+    def frame(self, code: CodeType, space: dict[str, Any], objects: Iterable[Any]) -> None:
+        """What one function looked up, given these objects."""
+        names = _names(code)
+        where = code.co_qualname
+        for name in code.co_names:
+            if name in space:
+                self._item(space, name, names, f"{name} of {where}")
+        for held in objects:
+            self.follow(held, names, where)
+
+    def closures(self, codes: set[CodeType]) -> None:
+        """The variables around the functions that ran and were found; others were made by one that ran."""
+        done: set[int] = set()
+        while True:
+            waiting = [f for code in codes for f in self.functions.get(code, ()) if id(f) not in done]
+            if not waiting:
+                return
+            for function in waiting:
+                done.add(id(function))
+                names = _names(function.__code__)
+                for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                    value = _content(cell)
+                    self.reads._cells.append((cell, value))
+                    self.follow(value, names, f"{name} of {function.__qualname__}")
+                self.follow(function.__defaults__, names, function.__qualname__)
+                self.follow(function.__kwdefaults__, names, function.__qualname__)
+
+    def follow(self, value: Any, names: frozenset[str], where: str) -> None:
+        """Note what can be reached from a value by these names."""
+        kind = type(value)
+        if value is _MISSING or isinstance(value, (*_VALUES, *_TENSORS)):
+            return
+        if (id(value), names) in self.seen or self.reads.problem is not None:
+            return
+        self.seen[id(value), names] = value
+        if len(self.seen) > _MOST:
+            self.reads.problem = f"{where} reads from more objects than can be watched"
+        elif isinstance(value, FunctionType):
+            self.functions.setdefault(value.__code__, []).append(value)
+        elif isinstance(value, MethodType):
+            self.follow(value.__func__, names, where)
+            self.follow(value.__self__, names, where)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self.follow(part, names, where)
+        elif isinstance(value, ModuleType):
+            if not _of_library(value.__name__):
+                for name in names & vars(value).keys():
+                    self._item(vars(value), name, names, f"{value.__name__}.{name}")
+        elif isinstance(value, type):
+            self._class(value, names, where)
+        elif isinstance(value, dict | MappingProxyType):
+            self._once(self.reads._sequences, value, tuple(value))
+            for key in list(value):
+                self._item(value, key, names, f"{key!r} of {where}")
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            if not isinstance(value, tuple | frozenset):
+                self._once(self.reads._sequences, value, tuple(value))
+            for item in value:
+                self.follow(item, names, where)
+            if hasattr(value, "__dict__"):
+                self._instance(value, names)
+        elif isinstance(value, np.ndarray):
+            if value.dtype.hasobject or value.nbytes > _SMALL:
+                self.reads.problem = f"{where} reads an array of {value.nbytes} bytes"
+            self._once(self.reads._arrays, value, value.tobytes() if value.nbytes <= _SMALL else b"")
+        elif hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
+            self._instance(value, names)
+        elif not (callable(value) or isinstance(value, property | classmethod | staticmethod)):
+            self.reads.problem = f"{where} reads a {kind.__name__}, whose changes can't be seen"
+        elif isinstance(value, BuiltinFunctionType):
+            self.follow(value.__self__, names, where)
+
+    def _once(self, entries: list[Any], holder: Any, value: Any) -> None:
+        if (id(holder), "whole") not in self.told:
+            self.told.add((id(holder), "whole"))
+            entries.append((holder, value))
+
+    def _item(self, mapping: Mapping[Any, Any], key: Any, names: frozenset[str], where: str) -> None:
+        value = mapping.get(key, _MISSING)
+        if (id(mapping), key) not in self.told and key != "__builtins__":
+            self.told.add((id(mapping), key))
+            self.reads._items.append((mapping, key, value))
+        self.follow(value, names, where)
+
+    def _instance(self, value: Any, names: frozenset[str]) -> None:
+        kind = type(value)
+        state = getattr(value, "__dict__", {})
+        slots = {name for base in kind.__mro__ for name in _slots(base)}
+        for name in state.keys() | slots if names & _ANY else names:
+            if name in slots:
+                held = getattr(value, name, _MISSING)
+                if (id(value), name) not in self.told:
+                    self.told.add((id(value), name))
+                    self.reads._slots.append((value, name, held))
+                self.follow(held, names, f"{kind.__name__}.{name}")
+                continue
+            inherited = any(name in vars(base) for base in kind.__mro__)
+            if name not in state and not inherited:
+                continue
+            if hasattr(value, "__dict__") and (id(value), name) not in self.told:
+                self.told.add((id(value), name))
+                self.reads._attributes.append((value, name, state.get(name, _MISSING)))
+            self.follow(state.get(name, _MISSING), names, f"{kind.__name__}.{name}")
+        self._class(kind, names, kind.__name__)
+
+    def _class(self, kind: type, names: frozenset[str], where: str) -> None:
+        own = [base for base in kind.__mro__ if not _of_library(base.__module__)]
+        for name in names:
+            if (name.startswith("__") and name != "__call__") or not any(name in vars(base) for base in own):
+                continue
+            for base in own:
+                self._item(vars(base), name, names, f"{where}.{name}")
+                if name in vars(base):
+                    break
+
+
+def _slots(base: type) -> tuple[str, ...]:
+    found = vars(base).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(name for name in found if not name.startswith("__"))
