@@ -240,7 +240,7 @@ class _Walk:
             self._once(self.reads._arrays, value, value.tobytes() if value.nbytes <= _SMALL else b"")
         elif hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
             self._instance(value, names)
-        elif not (callable(value) or isinstance(value, property | classmethod | staticmethod)):
+        elif not (callable(value) or hasattr(kind, "__get__")):
             self.reads.problem = f"{where} reads a {kind.__name__}, whose changes can't be seen"
         elif isinstance(value, BuiltinFunctionType):
             self.follow(value.__self__, names, where)
