@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
@@ -45,32 +44,12 @@ class Watcher:
         self.frames: list[tuple[CodeType, dict[str, Any], list[Any]]] = []
 
     def run(self, fn: Callable[[], R]) -> R:
-        """Call it. A thread has one profiler: beside another one the call is made in a thread of its own."""
-        if sys.getprofile() is None:
-            return self._observed(fn)
-        outcome: list[tuple[bool, Any]] = []
-
-        def work() -> None:
-            try:
-                outcome.append((True, self._observed(fn)))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asked
-                outcome.append((False, error))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        worked, result = outcome[0]
-        if not worked:
-            raise result
-        return result  # type: ignore[no-any-return]
-
-    def _observed(self, fn: Callable[[], R]) -> R:
-        before = sys.getprofile()
+        """Call it. A thread has one profiler, so there must be none yet."""
         sys.setprofile(self._see)
         try:
             return fn()
         finally:
-            sys.setprofile(before)
+            sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and not _of_library(frame.f_globals.get("__name__")):
@@ -192,6 +171,8 @@ class _Walk:
             for function in waiting:
                 done.add(id(function))
                 names = _names(function.__code__)
+                for name in ("__code__", "__defaults__", "__kwdefaults__"):
+                    self.reads._slots.append((function, name, getattr(function, name)))
                 for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                     value = _content(cell)
                     self.reads._cells.append((cell, value))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -351,7 +353,11 @@ def trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[
     runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
     number of elements or a value is thereby found out and refused, instead of being compiled for one of the cases.
     """
-    return run_outside(_trace, fn, where, template)
+    if sys.getprofile() is None:
+        return run_outside(_trace, fn, where, template)
+    # A profiler is at work, and what the function reads is seen by one: a thread of its own has none.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_trace, fn, where, template).result()
 
 
 def _trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:

@@ -1,0 +1,236 @@
+"""What a fused function reads from objects is never frozen: each change is seen at the next call."""
+
+import functools
+import sys
+import types
+from collections import deque, namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from moduli import kernels
+
+SETTINGS = {"rate": 1.0, "deep": {"list": [1.0]}}
+FACTOR = 1.0
+CONFIG = types.ModuleType("config")
+CONFIG.rate = 1.0
+
+
+class Holder:
+    rate = 1.0
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self):
+        self.rate = 1.0
+
+
+@dataclass
+class Data:
+    rate: float = 1.0
+
+
+Pair = namedtuple("Pair", "rate other")
+
+
+class Owner:
+    """One object with every way of holding a number."""
+
+    rate = 1.0
+    shared = 1.0
+
+    def __init__(self):
+        self.own = 1.0
+        self.data = Data()
+        self.slotted = Slotted()
+        self.space = types.SimpleNamespace(rate=1.0)
+        self.listed = [1.0, 2.0]
+        self.queue = deque([1.0])
+        self.pair = Pair(1.0, 2.0)
+        self.array = np.ones(3)
+        self.chosen = functools.partial(self._scale, by=1.0)
+        self.text = "plus"
+
+    @staticmethod
+    def _scale(x, by):
+        return x * by
+
+    @property
+    def derived(self):
+        return self.own * 2
+
+    def __getattr__(self, name):
+        if name == "dynamic":
+            return self.space.rate
+        raise AttributeError(name)
+
+
+def helper(x):
+    return x * FACTOR
+
+
+def outer():
+    rate = 1.0
+
+    def inner(x):
+        return x * rate
+
+    def change(value):
+        nonlocal rate
+        rate = value
+
+    return (lambda x: inner(x) + 1), change
+
+
+OWNER = Owner()
+CLOSURE, CHANGE = outer()
+
+
+def set_text(value):
+    OWNER.text = "plus" if value == 1.0 else "minus"
+
+
+def set_shadow(value):
+    """An attribute of the class is hidden by one of the object."""
+    if value == 1.0:
+        OWNER.__dict__.pop("shared", None)
+    else:
+        OWNER.shared = value
+
+
+CASES = {
+    "attribute": (lambda x: x * OWNER.own, lambda v: setattr(OWNER, "own", v)),
+    "attribute by name": (lambda x: x * getattr(OWNER, "own"), lambda v: setattr(OWNER, "own", v)),  # noqa: B009
+    "attribute of its dict": (lambda x: x * OWNER.__dict__["own"], lambda v: OWNER.__dict__.update(own=v)),
+    "dict": (lambda x: x * SETTINGS["rate"], lambda v: SETTINGS.update(rate=v)),
+    "nested": (lambda x: x * SETTINGS["deep"]["list"][0], lambda v: SETTINGS["deep"]["list"].__setitem__(0, v)),
+    "class": (lambda x: x * Holder.rate, lambda v: setattr(Holder, "rate", v)),
+    "class through an object": (lambda x: x * OWNER.rate, lambda v: setattr(Owner, "rate", v)),
+    "hidden class attribute": (lambda x: x * OWNER.shared, set_shadow),
+    "global of a helper": (helper, lambda v: globals().__setitem__("FACTOR", v)),
+    "helper": (lambda x: helper(x) + 1, lambda v: globals().__setitem__("FACTOR", v)),
+    "closure": (CLOSURE, CHANGE),
+    "module": (lambda x: x * CONFIG.rate, lambda v: setattr(CONFIG, "rate", v)),
+    "dataclass": (lambda x: x * OWNER.data.rate, lambda v: setattr(OWNER.data, "rate", v)),
+    "replaced object": (lambda x: x * OWNER.data.rate, lambda v: setattr(OWNER, "data", Data(v))),
+    "slot": (lambda x: x * OWNER.slotted.rate, lambda v: setattr(OWNER.slotted, "rate", v)),
+    "namespace": (lambda x: x * OWNER.space.rate, lambda v: setattr(OWNER.space, "rate", v)),
+    "list": (lambda x: x * OWNER.listed[0], lambda v: OWNER.listed.__setitem__(0, v)),
+    "length": (lambda x: x * len(OWNER.listed), lambda v: OWNER.listed.__setitem__(slice(2, None), [0] * int(v))),
+    "queue": (lambda x: x * OWNER.queue[0], lambda v: OWNER.queue.__setitem__(0, v)),
+    "named tuple": (lambda x: x * OWNER.pair.rate, lambda v: setattr(OWNER, "pair", Pair(v, 2.0))),
+    "array": (lambda x: x * float(OWNER.array[0]), lambda v: OWNER.array.__setitem__(0, v)),
+    "partial": (lambda x: OWNER.chosen(x), lambda v: setattr(OWNER, "chosen", functools.partial(Owner._scale, by=v))),
+    "property": (lambda x: x * OWNER.derived, lambda v: setattr(OWNER, "own", v)),
+    "computed attribute": (lambda x: x * OWNER.dynamic, lambda v: setattr(OWNER.space, "rate", v)),
+    "branch": (lambda x: x + 1 if OWNER.text == "plus" else x - 1, set_text),
+    "method": (lambda x: OWNER._scale(x, OWNER.own), lambda v: setattr(OWNER, "own", v)),
+    "bound method": (types.MethodType(lambda self, x: x * self.own, OWNER), lambda v: setattr(OWNER, "own", v)),
+    "replaced function": (lambda x: replaced(x), lambda v: globals().__setitem__("replaced", lambda x: x * v)),
+    "default": (lambda x: with_default(x), lambda v: setattr(with_default, "__defaults__", (v,))),
+}
+
+
+def replaced(x):
+    return x * 1.0
+
+
+def with_default(x, by=1.0):
+    return x * by
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_changes_are_seen(backend, name):
+    fn, change = CASES[name]
+    fused = kernels.fuse(fn)
+    x = torch.arange(1.0, 4.0)
+    try:
+        for value in (1.0, 2.0, 1.0, 3.0):
+            change(value)
+            for _ in range(2):
+                assert torch.equal(fused([x])[0], fn(x)), value
+    finally:
+        change(1.0)
+
+
+def test_the_default_dtype_is_read_too(backend):
+    fused = kernels.fuse(lambda x: x * torch.full((), 1 / 3) + torch.ones_like(x, dtype=torch.get_default_dtype()))
+    x = torch.ones(3)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert fused([x])[0].dtype is dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_changes_at_every_call_is_not_compiled_for_ever(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    owner = Owner()
+    fused = kernels.fuse(lambda x: x * owner.own)
+    x = torch.ones(3)
+    for value in range(12):
+        owner.own = float(value)
+        assert torch.equal(fused([x])[0], x * value)
+    answer = fused.explain([x])
+    assert answer.form == "foreach"
+    assert "Owner.own" in str(answer)
+    assert "changes from call to call" in str(answer)
+
+
+def test_what_cannot_be_watched_runs_plain(backend):
+    numbers = iter(range(1000))
+    owner = types.SimpleNamespace(source=types.MappingProxyType({"rate": 1.0}), pipe=memoryview(bytearray(b"ab")))
+    fused = kernels.fuse(lambda x: x * owner.pipe[0])
+    x = torch.ones(3)
+    assert torch.equal(fused([x])[0], x * ord("a"))
+    owner.pipe[0] = ord("z")
+    assert torch.equal(fused([x])[0], x * ord("z"))
+    answer = fused.explain([x])
+    assert answer.form == "plain"
+    assert "memoryview" in str(answer)
+    with pytest.raises(kernels.NotPointwiseError, match="something else"):
+        kernels.fuse(lambda x: x * next(numbers))([x])
+
+
+def test_what_is_not_read_is_not_watched(backend):
+    """A counter beside the function does not make it be traced again."""
+    owner = Owner()
+    traced = []
+
+    def fn(x):
+        traced.append(1)
+        return x * owner.own
+
+    class Counted:
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, x):
+            return x * 2
+
+    counted = Counted()
+    fused = kernels.fuse(counted)
+    for _ in range(5):
+        counted.calls += 1
+        fused([torch.ones(2)])
+    assert sum(map(len, fused._traces.values())) == 1
+
+
+def test_a_profiler_may_run_beside_the_tracer(backend):
+    owner = Owner()
+    seen = []
+    sys.setprofile(lambda *args: seen.append(args[1]))
+    try:
+        fused = kernels.fuse(lambda x: x * owner.own)
+        first = fused([torch.ones(2)])[0]
+        owner.own = 5.0
+        second = fused([torch.ones(2)])[0]
+    finally:
+        sys.setprofile(None)
+    assert (first[0], second[0]) == (1.0, 5.0)
+    assert seen
