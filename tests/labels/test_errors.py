@@ -35,9 +35,9 @@ REFUSED = {
         lambda: BARE.relabel(1, list("xyz")) + torch.zeros(3) * mo.zeros(["x", "y", "q"]), ValueError,
         r"axis 1 differ.*\['z'\].*\['q'\]",
     ),
-    "sizes differ": (lambda: T + mo.zeros(col=4), ValueError, r"sizes of paired axes differ: 3 .* and 4"),
+    "sizes differ": (lambda: T + mo.zeros(col=4), ValueError, r"sizes of paired axes differ: 'col': 3 and 4"),
     "one against many": (lambda: T + mo.zeros(col=1), ValueError, "only BROADCAST stretches"),
-    "plain sizes differ": (lambda: T + torch.zeros(2), ValueError, r"3 \(axis 1\) and 2 \(axis 0\) in shapes \(2, 3\) and \(2,\)"),
+    "plain sizes differ": (lambda: T + torch.zeros(2), ValueError, r"'col': 3 and 2 in shapes \(2, 3\) and \(2,\)"),
     "names by position": (lambda: T + mo.zeros(3, 3).rename([None, "row"]), ValueError, "different names, 'col' and 'row'"),
     "many labels": (
         lambda: mo.zeros(x=[f"a{i}" for i in range(100)]) + mo.zeros(x=[f"b{i}" for i in range(100)]), ValueError,
@@ -217,3 +217,28 @@ def test_unfit_tensors_refuse_label_operations():
             act()
     assert "no longer fits" in repr(unfit)
     assert torch.equal(unfit.data, T.data[0])
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda a, b: a + b,
+        lambda a, b: torch.nn.functional.mse_loss(a, b),
+        lambda a, b: mo.dot(a, b, over="j"),
+        lambda a, b: mo.einsum("i j, i j -> i", a, b),
+        lambda a, b: mo.matmul(a, b.T.rename(i="k")),
+        lambda a, b: a @ b.T.rename(i="k"),
+        lambda a, b: mo.where(a > 0, a, b),
+        lambda a, b: mo.stack([a, b], "k"),
+    ],
+)
+def test_a_size_that_differs_names_the_axis(combine):
+    with pytest.raises(ValueError, match=r"'j'.* 8 .*and 7"):
+        combine(mo.tensor(torch.ones(2, 8), "i j"), mo.tensor(torch.ones(2, 7), "i j"))
+
+
+def test_a_size_that_differs_gives_the_position_of_an_axis_without_a_name():
+    with pytest.raises(ValueError, match=r"8 \(axis 1\) and 7 \(axis 0\)"):
+        mo.ones(2, 8) + mo.ones(7)
+    with pytest.raises(ValueError, match=r"8 \('j'\) and 7 \(axis 0\)"):
+        mo.tensor(torch.ones(2, 8), "i j") @ mo.ones(7)

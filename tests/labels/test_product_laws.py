@@ -237,9 +237,9 @@ def test_products_refuse_what_does_not_pair():
         a @ mo.zeros(k=["b", "c"], col=2)
     with pytest.raises(ValueError, match=r"would sum 'k'.*against 'j'"):
         a @ mo.zeros(j=["a", "b"], col=2)
-    with pytest.raises(ValueError, match="sizes 2 and 1"):
+    with pytest.raises(ValueError, match="differ: 2 .* and 1 "):
         mo.zeros(3, 2) @ mo.zeros(1, 4)
-    with pytest.raises(ValueError, match="sizes of a shared index differ"):
+    with pytest.raises(ValueError, match="sizes of paired axes differ"):
         mo.einsum("ij,jk->ik", mo.zeros(3, 2), mo.zeros(1, 4))
     with pytest.raises(ValueError, match="at least one axis"):
         a @ mo.tensor(1.0)

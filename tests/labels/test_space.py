@@ -224,3 +224,33 @@ def test_unknown_labels_are_caught_as_anything_sensible():
     except KeyError as error:
         text = str(error)
     assert text.startswith("Space(['a']) has no label 'b'")
+
+
+@given(
+    st.lists(st.integers(-50, 50) | st.text(max_size=2), unique=True),
+    st.lists(st.integers(-50, 50) | st.text(max_size=2)),
+)
+def test_many_labels_are_located_as_one_by_one(labels, wanted):
+    space = Space(labels)
+    expected = [labels.index(label) if label in labels else -1 for label in wanted]
+    assert space.locate(wanted).tolist() == expected
+    assert Space(space.rename("x")).locate(wanted).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))
+def test_the_same_labels_in_any_order(left, right):
+    assert Space(left).has_labels_of(Space(right)) == (set(left) == set(right))
+
+
+def test_numbers_that_equal_integers_are_found_in_ranges_too():
+    assert Space(range(3)).locate([2.0, True, "a", 1.5, 7]).tolist() == [2, 1, -1, -1, -1]
+    assert Space([5, 7]).locate([7.0, 5]).tolist() == [1, 0]
+
+
+def test_a_hundred_thousand_labels_are_paired():
+    n = 100_000
+    labels = [f"g{i}" for i in range(n)]
+    data = torch.arange(n)
+    a, b = mo.Tensor(data, Space(labels, "gene")), mo.Tensor(data.flip(0), Space(labels[::-1], "gene"))
+    assert torch.equal((a + b).data, 2 * data)
+    assert torch.equal((a + mo.Tensor(data, Space(range(n), "gene")).relabel(gene=labels)).data, 2 * data)

@@ -19,11 +19,12 @@ from . import _containers as _containers
 from . import _losses as _losses
 from . import _placement as _placement
 from . import _rules as _rules
+from ._adjoint import adjoint
 from ._assign import diag_embed, diagonal, index_add, one_hot
 from ._concat import cat, chunk, flatten, split, stack, unbind, unflatten
 from ._einsum import dot, einsum
 from ._elementwise import elementwise
-from ._errors import UnknownLabelError
+from ._errors import OwnTransposeError, UnknownLabelError
 from ._factories import empty, full, ones, rand, randn, tensor, zeros
 from ._join import join
 from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
@@ -107,6 +108,7 @@ __all__ = [
     "AmbiguousTruthError",
     "BROADCAST",
     "Eigen",
+    "OwnTransposeError",
     "QR",
     "Ranked",
     "SVD",
@@ -119,6 +121,7 @@ __all__ = [
     "acosh",
     "add",
     "add_identity",
+    "adjoint",
     "align_to",
     "all",
     "allclose",

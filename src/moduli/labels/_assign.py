@@ -41,7 +41,7 @@ def _fitted(value: Any, target: Tensor) -> Any:
     plan = current_plan(target._axes, (value._axes,))
     if plan.axes.ndim != target._axes.ndim or plan.steps[0] is not None:
         raise ValueError(f"a value with {value._axes!r} does not fit into {target._axes!r}")
-    check_sizes(plan, (target._data, value._data))
+    check_sizes(plan.checks, (target._data, value._data))
     step = plan.steps[1]
     return value._data if step is None else apply_step(value._data, step, plan.fill)
 
@@ -123,9 +123,9 @@ def _placed(
                     raise ValueError(f"without an index, {axes.describe(at)} must have labels in both tensors")
                 positions = tuple(own.index(label) for label in other)
         elif own is not None and other is not None and own.labels != other.labels:
-            if len(own) != len(other) or any(label not in other for label in own):
+            if not other.has_labels_of(own):
                 raise ValueError(differing(own, other, axes.describe(axis)))
-            gathers.append((axis, Gather([other.index(label) for label in own])))
+            gathers.append((axis, Gather(other.locate(own))))
     return at, None if order == tuple(range(axes.ndim)) else order, tuple(gathers), positions
 
 
@@ -209,9 +209,9 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
         if space is not None and space.broadcast:
             raise ValueError(f"{axes.describe(at)} is BROADCAST and has no diagonal")
     if a is not None and b is not None and a.labels != b.labels:
-        if len(a) != len(b) or any(label not in b for label in a):
+        if not b.has_labels_of(a):
             raise ValueError(differing(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}"))
-        plan = Gather([b.index(label) for label in a])
+        plan = Gather(b.locate(a))
     rest = _taken(axes, [i for i in range(axes.ndim) if i not in (at0, at1)])
     name = axes.names[at0]
     space = a if a is not None else b

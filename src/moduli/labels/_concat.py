@@ -163,7 +163,7 @@ def stack(
         raise ValueError("stack needs at least one tensor")
     plan = current_plan(operands[0]._axes, tuple(t._axes for t in operands[1:]))
     data = [t._data for t in operands]
-    check_sizes(plan, data)
+    check_sizes(plan.checks, data)
     data = [d if step is None else apply_step(d, step, plan.fill) for d, step in zip(data, plan.steps, strict=True)]
     if any(d.shape != data[0].shape for d in data):
         data = list(torch.broadcast_tensors(*data))  # type: ignore[no-untyped-call]
@@ -409,7 +409,7 @@ def _factored(
                 f"t.relabel({axes.names[at] or at!r}, None) if its labels do not matter"
             )
         if tuple(wanted) != tuple(old.labels):
-            order = Gather([old.index(label) for label in wanted])
+            order = Gather(old.locate(wanted))
     pairs = axes.pairs()
     pairs[at : at + 1] = [(space.name, None if space.positional else space) for space in spaces]
     return at, tuple(len(space) for space in spaces), order, intern_pairs(pairs)

@@ -10,7 +10,7 @@ import torch
 from ._axes import Axes, DimsLike, intern_pairs, split_names, static
 from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import pair_spaces
+from ._pairing import Check, check_sizes, pair_spaces
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
@@ -23,7 +23,7 @@ _Index = Hashable
 
 
 # The equation for torch, what is rearranged in each operand, the sizes that must agree, and the axes of the result.
-_Contraction = tuple[str, tuple[tuple[tuple[int, Gather], ...], ...], tuple[tuple[tuple[int, int], ...], ...], Axes]
+_Contraction = tuple[str, tuple[tuple[tuple[int, Gather], ...], ...], tuple[Check, ...], Axes]
 
 
 def einsum(equation: str, *tensors: Tensor) -> Tensor:
@@ -91,15 +91,7 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
 
 def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
     equation, gathers, checks, axes = plan
-    for parts in checks:
-        operand, axis = parts[0]
-        size = data[operand].shape[axis]
-        for other, other_axis in parts[1:]:
-            if data[other].shape[other_axis] != size:
-                raise ValueError(
-                    f"the sizes of a shared index differ: {size} (axis {axis} of operand {operand}) and "
-                    f"{data[other].shape[other_axis]} (axis {other_axis} of operand {other}); only BROADCAST stretches"
-                )
+    check_sizes(checks, data)
     fill = policy.fill if policy.how != "exact" else 0.0
     for number, moves in enumerate(gathers):
         for axis, move in moves:
@@ -238,7 +230,7 @@ def _planned(
         raise ValueError(f"einsum can tell {len(_LETTERS)} axes apart, got {len(known)}")
     letter = dict(zip(known, _LETTERS, strict=False))
     gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
-    checks: list[tuple[tuple[int, int], ...]] = []
+    checks: list[Check] = []
     pairs: dict[_Index, tuple[str | None, Space | None]] = {}
     for index in known:
         parts = [(k, i) for k, term in enumerate(terms) for i, each in enumerate(term) if each == index]
@@ -257,7 +249,7 @@ def _planned(
                 gathers[k].append((i, plan))
         firm = [part for part, s in zip(parts, spaces, strict=True) if s is None or not s.broadcast]
         if len(firm) > 1 and any(operands[k].spaces[i] is None for k, i in firm):
-            checks.append(tuple(firm))
+            checks.append((name, tuple(firm)))
         repeated = [k for k, _ in parts]
         if len(set(repeated)) != len(repeated) and len(firm) != len(parts):
             raise ValueError(

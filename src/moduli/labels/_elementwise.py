@@ -12,7 +12,7 @@ import torch
 
 from ._axes import SCALAR, Axes, unnamed
 from ._join import join as scope
-from ._pairing import align, apply_step, check_sizes, current_plan
+from ._pairing import align, apply_step, check_sizes, current_plan, refuse_itself
 from ._tensor import Tensor, finish
 
 __all__ = ["elementwise"]
@@ -67,7 +67,9 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
         return finish(function(*values, **options), axes[0])
     plan = current_plan(axes[0], tuple(axes[1:]))
     tensors = [values[at] for at in placed]
-    check_sizes(plan, tensors)
+    check_sizes(plan.checks, tensors)
+    if plan.permutes:
+        refuse_itself(plan, tensors)
     for at, step in zip(placed, plan.steps, strict=True):
         if step is not None:
             values[at] = apply_step(values[at], step, plan.fill)

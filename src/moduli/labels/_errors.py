@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["UnknownLabelError"]
+__all__ = ["OwnTransposeError", "UnknownLabelError"]
 
 
 class UnknownLabelError(KeyError, IndexError, ValueError):
@@ -23,3 +23,19 @@ class UnknownLabelError(KeyError, IndexError, ValueError):
     def __str__(self) -> str:
         # KeyError shows repr(message); a sentence should read as a sentence.
         return str(self.args[0]) if self.args else ""
+
+
+class OwnTransposeError(ValueError):
+    """A tensor was combined with its own transpose, which pairs every entry with itself.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([[0.0, 1.0], [3.0, 0.0]], "row column")
+        >>> try:
+        ...     t + t.T
+        ... except ValueError as error:
+        ...     print(type(error).__name__)
+        OwnTransposeError
+        >>> (t + t.mT).data.tolist()
+        [[0.0, 4.0], [4.0, 0.0]]
+    """

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -16,16 +17,16 @@ __all__ = ["Gather", "gather"]
 
 
 @final
-@constant("highest", "missing", "places", "positions", "present", "size", "reader")
+@constant("highest", "missing", "positions", "size", "reader")
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("__weakref__", "_cpu", "_indices", "_masks", "_readers", "highest", "missing", "positions")
+    __slots__ = ("__weakref__", "_cpu", "_indices", "_masks", "_positions", "_readers", "highest", "missing")
 
-    def __init__(self, positions: Sequence[int]) -> None:
-        self.positions: Final = tuple(positions)
-        self.missing: Final = -1 in self.positions
-        self.highest: Final = max(self.positions, default=-1)
+    def __init__(self, positions: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        self._positions: Final = np.asarray(positions, np.int64)
+        self.missing: Final = bool((self._positions < 0).any())
+        self.highest: Final = int(self._positions.max(initial=-1))
         self._cpu: torch.Tensor | None = None
         self._readers: dict[str, Callable[[torch.device], torch.Tensor]] = {}
         self._indices: dict[torch.device, torch.Tensor] = {}
@@ -37,23 +38,18 @@ class Gather:
 
     __hash__ = object.__hash__
 
-    def __reduce__(self) -> tuple[type[Gather], tuple[tuple[int, ...]]]:
-        return Gather, (self.positions,)
+    def __reduce__(self) -> tuple[type[Gather], tuple[Any]]:
+        return Gather, (self._positions,)
 
     @property
     def size(self) -> int:
         """The number of wanted labels."""
-        return len(self.positions)
+        return len(self._positions)
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """The positions; 0 where there is none."""
-        return tuple(max(at, 0) for at in self.positions)
-
-    @property
-    def present(self) -> tuple[bool, ...]:
-        """Whether the source has the label."""
-        return tuple(at >= 0 for at in self.positions)
+    def positions(self) -> tuple[int, ...]:
+        """The positions, -1 where there is none."""
+        return tuple(self._positions.tolist())
 
     def reader(self, what: str) -> Callable[[torch.device], torch.Tensor]:
         """The function that compiled code calls, while it is traced, for the index or the mask.
@@ -76,24 +72,23 @@ class Gather:
         """The places as an index on a device."""
         found = self._indices.get(device)
         if found is None:
-            found = self._indices[device] = _constant(list(self.places), device)
+            found = self._indices[device] = _constant(self._positions.clip(0), device)
         return found
 
     def mask(self, device: torch.device) -> torch.Tensor:
         """True where the source has the label."""
         found = self._masks.get(device)
         if found is None:
-            found = self._masks[device] = _constant(list(self.present), device)
+            found = self._masks[device] = _constant(self._positions >= 0, device)
         return found
 
 
 _numbers: Final = itertools.count()
 
 
-def _constant(values: list[int] | list[bool], device: torch.device) -> torch.Tensor:
+def _constant(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     # It outlives the call, so it must not belong to a function transform, a tracer or inference mode that is active now.
-    dtype = torch.bool if values and isinstance(values[0], bool) else torch.int64
-    made = run_outside(torch.tensor, values, dtype=dtype, device=device)
+    made = run_outside(torch.tensor, values, device=device)
     made._moduli_constant = True  # type: ignore[attr-defined]  # what was computed with it depends on nothing more
     return made
 

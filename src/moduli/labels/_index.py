@@ -364,7 +364,7 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
             places.append(at)
     # A position that is missing can't be filled with a number, whatever the join policy says.
     plan = pair(index_axes[0], tuple(index_axes[1:]), "exact", 0.0)
-    check_sizes(plan, indices)
+    check_sizes(plan.checks, indices)
     indices = [
         i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)
     ]

@@ -96,7 +96,7 @@ def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tup
     if row.labels == column.labels:
         return axes, rows, columns, None
     found = column
-    return axes, rows, columns, tuple(found.index(label) if label in found else -1 for label in row.labels)
+    return axes, rows, columns, tuple(found.locate(row).tolist())
 
 
 def arange(

@@ -15,7 +15,7 @@ import torch
 
 from ._elementwise import refuse_out
 from ._lowdin import lowdin
-from ._matrix import as_floating, columns_to_rows, factors, rounded
+from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, rounded
 from ._pointwise import register
 from ._solve import add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
@@ -114,18 +114,20 @@ class QR(NamedTuple):
 
 
 @method
-def eigh(t: Tensor, UPLO: str = "L") -> Eigen:
+def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
     """Eigenvalues and orthonormal eigenvectors of Hermitian matrices: ``t v = λ v``, λ real and ascending.
 
     Args:
         t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
         UPLO: Which triangle is read once columns follow the rows: ``"L"`` or ``"U"``.
+        check: Refuse a matrix that is not Hermitian beyond rounding; only on the CPU and outside of compiled code, as the
+            numbers must be looked at.
 
     Returns:
         (values, vectors) with axes (..., spectrum) and (..., row, spectrum).
 
     Raises:
-        ValueError: If a matrix is not square, or rows and columns have different labels.
+        ValueError: If a matrix is not square or not Hermitian, or rows and columns have different labels.
 
     Example:
         >>> import moduli as mo
@@ -136,23 +138,26 @@ def eigh(t: Tensor, UPLO: str = "L") -> Eigen:
     """
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "eigh")
+    if check:
+        check_hermitian(data, t._axes, "eigh")
     values, vectors = torch.linalg.eigh(as_floating(data), UPLO=UPLO)
     return Eigen(wrap(rounded(values, data.dtype), plan.values), wrap(rounded(vectors, data.dtype), plan.vectors))
 
 
 @method
-def eigvalsh(t: Tensor, UPLO: str = "L") -> Tensor:
+def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
     """The eigenvalues of Hermitian matrices, ascending.
 
     Args:
         t: Hermitian matrices on the last two axes, whose column labels are the row labels, in any order.
         UPLO: Which triangle is read once columns follow the rows: ``"L"`` or ``"U"``.
+        check: Refuse a matrix that is not Hermitian beyond rounding, as `eigh` does.
 
     Returns:
         The eigenvalues, with axes (..., spectrum).
 
     Raises:
-        ValueError: If a matrix is not square, or rows and columns have different labels.
+        ValueError: If a matrix is not square or not Hermitian, or rows and columns have different labels.
 
     Example:
         >>> import moduli as mo
@@ -161,6 +166,8 @@ def eigvalsh(t: Tensor, UPLO: str = "L") -> Tensor:
     """
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "eigvalsh")
+    if check:
+        check_hermitian(data, t._axes, "eigvalsh")
     return wrap(rounded(torch.linalg.eigvalsh(as_floating(data), UPLO=UPLO), data.dtype), plan.values)
 
 

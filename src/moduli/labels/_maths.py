@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ._elementwise import as_number, elementwise, refuse_out, with_policy
+from ._errors import OwnTransposeError
 from ._join import join as scope
 from ._pointwise import register
 from ._tensor import RULES, Tensor, as_tensor, finish, method
@@ -350,6 +351,8 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
     try:
         with scope("exact"):
             same = compare(a, b)
+    except OwnTransposeError:
+        raise
     except ValueError:
         return False
     # A name that only one of them has would make the result larger: different axes, whatever the elements are.

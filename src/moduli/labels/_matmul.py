@@ -10,7 +10,7 @@ from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
 from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import Plan, Step, apply_step, check_sizes, pair, pair_spaces
+from ._pairing import Plan, Step, apply_step, check_sizes, describe_sizes, pair, pair_spaces
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 __all__ = ["matmul", "outer"]
@@ -26,8 +26,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product, as torch's: the last axis of ``a`` with the second-last of ``b``.
 
     The labels of the contracted axes are aligned whichever side has them in another order; leading axes are paired as in
-    arithmetic. The same as ``a @ b``, which `torch.compile` can't trace for anything but plain tensors: use this function
-    inside compiled code.
+    arithmetic. Contracted axes have one name, or are the columns and the rows of an operator: a matrix with the same
+    labels on both, so that ``h @ h`` and ``h @ v`` are defined for ``h`` with axes ("orb", "bra") and ``v`` with "orb".
+    The same as ``a @ b``, which `torch.compile` can't trace for anything but plain tensors: use this function inside
+    compiled code.
 
     Args:
         a: A vector, a matrix, or a batch of matrices.
@@ -60,8 +62,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         row = -2 if y.ndim > 1 else -1
         if x.shape[-1] == y.shape[row]:
             raise
+        first = (x.shape[-1], a._axes.names[-1], a.ndim - 1)
+        second = (y.shape[row], b._axes.names[row], b.ndim + row)
         raise ValueError(
-            f"the contracted axes have sizes {x.shape[-1]} and {y.shape[row]} "
+            f"the sizes of the contracted axes differ: {describe_sizes(first, second)} "
             f"in shapes {tuple(a._data.shape)} and {tuple(b._data.shape)}"
         ) from None
 
@@ -69,7 +73,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def _aligned(
     batch: Plan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_sizes(batch, (x, y))
+    check_sizes(batch.checks, (x, y))
     first, second = batch.steps
     if first is not None:
         x = apply_step(x, _over_batch(first, x.ndim), batch.fill)
@@ -115,7 +119,7 @@ def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
         raise ValueError("matmul needs at least one axis on both sides; multiply numbers with *")
     row = other.ndim - 2 if other.ndim > 1 else 0
     name, second = axes.names[-1], other.names[row]
-    if name is not None and second is not None and name != second:
+    if name is not None and second is not None and name != second and not _meet(axes, other, row):
         raise ValueError(
             f"matmul would sum {name!r}, the last axis of {axes!r}, against {second!r}, the axis of {other!r} it meets; "
             "permute or rename one of them, or contract by name with mo.dot(a, b, over=...)"
@@ -136,6 +140,22 @@ def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
         pairs.append(other.pairs()[-1])
     simple = left is None and right is None and not stretch and not batch.checks and batch.steps == (None, None)
     return intern_pairs(pairs), simple, batch, left, right, stretch
+
+
+def _meet(axes: Axes, other: Axes, row: int) -> bool:
+    """Whether the contracted axes are the columns and the rows of one kind of operator, such as "bra" and "ket".
+
+    An operator has the same labels on both; with its names told apart, its columns meet what has the name of its rows.
+    """
+    name, second = axes.names[-1], other.names[row]
+    left = axes.ndim > 1 and axes.names[-2] == second and _is_operator(axes)
+    right = other.ndim > 1 and other.names[-1] == name and _is_operator(other)
+    return left or right
+
+
+def _is_operator(axes: Axes) -> bool:
+    row, column = axes.spaces[-2:]
+    return row is not None and column is not None and row.labelled and column.labelled and row.has_labels_of(column)
 
 
 @method

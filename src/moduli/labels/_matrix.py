@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._torch import has_dispatch_mode, in_transform
 from ._axes import Axes, intern_pairs, static
 from ._gather import Gather, gather, index_of
 from ._pairing import Plan, Step, pair
@@ -94,8 +95,8 @@ def new_name(axes: Axes, name: str | None) -> str | None:
 
 def order_of(left: Space, right: Space, sentence: str, axes: Axes) -> Gather:
     """For each label of the left its position on the right; both must have the same labels."""
-    if len(left) == len(right) and all(label in right for label in left):
-        return Gather([right.index(label) for label in left])
+    if right.has_labels_of(left):
+        return Gather(right.locate(left))
     only_left = [label for label in left if label not in right]
     only_right = [label for label in right if label not in left]
     raise ValueError(
@@ -123,6 +124,26 @@ def check_square(data: torch.Tensor, axes: Axes, what: str) -> None:
             f"{what} needs a square matrix, but the rows are {row!r} of size {len(row)} "
             f"and the columns {column!r} of size {len(column)}"
         )
+
+
+def check_hermitian(data: torch.Tensor, axes: Axes, what: str) -> None:
+    """Refuse a matrix that differs from its adjoint beyond rounding, where its numbers can be looked at."""
+    if torch.compiler.is_compiling() or not data.is_cpu or in_transform() or has_dispatch_mode() or not data.numel():
+        return
+    with torch.no_grad():
+        values = as_floating(data)
+        largest = values.abs().amax((-2, -1))
+        apart = (values - values.mH).abs().amax((-2, -1))
+        # The rounding of a product of such matrices grows with their size, by the square root on average.
+        precision = data.dtype if data.dtype in _LOW else values.dtype
+        allowed = 100 * torch.finfo(precision).eps * data.shape[-1] ** 0.5
+        if bool((apart > allowed * largest).any()):
+            row, column = axes.describe(axes.ndim - 2), axes.describe(axes.ndim - 1)
+            raise ValueError(
+                f"{what} reads one triangle of a Hermitian matrix, but this one (rows: {row}, columns: {column}) differs "
+                f"from its adjoint by {float(apart.max()):.3g} with entries up to {float(largest.max()):.3g}. Symmetrise it "
+                f"with (t + t.mH) / 2, use eig for other matrices, or say {what}(t, check=False) to have one triangle read"
+            )
 
 
 def columns_to_rows(data: torch.Tensor, axes: Axes, what: str) -> tuple[torch.Tensor, Operator]:

@@ -11,8 +11,10 @@ from typing import Any, final
 
 import torch
 
+from .._torch import has_dispatch_mode, in_transform, is_wrapped
 from ._axes import Axes, intern_pairs, static
 from ._constant import constant
+from ._errors import OwnTransposeError
 from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
@@ -24,18 +26,22 @@ Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Ga
 """What one operand goes through: permute, insert axes of size one at these places, rearrange labels along axes."""
 
 
+Check = tuple[str | None, tuple[tuple[int, int], ...]]
+"""The name of an axis of the result, and the axes that meet in it, as (operand, axis), whose sizes must agree."""
+
+
 @final
-@constant("axes", "checks", "fill", "reorder", "steps")
+@constant("axes", "checks", "fill", "permutes", "reorder", "steps")
 class Plan:
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
-    __slots__ = ("__weakref__", "axes", "checks", "fill", "reorder", "steps")
+    __slots__ = ("__weakref__", "axes", "checks", "fill", "permutes", "reorder", "steps")
 
     def __init__(
         self,
         axes: Axes,
         steps: tuple[Step | None, ...],
-        checks: tuple[tuple[tuple[int, int], ...], ...],
+        checks: tuple[Check, ...],
         fill: complex,
         reorder: tuple[int, Gather] | None,
     ) -> None:
@@ -43,6 +49,7 @@ class Plan:
         self.steps = steps
         self.checks = checks
         self.fill = fill
+        self.permutes = any(step is not None and step[0] is not None for step in steps)
         # Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan.
         self.reorder = reorder
 
@@ -91,7 +98,7 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
     if reorder is not None:
         axis, order = reorder
         if plan.checks and x.shape != y.shape:
-            check_sizes(plan, (x, y))
+            check_sizes(plan.checks, (x, y))
         return plan.axes, x, y.index_select(axis, index_of(order, y))
     x, y = align_pair(plan, x, y)
     return plan.axes, x, y
@@ -104,7 +111,7 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
     by_name = all(operand.named for operand in operands)
     entries = _by_name(operands) if by_name else _by_position(operands)
     pairs: list[tuple[str | None, Space | None]] = []
-    checks: list[tuple[tuple[int, int], ...]] = []
+    checks: list[Check] = []
     gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
     for at, entry in enumerate(entries):
         spaces = [operands[operand].spaces[axis] for operand, axis in entry.parts]
@@ -115,7 +122,7 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
                 gathers[operand].append((at, plan))
         firm = [part for part, space in zip(entry.parts, spaces, strict=True) if space is None or not space.broadcast]
         if len(firm) > 1 and any(operands[operand].spaces[axis] is None for operand, axis in firm):
-            checks.append(tuple(firm))
+            checks.append((entry.name, tuple(firm)))
     steps = tuple(_step(i, operand, entries, gathers[i], by_name) for i, operand in enumerate(operands))
     reorder = None
     if len(steps) == 2 and steps[0] is None and steps[1] is not None and axes.ndim == others[0].ndim:
@@ -191,7 +198,11 @@ def pair_spaces(
             continue
         firm = True
         if space is not None:
-            result = space if result is None else _joined(result, space, how, name, at)
+            if result is None:
+                result = space
+            elif how in ("inner", "outer") and result.labels != space.labels:
+                left, right = result.rename(None), space.rename(None)
+                result = left & right if how == "inner" and not left.has_labels_of(right) else left | right
     if not firm:
         return broadcast, [None] * len(spaces)
     if result is None:
@@ -210,22 +221,11 @@ def pair_spaces(
         if space is None or space.broadcast or space.labels == result.labels:
             plans.append(None)
         else:
-            known = space
-            plans.append(Gather([known.index(label) if label in known else -1 for label in result.labels]))
+            plan = Gather(space.locate(result))
+            if how == "exact" and (plan.missing or len(space) != len(result)):
+                raise ValueError(differing(result, space, _axis(name, at)))
+            plans.append(plan)
     return result.rename(name), plans
-
-
-def _joined(left: Space, right: Space, how: str, name: str | None, at: int) -> Space:
-    if left.labels == right.labels:
-        return left
-    if how == "left":
-        return left
-    if len(left) == len(right) and all(label in right for label in left):
-        return left
-    if how == "exact":
-        raise ValueError(differing(left, right, _axis(name, at)))
-    left, right = left.rename(None), right.rename(None)
-    return left | right if how == "outer" else left & right
 
 
 def _axis(name: str | None, at: int) -> str:
@@ -247,24 +247,32 @@ def differing(left: Space, right: Space, axis: str) -> str:
 # -- applying a plan ---------------------------------------------------------------------------------------------------
 
 
-def check_sizes(plan: Plan, operands: Sequence[torch.Tensor]) -> None:
+def check_sizes(checks: Sequence[Check], operands: Sequence[torch.Tensor]) -> None:
     """Refuse sizes that disagree, also 1 against n, which torch would stretch."""
-    for parts in plan.checks:
+    for name, parts in checks:
         operand, axis = parts[0]
         size = operands[operand].shape[axis]
         for other, other_axis in parts[1:]:
-            if operands[other].shape[other_axis] != size:
-                raise ValueError(_sizes(size, operands[other].shape[other_axis], axis, other_axis, operands))
+            different = operands[other].shape[other_axis]
+            if different != size:
+                shapes = " and ".join(str(tuple(each.shape)) for each in operands)
+                raise ValueError(
+                    f"the sizes of paired axes differ: {describe_sizes((size, name, axis), (different, name, other_axis))} "
+                    f"in shapes {shapes}"
+                    + ("; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis")
+                    * (1 in (size, different))
+                )
 
 
-def _sizes(size: int, other: int, axis: int, other_axis: int, operands: Sequence[torch.Tensor]) -> str:
-    shapes = " and ".join(str(tuple(operand.shape)) for operand in operands)
-    hint = (
-        "; only BROADCAST stretches: index with None, or use unsqueeze, to make such an axis"
-        if 1 in (size, other)
-        else ""
-    )
-    return f"the sizes of paired axes differ: {size} (axis {axis}) and {other} (axis {other_axis}) in shapes {shapes}{hint}"
+def describe_sizes(first: tuple[int, str | None, int], second: tuple[int, str | None, int]) -> str:
+    """Two sizes that differ, each with the name and the position of its axis: by name where there is one."""
+    (size, name, axis), (other, other_name, other_axis) = first, second
+    if name is not None and name == other_name:
+        return f"{name!r}: {size} and {other}"
+    words = [
+        f"axis {at}" if called is None else repr(called) for called, at in ((name, axis), (other_name, other_axis))
+    ]
+    return f"{size} ({words[0]}) and {other} ({words[1]})"
 
 
 def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
@@ -280,10 +288,53 @@ def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
     return data
 
 
+def reorder(data: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The data with its axes in another order."""
+    made = data.permute(tuple(order))
+    if not torch.compiler.is_compiling() and in_transform():
+        # For `refuse_itself`: where a transform is active, memory can't always be compared.
+        made._moduli_order_of = data  # type: ignore[attr-defined]
+    return made
+
+
+def refuse_itself(plan: Plan, operands: Sequence[torch.Tensor]) -> None:
+    """Refuse a tensor together with a reordering of its own axes: paired by name, every entry would meet itself.
+
+    ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``.
+    """
+    if torch.compiler.is_compiling():
+        return
+    permutes = [None if step is None else step[0] for step in plan.steps]
+    for i, x in enumerate(operands):
+        for j, y in enumerate(operands[:i]):
+            if permutes[i] == permutes[j] or x.ndim != y.ndim:
+                continue
+            same = getattr(x, "_moduli_order_of", None) is y or getattr(y, "_moduli_order_of", None) is x
+            if not same and _has_memory(x) and _has_memory(y):
+                # A conjugate is a mark on the same memory.
+                first, second = (t.conj() if t.is_conj() else t for t in (x, y))
+                a, b = (t if p is None else t.permute(p) for t, p in ((first, permutes[i]), (second, permutes[j])))
+                same = a.is_set_to(b)
+            if same:
+                raise OwnTransposeError(
+                    "a tensor is combined with its own transpose, but axes pair by name, whatever their order, so every "
+                    f"entry would meet itself (the axes are {', '.join(map(repr, plan.axes.names))}). For entry (a, b) to "
+                    "meet entry (b, a) write t.mH, or t.mT without conjugation, as in (t + t.mH) / 2; they need the same "
+                    "labels on both axes"
+                )
+
+
+def _has_memory(data: torch.Tensor) -> bool:
+    usual = data.layout is torch.strided and (data.is_cpu or data.is_cuda)
+    return usual and data.numel() > 1 and not is_wrapped(data) and not has_dispatch_mode()
+
+
 def align_pair(plan: Plan, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operands, aligned."""
     if plan.checks:
-        check_sizes(plan, (x, y))
+        check_sizes(plan.checks, (x, y))
+    if plan.permutes:
+        refuse_itself(plan, (x, y))
     first, second = plan.steps
     if first is not None:
         x = apply_step(x, first, plan.fill)

@@ -132,7 +132,7 @@ def backward(t: Tensor, gradient: Any = None, retain_graph: bool | None = None, 
         plan = current_plan(t._axes, (gradient._axes,))
         if plan.axes.ndim != t._axes.ndim or plan.steps[0] is not None:
             raise ValueError(f"a gradient with {gradient._axes!r} does not fit a tensor with {t._axes!r}")
-        check_sizes(plan, (t._data, gradient._data))
+        check_sizes(plan.checks, (t._data, gradient._data))
         step = plan.steps[1]
         gradient = gradient._data if step is None else apply_step(gradient._data, step, plan.fill)
         gradient = gradient.expand(t._data.shape)

@@ -9,7 +9,7 @@ import torch
 
 from ._axes import BROADCAST_PAIR, Axes, DimLike, DimsLike, axes_of, intern, intern_pairs, split_names, static
 from ._gather import Gather, gather
-from ._pairing import differing
+from ._pairing import differing, reorder
 from ._space import BROADCAST, Space
 from ._tensor import RULES, Tensor, finish, method, wrap
 
@@ -189,9 +189,9 @@ def _alignment(
                     f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
                 )
         elif space.labels != wanted.labels:
-            if len(space) != len(wanted) or any(label not in space for label in wanted):
+            if not space.has_labels_of(wanted):
                 raise ValueError(differing(space, wanted, called))
-            gathers.append((at, Gather([space.index(label) for label in wanted])))
+            gathers.append((at, Gather(space.locate(wanted))))
     names = [b if b is not None else axes.names[order[at]] for at, b in enumerate(target.names)]
     spaces = [b if b is not None else axes.spaces[order[at]] for at, b in enumerate(target.spaces)]
     spaces = [
@@ -223,7 +223,7 @@ def permute(t: Tensor, *dims: DimsLike) -> Tensor:
         torch.Size([4, 2, 3])
     """
     order = _order(t._axes, dims[0] if len(dims) == 1 else dims)
-    return wrap(t._data.permute(order[0]), order[1])
+    return wrap(reorder(t._data, order[0]), order[1])
 
 
 @static
@@ -253,7 +253,7 @@ def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
         ('b', 'a')
     """
     order, axes = _exchanged(t._axes, dim0, dim1)
-    return wrap(t._data.permute(order), axes)
+    return wrap(reorder(t._data, order), axes)
 
 
 @static
@@ -297,7 +297,7 @@ def movedim(t: Tensor, source: DimLike, destination: int) -> Tensor:
         ('c', 'a', 'b')
     """
     order, axes = _moved(t._axes, source, destination)
-    return wrap(t._data.permute(order), axes)
+    return wrap(reorder(t._data, order), axes)
 
 
 @static
@@ -389,7 +389,6 @@ RULES.update(
         torch.movedim: movedim,
         torch.unsqueeze: unsqueeze,
         torch.squeeze: squeeze,
-        torch.adjoint: h,
         torch.t: lambda input: input.T if input.ndim == 2 else input,
     }
 )

@@ -77,7 +77,7 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
         raise ValueError(
             f"the rows of a, {rows!r} of size {len(rows)}, can't meet those of b, {b_rows!r} of size {len(b_rows)}"
         )
-    check_sizes(plan.batch, (x, y))
+    check_sizes(plan.batch.checks, (x, y))
     if plan.order is not None:
         y = y.index_select(row_at, index_of(plan.order, y))
     if vector:

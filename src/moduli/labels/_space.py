@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, final, overload
+
+import numpy as np
 
 from ._constant import constant
 from ._errors import UnknownLabelError
@@ -20,9 +23,11 @@ _BROADCAST: Final = 2
 @final
 @constant(
     "broadcast",
+    "has_labels_of",
     "index",
     "labelled",
     "labels",
+    "locate",
     "map",
     "name",
     "positional",
@@ -90,7 +95,7 @@ class Space:
             if size < 0:
                 raise ValueError(f"the size of a Space can't be negative, got {size}")
             return _make(_POSITIONAL, range(size), name)
-        return _make(_LABELLED, _distinct(labels), name)  # type: ignore[arg-type]
+        return _make_labelled(labels, name)  # type: ignore[arg-type]
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -228,17 +233,55 @@ class Space:
         labels = self._labels
         if isinstance(labels, range):
             # range.index searches for a non-integer one by one; a dictionary would undo its laziness.
-            number = _as_integer(label)
-            if number is not None and number in labels:
-                return labels.index(number)
+            position = self._position(label)
+            if position >= 0:
+                return position
         else:
-            if self._index is None:
-                object.__setattr__(self, "_index", {known: at for at, known in enumerate(labels)})
             try:
-                return self._index[label]  # type: ignore[index]
+                return self._table()[label]
             except (KeyError, TypeError):
                 pass
         raise UnknownLabelError(f"{self!r} has no label {label!r}; its labels are {show_labels(labels)}")
+
+    def locate(self, labels: Sequence[Hashable] | Space) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The positions of many labels at once, -1 where the space does not have one.
+
+        Args:
+            labels: Hashable labels.
+
+        Example:
+            >>> Space(["a", "b", "c"]).locate(["c", "x", "a"])
+            array([ 2, -1,  0])
+        """
+        wanted = labels._labels if isinstance(labels, Space) else labels
+        if not isinstance(self._labels, range):
+            found = map(self._table().get, wanted, itertools.repeat(-1))
+        else:
+            found = map(self._position, wanted)
+        return np.fromiter(found, np.int64, len(wanted))
+
+    def has_labels_of(self, other: Space) -> bool:
+        """Whether both have the same labels, in any order.
+
+        Args:
+            other: Another Space.
+
+        Example:
+            >>> Space(["a", "b"]).has_labels_of(Space(["b", "a"]))
+            True
+        """
+        if self._labels == other._labels:
+            return True
+        return len(self) == len(other) and bool((self.locate(other) >= 0).all())
+
+    def _position(self, label: object) -> int:
+        number = label if type(label) is int else _as_integer(label)
+        return self._labels.index(number) if number is not None and number in self._labels else -1
+
+    def _table(self) -> dict[Hashable, int]:
+        if self._index is None:
+            object.__setattr__(self, "_index", dict(zip(self._labels, range(len(self._labels)), strict=True)))
+        return self._index  # type: ignore[return-value]
 
     @overload
     def __getitem__(self, at: int) -> Hashable: ...
@@ -264,7 +307,7 @@ class Space:
             return _make(_POSITIONAL, range(len(labels)), self._name)
         if self._kind == _BROADCAST:
             return self if len(labels) == 1 else _make(_POSITIONAL, range(len(labels)), self._name)
-        return _make(_LABELLED, _distinct(labels), self._name)
+        return _make_labelled(labels, self._name)
 
     # -- algebra ---------------------------------------------------------------------------------------------------
 
@@ -279,7 +322,7 @@ class Space:
         labels = list(choose(self, other))
         if self._kind == other._kind == _POSITIONAL and labels == list(range(len(labels))):
             return _make(_POSITIONAL, range(len(labels)), name)
-        return _make(_LABELLED, _distinct(labels), name)
+        return _make_labelled(labels, name)
 
     def __or__(self, other: Space) -> Space:
         """The labels of both: the left's in order, then the right's new ones."""
@@ -306,7 +349,9 @@ class Space:
         if name == self._name:
             return self
         check_name(name)
-        return BROADCAST if self._kind == _BROADCAST and name is None else _make(self._kind, self._labels, name)
+        if self._kind == _BROADCAST and name is None:
+            return BROADCAST
+        return _make(self._kind, self._labels, name, self._index)
 
     def map(self, function: Callable[[Any], Hashable]) -> Space:
         """The space whose labels are ``function(label)``; two labels must not become one.
@@ -323,12 +368,12 @@ class Space:
         """
         if self._kind == _BROADCAST:
             raise ValueError("BROADCAST has no labels to map")
-        return _make(_LABELLED, _distinct([function(label) for label in self._labels]), self._name)
+        return _make_labelled([function(label) for label in self._labels], self._name)
 
 
-def _make(kind: int, labels: Sequence[Hashable], name: str | None) -> Space:
+def _make(kind: int, labels: Sequence[Hashable], name: str | None, index: dict[Hashable, int] | None = None) -> Space:
     space = object.__new__(Space)
-    for slot, value in (("_kind", kind), ("_labels", labels), ("_name", name), ("_hash", None), ("_index", None)):
+    for slot, value in (("_kind", kind), ("_labels", labels), ("_name", name), ("_hash", None), ("_index", index)):
         object.__setattr__(space, slot, value)
     return space
 
@@ -347,39 +392,48 @@ def check_name(name: object) -> None:
         raise ValueError(f"{name!r} can't name an axis: a name is not empty and has no white space, comma or '>'")
 
 
-def _distinct(labels: Iterable[Hashable]) -> Sequence[Hashable]:
-    """The labels as a tuple, or as a range where they are one; refuse what can't tell positions apart."""
+def _make_labelled(labels: Iterable[Hashable], name: str | None) -> Space:
+    """The Space of distinct labels, held as a range where they are one; refuse what can't tell positions apart."""
     if isinstance(labels, range):
-        return labels
+        return _make(_LABELLED, labels, name)
     tolist = getattr(labels, "tolist", None)
     if tolist is not None:  # NumPy arrays and tensors: their own scalars would make slow and odd labels
         labels = tolist()
-    known = tuple(label.item() if type(label).__module__ == "numpy" else label for label in labels)  # type: ignore[attr-defined]
+    known = tuple(labels)
+    kinds = set(map(type, known))
+    if any(kind.__module__ == "numpy" for kind in kinds):
+        known = tuple(label.item() if type(label).__module__ == "numpy" else label for label in known)  # type: ignore[attr-defined]
+        kinds = set(map(type, known))
+    if kinds == {int}:
+        found = _as_range(known)  # type: ignore[arg-type]
+        if found is not None:
+            return _make(_LABELLED, found, name)
     try:
-        several = len(set(known)) != len(known)
+        # Looking a label up takes this table anyway, and it tells whether one occurs twice.
+        index = dict(zip(known, range(len(known)), strict=True))
     except TypeError:
         wrong = next(label for label in known if not _hashable(label))
         raise TypeError(f"labels must be hashable, but {wrong!r} is a {type(wrong).__name__}") from None
-    if several:
+    if len(index) != len(known):
         seen: set[Hashable] = set()
         twice = next(label for label in known if label in seen or seen.add(label))  # type: ignore[func-returns-value]
         raise ValueError(f"the labels of a Space are distinct, but {twice!r} occurs more than once")
-    if any(label != label for label in known):
+    if not kinds <= _EQUAL_TO_THEMSELVES and any(map(operator.ne, known, known)):
         wrong = next(label for label in known if label != label)
         raise ValueError(f"{wrong!r} can't be a label: it is not equal to itself")
-    return _as_range(known)
+    return _make(_LABELLED, known, name, index) if known else _make(_LABELLED, range(0), name)
 
 
-def _as_range(labels: tuple[Hashable, ...]) -> Sequence[Hashable]:
-    """Consecutive integers as a range, so that equal labels have one form, and large axes a small one."""
-    if not labels:
-        return range(0)
-    if not all(type(label) is int for label in labels):
-        return labels
-    first: int = labels[0]  # type: ignore[assignment]
-    step = 1 if len(labels) == 1 else labels[1] - first  # type: ignore[operator]
-    candidate = range(first, first + step * len(labels), step)
-    return candidate if all(map(operator.eq, candidate, labels)) else labels
+_EQUAL_TO_THEMSELVES: Final = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _as_range(labels: tuple[int, ...]) -> range | None:
+    """Integers at equal steps as a range, so that equal labels have one form, and large axes a small one."""
+    step = 1 if len(labels) == 1 else labels[1] - labels[0]
+    if not step:
+        return None
+    candidate = range(labels[0], labels[0] + step * len(labels), step)
+    return candidate if all(map(operator.eq, candidate, labels)) else None
 
 
 def _hashable(label: object) -> bool:

@@ -216,9 +216,9 @@ def _mapped_labels(
     for each, space in zip((axes, *others), spaces, strict=True):
         plan = None
         if space is not None and not space.broadcast and first is not None and space.labels != first.labels:
-            if len(space) != len(first) or any(label not in space for label in first):
+            if not space.has_labels_of(first):
                 raise ValueError(differing(first, space, f"axis {over!r}"))
-            plan = Gather([space.index(label) for label in first])
+            plan = Gather(space.locate(first))
         at = each.axis(over)
         plans.append((at, plan, _without(each, at)))
     return first, tuple(plans)
