@@ -137,12 +137,21 @@ def test_schedulers_without_a_rate_to_change_say_why(links, words, scheduler):
     assert words in str(caught.value)
 
 
-def test_a_rate_per_member_is_no_matter_for_a_scheduler():
+def test_a_scheduler_scales_the_rates_of_all_members():
     torch.manual_seed(0)
     pop = mo.Population.of(make, 3)
-    opt = mo.Optimizer(pop, m.LR(torch.tensor([0.1, 0.2, 0.3])))
-    with pytest.raises(KeyError, match="one number per member"):
-        torch.optim.lr_scheduler.CosineAnnealingLR(opt, 10)
+    opt = mo.Optimizer(pop, m.LR(torch.tensor([0.1, 0.2, 0.4])))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 4)
+    factors = []
+    for _ in range(3):
+        before = pop.matrix.clone()
+        opt.step(mo.closure(lambda: sum(leaf.flatten(1).sum(1) for leaf in pop.parameters())))
+        scheduler.step()
+        factors.append((before - pop.matrix)[:, 0])
+    shares = torch.tensor([1.0, (1 + 0.5**0.5) / 2, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.stack(factors), shares[:, None] * torch.tensor([0.1, 0.2, 0.4]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_wrapped_modules_have_the_names_of_what_they_wrap():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._settings import check_number
+from ._settings import check_number, is_per_member
 
 if TYPE_CHECKING:
     from .module import Module
@@ -68,10 +68,6 @@ def explain_missing(links: Sequence[Module]) -> dict[str, str]:
         text = (
             f"the lr of {names} is a function of the step already, which a scheduler can't change. Give it a number, "
             "m.LR(1e-3), or use the function without a scheduler"
-        )
-    elif len(values) == 1:
-        text = (
-            f"the lr of {names} is one number per member, which a scheduler can't change; give a function of the step"
         )
     else:
         text = (
@@ -162,7 +158,7 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
     out: dict[str, Any] = {}
     for key, value in group.items():
         if key in link.defaults:
-            out[key] = value
+            out[key] = scale_members(link.defaults[key], value, shown.get(key))
     for key, names in link.aliases.items():
         if key in group and group[key] is not shown.get(key) and group[key] != shown.get(key):
             value = group[key]
@@ -171,6 +167,15 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
         if "." in key and (name := _address(key, link)) is not None and name in link.defaults:
             out[name] = value
     return out
+
+
+def scale_members(own: Any, value: Any, shown: Any) -> Any:
+    """A group's value for a setting that each member has its own number of: the largest one; the others keep their ratios."""
+    if not is_per_member(own) or isinstance(value, Tensor) or not isinstance(shown, float | int):
+        return value
+    if value == shown:
+        return own
+    return own * (value / shown) if shown and not callable(value) else value
 
 
 def exported(links: Iterable[Module]) -> dict[str, Any]:
@@ -184,12 +189,16 @@ def exported(links: Iterable[Module]) -> dict[str, Any]:
             if len(names) > 1 and all(name in link.defaults for name in names):
                 found.setdefault(key, []).append(tuple(link.defaults[name] for name in names))
     return {
-        key: values[0]
+        key: _largest(values[0])
         for key, values in found.items()
         if isinstance(values[0], float | int | tuple | Tensor)
-        and not (isinstance(values[0], Tensor) and values[0].dim())
         and all(value is values[0] or (not isinstance(value, Tensor) and value == values[0]) for value in values)
     }
+
+
+def _largest(value: Any) -> Any:
+    """A setting as one number: the largest of those that members have."""
+    return float(value.max()) if is_per_member(value) else value
 
 
 def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ._closure import Evaluator
 from ._members import takes_matrices
 from ._needs import keeps_graph
+from ._processes import OverProcesses
 from ._state import ParamState
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class MemberMatrices:
 
     def relink(self, optimizer: Optimizer) -> None:
         """Find the links that take matrices, and have their states show a leaf its columns."""
+        self.reduce = optimizer._reduce if isinstance(optimizer._reduce, OverProcesses) else None
         self.used = not keeps_graph(optimizer._needs) and not optimizer.differentiable
         self.links: list[Module] = []
         for top in optimizer.modules:
@@ -247,6 +249,8 @@ class MemberMatrices:
                     for leaf, grad in zip(block.leaves, found, strict=True)
                 ]
                 whole = block.join(dense) if whole is None else whole + block.join(dense)
+            if whole is not None and self.reduce is not None:
+                whole = self.reduce(whole)  # all processes train the same members, each on its own data
             block.shown, block.tensor.grad = None, whole
             if whole is not None:
                 views = block.split(whole)

@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ._binding import Binding
 
-__all__ = ["Settings", "check_number", "current"]
+__all__ = ["Settings", "check_members", "check_number", "current"]
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 
@@ -27,6 +27,15 @@ def check_number(where: str, key: str, value: Any) -> None:
             bad = bool(number.detach().isnan().any())
         if bad:
             raise ValueError(f"{where}: {key} is NaN; give a number")
+
+
+def check_members(where: str, settings: Mapping[str, Any], members: int | None) -> None:
+    """Refuse a setting with another number of numbers than there are members."""
+    for key, value in settings.items():
+        if members is not None and isinstance(value, Tensor) and value.dim() == 1 and len(value) != members:
+            raise ValueError(
+                f"{where}: {key} has {len(value)} numbers for {members} members; give one for each member, or one number"
+            )
 
 
 def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:

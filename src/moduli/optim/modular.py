@@ -19,6 +19,7 @@ from ._closure import Evaluator
 from ._matrices import MemberEvaluator, MemberMatrices, OtherPresenceError
 from ._needs import ChainError, ClosureError, Need, join
 from ._processes import are_several, choose_reduction
+from ._settings import check_members
 from .chain import flatten
 from .functional import run as run_links
 from .module import Chainable, Module
@@ -189,6 +190,8 @@ class Optimizer(torch.optim.Optimizer):
         if self.population is not None:
             for link in self.modules:
                 _members.check(link)
+            for path, link in self._links:
+                check_members(path, link.defaults, self.binding.members)
 
     def relink(self) -> None:
         """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
@@ -292,6 +295,7 @@ class Optimizer(torch.optim.Optimizer):
         links = [link for _, link in self._links]
         for i in changed:
             _groups.check_keys(groups[i], links)
+            check_members("a parameter group", groups[i], self.binding.members)
         self._options = [_groups.options(group) for group in groups]
         for link in links:
             old = link.settings.overrides

@@ -16,7 +16,7 @@ from torch import Tensor
 from ._arguments import LinkType
 from ._needs import ChainError, Need
 from ._processes import COMMON_SEED
-from ._settings import Settings, check_number
+from ._settings import Settings, check_members, check_number
 from ._stand_ins import StandIns
 from ._state import StateStore
 from ._vector_state import VECTOR, describe_params
@@ -147,6 +147,8 @@ class Module(metaclass=LinkType):
                         f"{type(self).__name__} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}"
                     )
                 check_number(type(self).__name__, key, value)
+            binding = self.settings.binding
+            check_members(type(self).__name__, group, None if binding is None else binding.members)
         for group in groups:
             tensors = group.pop("params")
             for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):

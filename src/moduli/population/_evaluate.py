@@ -170,12 +170,17 @@ def evaluate(
             run = _stacked.run if plan.form == "stacked" else _vmapped
             results = Results()
             columns: list[list[Tensor]] = []
-            for start in range(0, count, plan.block or count):
-                stop = min(count, start + (plan.block or count))
-                whole = start == 0 and stop == count
-                rows = [p if whole else p[start:stop] for p in parameters]
-                kept_rows = [b if whole else b[start:stop] for b in buffers]
-                columns.append(run(swap, fn, rows, kept_rows, args, args.rows(start, stop), randomness, results))
+            block = plan.block or count
+            # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one concatenation.
+            parts = (
+                [list(parameters)]
+                if block >= count
+                else list(zip(*(torch.split(p, block) for p in parameters), strict=True))
+            )
+            for start, rows in zip(range(0, count, block), parts, strict=True):
+                stop = min(count, start + block)
+                kept_rows = [b[start:stop] for b in buffers]
+                columns.append(run(swap, fn, list(rows), kept_rows, args, args.rows(start, stop), randomness, results))
             if len(columns) == 1:
                 return results.joined(columns[0])
             return results.joined([torch.cat(parts) for parts in zip(*columns, strict=True)])

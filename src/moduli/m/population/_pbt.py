@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...optim import ChainError, Module, Need, Objective, Optimizer
+from ...population import Population
 from .._landing import land
 
 __all__ = ["PBT"]
@@ -28,6 +29,9 @@ class PBT(Module):
         every: How many steps lie between two exchanges.
         share: The share of members that is replaced (and of those that are copied).
         perturb: The relative change of a setting.
+        score: What members are ranked by: a function of the population that gives one number per member, the lower the
+            better, such as the loss on validation data; None for the training loss. It is called without gradients, at an
+            exchange only.
         seed: Seed of a generator of its own; None for torch's.
 
     Example:
@@ -56,9 +60,13 @@ class PBT(Module):
         every: int = 10,
         share: float = 0.25,
         perturb: float = 0.2,
+        score: Callable[[Population], Tensor] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        if score is not None and not callable(score):
+            raise TypeError(f"PBT: score is a {type(score).__name__}; give a function of the population")
+        self.score = score
         if every < 1 or not 0 < share <= 0.5 or not 0 <= perturb < 1:
             raise ValueError("PBT: every is at least 1, share lies in (0, 0.5], perturb in [0, 1)")
         for name, (low, high) in settings.items():
@@ -73,6 +81,12 @@ class PBT(Module):
         """Give every member its own settings, before the first step."""
         if self not in optimizer.modules:
             raise ChainError("PBT exchanges the state of all links, so it stands by itself in the chain, not in a link")
+        if optimizer.modules[-1] is not self:
+            after = type(optimizer.modules[optimizer.modules.index(self) + 1]).__name__
+            raise ChainError(
+                f"PBT comes last: a loser takes over where the winner goes, which {after} after it would change. Write "
+                f"Optimizer(pop, ..., {after}(...), PBT(...))"
+            )
         for name in self.ranges:
             _target(optimizer, name)
         kept: dict[str, Tensor] = self.global_state.setdefault("hyperparameters", {})
@@ -124,7 +138,7 @@ class PBT(Module):
         if self.increment_counter("steps", 1) % self.every or count < 2:
             return objective
         optimizer = _optimizer(objective)
-        losses = objective.get_loss(backward=True)
+        losses = self._scores(objective, optimizer, count)
         ranked = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).argsort(stable=True)
         replaced = max(1, int(self.share * count))
         best, worst = ranked[:replaced], ranked[-replaced:]
@@ -140,6 +154,16 @@ class PBT(Module):
         self._install(optimizer)
         objective.attrs["replaced"] = dict(zip(worst.tolist(), source.tolist(), strict=True))
         return objective
+
+    def _scores(self, objective: Objective, optimizer: Optimizer, count: int) -> Tensor:
+        if self.score is None or optimizer.population is None:
+            return objective.get_loss(backward=True)
+        with torch.no_grad():
+            found = self.score(optimizer.population)
+        if not isinstance(found, Tensor) or found.shape != (count,):
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ValueError(f"PBT: score returned {what} for {count} members; return one number per member")
+        return found
 
     def _exploit(self, objective: Objective, optimizer: Optimizer, count: int, worst: Tensor, source: Tensor) -> None:
         params, updates = objective.params, objective.get_updates()

@@ -1,0 +1,117 @@
+"""Settings of each member: checked when given, scaled by schedulers, explored by PBT; and what members cost in memory."""
+
+import pytest
+import torch
+from torch import nn
+
+import moduli as mo
+from moduli import m
+
+DOUBLE = torch.float64
+
+
+def swarm(count=8):
+    torch.manual_seed(0)
+    return mo.Population.of(nn.Linear, count, 3, 2)
+
+
+def loss(f):
+    return (f(torch.ones(4, 3)) - 1).square().mean()
+
+
+def test_another_number_of_numbers_than_members_is_refused_when_given():
+    five = torch.full((5,), 0.1)
+    with pytest.raises(ValueError, match=r"0\.LR: lr has 5 numbers for 8 members"):
+        mo.Optimizer(swarm(), m.LR(five))
+    with pytest.raises(ValueError, match="Adam: beta1 has 5 numbers for 8 members"):
+        mo.Optimizer(swarm(), m.ClipNorm(1.0), m.Adam(beta1=five), m.LR(0.1))
+    pop = swarm()
+    opt = mo.Optimizer(pop, m.LR(0.1))
+    with pytest.raises(ValueError, match="lr has 5 numbers for 8 members"):
+        opt.link("LR").set_param_groups([{"params": list(pop.parameters()), "lr": five}])
+    assert not opt.link("LR").settings.local
+    opt.param_groups[0]["lr"] = five
+    before = pop.matrix.clone()
+    with pytest.raises(ValueError, match="lr has 5 numbers for 8 members"):
+        opt.step(mo.closure(loss))
+    assert torch.equal(pop.matrix, before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 5),
+        lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5),
+        lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, 0.4, total_steps=5, cycle_momentum=False),
+        lambda opt: torch.optim.lr_scheduler.LinearLR(opt),
+    ],
+    ids=["cosine", "exponential", "one cycle", "linear"],
+)
+def test_schedulers_scale_every_members_rate(make):
+    rates = torch.tensor([0.1, 0.2, 0.4], dtype=DOUBLE)
+    pop = swarm(3)
+    opt = mo.Optimizer(pop, m.LR(rates))
+    scheduler = make(opt)
+    for _ in range(4):
+        now = opt.link("LR").settings[next(pop.parameters())]["lr"]
+        opt._sync()
+        now = opt.link("LR").settings[next(pop.parameters())]["lr"]
+        torch.testing.assert_close(now, rates * (opt.param_groups[0]["lr"] / 0.4))
+        opt.step(mo.closure(loss))
+        scheduler.step()
+    assert torch.equal(rates, torch.tensor([0.1, 0.2, 0.4], dtype=DOUBLE))
+
+
+def test_pbt_is_refused_where_it_cannot_act():
+    with pytest.raises(mo.optim.ChainError, match="PBT comes last"):
+        mo.Optimizer(swarm(), m.PBT({"lr.lr": (1e-3, 1e-1)}), m.LR(0.1))
+    with pytest.raises(TypeError, match="score is a float"):
+        m.PBT({"lr.lr": (1e-3, 1e-1)}, score=1.0)
+
+
+def test_pbt_ranks_by_a_validation_score():
+    pop, asked = swarm(), []
+
+    def score(population):
+        assert not torch.is_grad_enabled()
+        asked.append(len(population))
+        return torch.arange(8.0)  # the first is the best, whatever the training loss says
+
+    opt = mo.Optimizer(pop, m.LR(0.0), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=2, score=score, seed=0))
+    for _ in range(2):
+        opt.step(mo.closure(loss))
+    assert asked == [8]
+    assert set(opt.attrs["replaced"]) == {6, 7}
+    assert set(opt.attrs["replaced"].values()) <= {0, 1}
+    wrong = mo.Optimizer(swarm(), m.LR(0.1), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=1, score=lambda p: torch.ones(3)))
+    with pytest.raises(ValueError, match="one number per member"):
+        wrong.step(mo.closure(loss))
+
+
+def peak(step):
+    """The most memory that a step holds beyond what was there before it, in bytes, counted by torch's allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    held = most = 0
+    for event in sorted(seen.events(), key=lambda event: event.time_range.end):
+        held += event.self_cpu_memory_usage
+        most = max(most, held)
+    return most
+
+
+def test_a_step_holds_no_more_than_twice_matrix_gradients_and_states():
+    torch.manual_seed(0)
+    pop = mo.Population.of(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), 64
+    )
+    x, y = torch.randn(4, 64), torch.randint(0, 10, (4,))
+    opt = mo.Optimizer(pop, m.Adam(), m.LR(1e-3))
+    matrix = pop.matrix.numel() * 4
+
+    def steps():
+        for _ in range(3):
+            opt.step(mo.closure(lambda: pop.losses(lambda f: nn.functional.cross_entropy(f(x), y))))
+
+    found = peak(steps)
+    held = 3 * matrix  # gradients and two moments; the matrix itself was there before
+    assert held <= found <= 2 * (matrix + held) - matrix
