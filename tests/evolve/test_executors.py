@@ -136,7 +136,7 @@ def test_vectorised_blocks_are_one_function():
     assert torch.equal(whole, InProcess(vectorised=True, block=4).map(lambda x: x.sum(1), X))
     with pytest.raises(ValueError, match="one number per member"):
         InProcess(vectorised=True).map(lambda x: x.sum(), X)
-    with pytest.warns(EvaluationWarning), pytest.raises(EvaluationError, match="one number per member"):
+    with pytest.raises(EvaluationError, match="one number per member"):
         InProcess().map(lambda row: row, X[:1])
 
 

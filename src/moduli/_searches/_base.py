@@ -39,7 +39,7 @@ class Search(ABC):
         categorical: {index: number of categories} of coordinates that take 0, 1, ..., where the method allows them.
         target: Stop when a fitness this low is found.
         patience: Stop when the best fitness has not improved for so many generations.
-        max_evaluations: Stop when so many members were evaluated.
+        max_evaluations: Stop before more members than this would have been evaluated.
         tol: Stop when the members differ by less than this, relative to their size.
         own: Whether the search may keep x0 itself instead of a copy; whoever gives it does not write to it again.
     """
@@ -107,6 +107,11 @@ class Search(ABC):
             raise TypeError(f"population is a whole number of members; got {population!r}")
         if population < self.least:
             raise ValueError(f"{type(self).__name__} needs at least {self.least} members; population={population}")
+        if self.max_evaluations is not None and population > self.max_evaluations:
+            raise ValueError(
+                f"max_evaluations={self.max_evaluations} is less than one generation of {population} members; raise it, "
+                "or give a smaller population"
+            )
         return population
 
     # -- what a method fills in
@@ -245,7 +250,7 @@ class Search(ABC):
         Example:
             >>> import torch
             >>> from moduli.evolve import PSO
-            >>> search = PSO(torch.zeros(2), max_evaluations=40)
+            >>> search = PSO(torch.zeros(2), population=20, max_evaluations=50)
             >>> while not (reason := search.should_stop()):
             ...     search.tell(search.ask().square().sum(1))
             >>> print(reason)
@@ -253,7 +258,7 @@ class Search(ABC):
         """
         if self.target is not None and self.best_fitness <= self.target:
             return Reason.TARGET
-        if self.max_evaluations is not None and self.evaluations >= self.max_evaluations:
+        if self.max_evaluations is not None and self.evaluations + self.population > self.max_evaluations:
             return Reason.BUDGET
         if self._int("lost") >= 10:
             return Reason.NOT_FINITE

@@ -144,24 +144,29 @@ class Faults:
         self.retries, self.count = retries, count
         self.attempts: dict[int, int] = {}
         self.lost: dict[int, str] = {}
+        self.said: list[str] = []
 
     def again(self, member: int, why: str) -> bool:
-        """Whether to evaluate a member once more; says so either way."""
+        """Whether to evaluate a member once more; either way it is said when the generation is over."""
         self.attempts[member] = self.attempts.get(member, 0) + 1
         last = why.strip().splitlines()[-1]
         if self.attempts[member] <= self.retries:
-            warnings.warn(EvaluationWarning(f"member {member} is evaluated again: {last}"), stacklevel=4)
+            self.said.append(f"member {member} is evaluated again: {last}")
             return True
         times = "" if self.attempts[member] == 1 else f" ({self.attempts[member]} attempts)"
-        warnings.warn(EvaluationWarning(f"member {member} has no fitness (NaN){times}: {last}"), stacklevel=4)
+        self.said.append(f"member {member} has no fitness (NaN){times}: {last}")
         self.lost[member] = why
         return False
 
     def check(self) -> None:
-        """Raise if nothing at all could be evaluated."""
+        """Raise if nothing at all could be evaluated; warn of what went wrong otherwise, of much in one warning."""
         if self.count and len(self.lost) == self.count:
             member, why = next(iter(self.lost.items()))
             raise EvaluationError(f"none of {self.count} members could be evaluated; member {member} said:\n{why}")
+        if len(self.said) > 3:
+            self.said = [f"{len(self.said)} evaluations failed in one generation; the first: {self.said[0]}"]
+        for message in self.said:
+            warnings.warn(EvaluationWarning(message), stacklevel=5)
 
 
 class InProcess(Executor):

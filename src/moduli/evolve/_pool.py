@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +38,7 @@ class Pool(Workers):
         start: `"forkserver"` (the default, where there is one), `"spawn"` or `"fork"`. `"fork"` starts at once and takes any
             function, but is unsafe in a process with threads.
         threads: How many threads torch uses in each worker.
+        start_timeout: Seconds that a worker may take to start, imports included.
 
     Example:
         >>> import torch
@@ -53,8 +56,12 @@ class Pool(Workers):
         retries: int = 1,
         start: str | None = None,
         threads: int = 1,
+        start_timeout: float = 300.0,
     ) -> None:
         super().__init__(workers or os.cpu_count() or 1, timeout, retries)
+        if not start_timeout > 0:
+            raise ValueError(f"start_timeout={start_timeout}: give seconds")
+        self.start_timeout = start_timeout
         methods = multiprocessing.get_all_start_methods()
         start = start or ("forkserver" if "forkserver" in methods else "spawn")
         if start not in methods:
@@ -72,6 +79,7 @@ class Pool(Workers):
 
     def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
         if self._fitness is not fitness or not _fits(self._slots, example):
+            _leave_if_imported()
             self.close()
             self._fitness = fitness
             if self.start != "fork":
@@ -109,8 +117,23 @@ class Pool(Workers):
 
     def _greet(self, worker: int) -> None:
         """Wait until a worker is ready: to start is not part of the time that a member may take."""
+        process, pipe = self._staff[worker]
+        if not pipe.poll(self.start_timeout):
+            self.close()
+            raise RuntimeError(
+                f"a worker did not start within {self.start_timeout} seconds; what it imports (the module of the fitness) "
+                "hangs, or start_timeout is too short"
+            )
         with suppress(EOFError, OSError):  # it is dead then, which `_collect` notices
-            self._staff[worker][1].recv()
+            pipe.recv()
+            return
+        process.join(10)
+        if process.exitcode == _UNGUARDED:
+            self.close()
+            raise RuntimeError(
+                "the workers import this program, which starts a search again when it is imported; put what it runs under "
+                '`if __name__ == "__main__":`'
+            )
 
     def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
         if self._slots is None:
@@ -164,6 +187,28 @@ class Pool(Workers):
             self.close()
 
 
+_UNGUARDED = 77
+"""The exit code of a worker that was asked for a pool while it imported the program."""
+
+
+def _leave_if_imported() -> None:
+    """End this process, if it is a worker that imports a program without a guard: it would start workers of its own."""
+    # multiprocessing gives the program this name in its workers, instead of "__main__".
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__mp_main__" and frame.f_code.co_name == "<module>":
+            os._exit(_UNGUARDED)
+        frame = frame.f_back
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, also in the middle of a fitness that never ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
 def _fits(slots: Tensor | None, example: Tensor) -> bool:
     return slots is not None and slots.dtype == example.dtype and slots.shape[1] == example.numel()
 
@@ -182,6 +227,7 @@ def _work(
         end.close()
     # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     name, slot, dim, dtype = where
     memory = shared_memory.SharedMemory(name=name)

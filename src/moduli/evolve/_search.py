@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -91,7 +93,7 @@ def search(
     fitness: Callable[[Any], Any],
     over: str | Sequence[str] = "*",
     *,
-    method: str = "cmaes",
+    method: str = "auto",
     budget: int = 1000,
     executor: Executor | None = None,
     vectorised: bool = False,
@@ -113,9 +115,11 @@ def search(
         net: Any module.
         fitness: A function of the module that gives one number; it runs without gradients.
         over: Names of parameters, or patterns such as `"head.*"`, as one string or several.
-        method: `"cmaes"`, `"sepcmaes"`, `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"ga"`, `"cem"`, `"openes"`,
-            `"pgpe"`, `"ars"`, `"guidedes"`, `"snes"` or `"xnes"`.
-        budget: How many evaluations to spend, in whole generations.
+        method: `"auto"` chooses by the number of parameters: full CMA-ES up to 1,000, separable up to 100,000, and beyond
+            that seed-replayed `OpenES`, which keeps four vectors of the size of the model. By name: `"cmaes"`, `"sepcmaes"`,
+            `"ipop"`, `"bipop"`, `"pso"`, `"de"`, `"jade"`, `"shade"`, `"ga"`, `"cem"`, `"openes"`, `"pgpe"`, `"ars"`,
+            `"guidedes"`, `"snes"` or `"xnes"`.
+        budget: How many evaluations there are at most; they are spent in whole generations.
         executor: Who evaluates: `Pool`, `Ray`, `Ranks`, or None for this process.
         vectorised: In this process, evaluate all members in one call: `fitness` then gets a function to call like the
             module, and runs under `torch.func.vmap`.
@@ -126,8 +130,9 @@ def search(
         **settings: Those of the method: `population`, `sigma`, `bounds`, `patience`, `lr`, and so on.
 
     Raises:
-        ValueError: If nothing matches `over`, or the method or the checkpoint is unknown.
-        EvaluationError: If no member of a generation could be evaluated.
+        ValueError: If nothing matches `over`, the method or the checkpoint is unknown, or the method would need a matrix of
+            more than two gigabytes that was not asked for (`covariance="full"` asks for it).
+        EvaluationError: If no member of a generation could be evaluated; it has the traceback of one.
 
     Example:
         >>> import torch
@@ -141,13 +146,20 @@ def search(
     """
     started = perf_counter()
     chosen = Chosen(net, over)
+    if budget < 1:
+        raise ValueError(f"budget={budget}: a search evaluates at least one member")
+    if method == "auto":
+        method = choose_method(chosen.numel)
     if method not in METHODS:
-        raise ValueError(f"method={method!r} is unknown; there are {', '.join(METHODS)}")
+        raise ValueError(f"method={method!r} is unknown; there are auto, {', '.join(METHODS)}")
     if vectorised and executor is not None:
         raise ValueError("vectorised=True evaluates in this process; leave executor out")
     kind, preset = METHODS[method]
     # A covariance matrix loses its positive eigenvalues in single precision long before it has converged.
     double = kind in (CMAES, XNES) and preset.get("covariance", settings.get("covariance")) != "separable"
+    if double and "covariance" not in settings:
+        _check_matrix(method, chosen.numel)
+    settings.setdefault("population", _first_population(kind, chosen.numel, budget))
     x0 = chosen.read(net, torch.float64 if double else None)
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
@@ -165,6 +177,29 @@ def search(
     x = chosen.named(best)
     done = searcher.generation, searcher.evaluations, perf_counter() - started
     return SearchResult(x, searcher.best_fitness, reason, reason.success, *done, run.history, searcher)
+
+
+def choose_method(size: int) -> str:
+    """The method for so many parameters: the best that memory allows."""
+    if size <= 1_000:
+        return "cmaes"
+    return "sepcmaes" if size <= 100_000 else "openes"
+
+
+def _check_matrix(method: str, size: int) -> None:
+    """Refuse a covariance matrix that nobody can have meant, and say what it would cost."""
+    needed = 4 * 8 * size * size  # the covariance, its root, and as much again while they change
+    if needed > 2 * 1024**3:
+        raise ValueError(
+            f"method={method!r} keeps a covariance of {size} x {size} numbers, which takes {needed / 1024**3:.3g} GB; use "
+            "'sepcmaes', 'snes' or 'openes', whose memory is that of the model, or ask for it with covariance='full'"
+        )
+
+
+def _first_population(kind: type[Search], size: int, budget: int) -> int:
+    """The method's default, or less where the budget does not suffice for one generation of it."""
+    default = signature(kind).parameters["population"].default if "population" in signature(kind).parameters else 64
+    return max(kind.least, min(4 + int(3 * math.log(size)) if default is None else default, budget))
 
 
 class _Run:
