@@ -16,8 +16,8 @@ BOUNDARY = "_torch"
 SHARED = (BOUNDARY, "_loading", "_version")
 # Rooms that do not keep these rules yet.
 PENDING = (
-    *("_evolution", "_minimize", "_searches", "evolve", "io", "kernels", "lab", "nn", "particles", "population"),
-    *("m/evolution", "m/population", "optim/_processes.py", "optim/_shards.py"),
+    *("_minimize", "io", "kernels", "lab", "nn", "particles", "population"),
+    *("optim/_processes.py", "optim/_shards.py"),
 )
 # Named in torch's documentation, in spite of the underscore.
 DOCUMENTED = ("_foreach_", "__")

@@ -150,7 +150,7 @@ def test_other_ways_to_start(start):
 
 def test_wrong_settings_are_refused():
     for options, error in [
-        ({"workers": -1}, "somebody"),
+        ({"workers": -1}, "at least 1"),
         ({"timeout": 0.0}, "seconds"),
         ({"retries": -1}, "negative"),
         ({"start": "magic"}, "unknown"),

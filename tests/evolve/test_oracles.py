@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from moduli._evolution import _buffers, _cmaes, _de, _pso, _ranks, _restarts
-from moduli._evolution._bounds import midpoint, reflected
-from moduli._evolution._noise import KEPT, SEGMENT, Noise, key
-from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES
+from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _buffers, _fitness
+from moduli.evolve import cmaes as _cmaes
+from moduli.evolve import de as _de
+from moduli.evolve import pso as _pso
+from moduli.evolve._coordinates import midpoint, reflected
+from moduli.evolve._noise import KEPT, SEGMENT, Noise, key
 
 CPU = torch.device("cpu")
 
@@ -118,11 +120,11 @@ def test_noise_is_standard_normal():
 def test_ranks_by_a_loop():
     f = torch.tensor([3.0, 1.0, math.inf, 1.0, -2.0, math.inf], dtype=torch.float64)
     expected = [sum((g < v) + 0.5 * (g == v) for g in f.tolist()) - 0.5 for v in f.tolist()]
-    assert _ranks.centred_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
+    assert _fitness.centred_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
     n = len(f)
     raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
     u = [v / sum(raw) - 1 / n for v in raw]
-    got = _ranks.nes_utilities(f).tolist()
+    got = _fitness.nes_utilities(f).tolist()
     assert got == pytest.approx(
         [u[3], (u[1] + u[2]) / 2, (u[4] + u[5]) / 2, (u[1] + u[2]) / 2, u[0], (u[4] + u[5]) / 2]
     )
@@ -223,9 +225,9 @@ def test_cholesky_and_eigen_are_one_distribution():
 
 
 def test_bipop_gives_both_regimes_their_turn():
-    assert _restarts.ipop(10) == 20
-    assert _restarts.bipop(10, 10, 100, 200, 0.5, 0.5) == (True, 20, 1.0)
-    large, size, shrink = _restarts.bipop(10, 80, 300, 200, 0.5, 0.5)
+    assert _cmaes.ipop(10) == 20
+    assert _cmaes.bipop(10, 10, 100, 200, 0.5, 0.5) == (True, 20, 1.0)
+    large, size, shrink = _cmaes.bipop(10, 80, 300, 200, 0.5, 0.5)
     assert (large, size) == (False, math.floor(10 * 4**0.25))
     assert shrink == pytest.approx(0.1)
 
@@ -337,7 +339,7 @@ def test_the_swarm_by_a_loop():
         for j in range(3):
             pull = 1.2 * r1[i, j] * (own[i, j] - x[i, j]) + 0.8 * r2[i, j] * (best[j] - x[i, j])
             expected[i, j] = 0.6 * v[i, j] + pull
-    torch.testing.assert_close(_pso.velocity(x, v, own, best, r1, r2, 0.6, 1.2, 0.8), expected)
+    torch.testing.assert_close(_pso.swarm_velocity(x, v, own, best, r1, r2, 0.6, 1.2, 0.8), expected)
     moved, again, faster = _pso.move([x], [v], [own], [best.expand(6, 3).contiguous()], [r1], [r2], 0.6, 1.2, 0.8)
     torch.testing.assert_close(faster[0], expected)
     torch.testing.assert_close(moved[0], x + expected)
@@ -424,7 +426,7 @@ def test_the_swarm_of_evox_under_its_own_random_numbers(monkeypatch):
         # It remembers the best places before it moves, and evaluates afterwards.
         own, best = other.local_best_location, other.global_best_location
         # Its social numbers are drawn first.
-        mine = _pso.velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
+        mine = _pso.swarm_velocity(x, v, own, best, *reversed(matrices), 0.6, 1.2, 0.8)
         torch.testing.assert_close((x + mine).clamp(-10, 10), other.pop)
 
 
@@ -463,7 +465,7 @@ def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, mo
         with monkeypatch.context() as patch:
             patch.setattr(_de, "distinct", lambda *a, _p=parents: torch.stack(_p))
             drawn = torch.where(draws[0] < 0.6, -32768.0, 32767.0)
-            patch.setattr("moduli._searches._de.draws", lambda *a, _d=drawn: _d)
+            patch.setattr("moduli.evolve.de.draws", lambda *a, _d=drawn: _d)
             patch.setattr(torch, "randint", lambda *a, _f=forced, **k: _f[:, 0])
             mine.tell(fitness(mine.ask()))
         torch.testing.assert_close(mine.state["x"], other.pop)

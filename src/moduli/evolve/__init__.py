@@ -12,32 +12,39 @@ Everything is minimised. Four nouns:
 The methods: `PSO`, `DE`, `GA` and `CEM` keep a population. `OpenES`, `PGPE`, `ARS` and `GuidedES` estimate a gradient, `SNES`,
 `XNES` and `CMAES` adapt a distribution; these draw their noise again from seeds instead of storing it, but for the full
 covariances of `XNES` and `CMAES`.
+
+Each method is a file with its mathematics, in the order of its paper, and its ask and tell. The links of `moduli.m` with the
+same names are made of them by one adapter, and have the same settings.
 """
 
-from .._searches._ars import ARS
-from .._searches._base import Search
-from .._searches._cem import CEM
-from .._searches._cmaes import CMAES
-from .._searches._coordinates import Bounds
-from .._searches._de import DE
-from .._searches._ga import GA
-from .._searches._guided_es import GuidedES
-from .._searches._open_es import OpenES
-from .._searches._pgpe import PGPE
-from .._searches._pso import PSO
-from .._searches._reason import Reason
-from .._searches._snes import SNES
-from .._searches._xnes import XNES
+from __future__ import annotations
+
+from ._base import Search
+from ._coordinates import Bounds
+from ._distribution import GradientSearch
 from ._executor import EvaluationError, EvaluationWarning, Executor, InProcess
 from ._pool import Pool
 from ._rank import Ranks
 from ._ray import Ray
+from ._reason import Reason
 from ._search import SearchResult, search
+from .ars import ARS
+from .cem import CEM
+from .cmaes import CMAES
+from .de import DE
+from .ga import GA
+from .guided_es import GuidedES
+from .open_es import OpenES
+from .pgpe import PGPE
+from .pso import PSO, informed_velocity, neighbourhood_best, remember_best, swarm_velocity
+from .snes import SNES
+from .xnes import XNES
 
 __all__ = [
     "search",
     "SearchResult",
     "Search",
+    "GradientSearch",
     "Reason",
     "Bounds",
     "PSO",
@@ -56,6 +63,10 @@ __all__ = [
     "Pool",
     "Ray",
     "Ranks",
+    "swarm_velocity",
+    "informed_velocity",
+    "neighbourhood_best",
+    "remember_best",
     "EvaluationWarning",
     "EvaluationError",
 ]

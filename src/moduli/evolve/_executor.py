@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._evolution._noise import key
+from ._noise import key
 
 __all__ = [
     "EvaluationError",

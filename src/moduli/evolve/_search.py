@@ -14,22 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._searches._ars import ARS
-from .._searches._base import Search
-from .._searches._cem import CEM
-from .._searches._cmaes import CMAES
-from .._searches._de import DE
-from .._searches._ga import GA
-from .._searches._guided_es import GuidedES
-from .._searches._open_es import OpenES
-from .._searches._pgpe import PGPE
-from .._searches._pso import PSO
-from .._searches._reason import Reason
-from .._searches._snes import SNES
-from .._searches._xnes import XNES
+from ._base import Search
 from ._checkpoint import Journal, load_state, save_state
 from ._chosen import Chosen, ModuleFitness
 from ._executor import EvaluationWarning, Executor, InProcess, evaluated, member_seeds
+from ._reason import Reason
+from .ars import ARS
+from .cem import CEM
+from .cmaes import CMAES
+from .de import DE
+from .ga import GA
+from .guided_es import GuidedES
+from .open_es import OpenES
+from .pgpe import PGPE
+from .pso import PSO
+from .snes import SNES
+from .xnes import XNES
 
 __all__ = ["SearchResult", "search"]
 

@@ -34,7 +34,7 @@ class Workers(Executor):
 
     def __init__(self, workers: int, timeout: float | None, retries: int) -> None:
         if workers < 1:
-            raise ValueError(f"workers={workers}: somebody has to do the work")
+            raise ValueError(f"workers={workers} must be at least 1")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout}: give seconds, or None")
         if retries < 0:

@@ -1,8 +1,6 @@
 """Links over the members of a population."""
 
-from ._cem import CEM
-from ._de import DE
-from ._ga import GA
+from ._links import CEM, DE, GA
 from ._pbt import PBT
 from ._pso import PSO
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..._evolution._pso import informed_velocity, neighbourhood_best, remember, velocity
+from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from ...optim import Module, Need, Objective, as_real
 
 __all__ = ["PSO"]
@@ -56,9 +56,9 @@ class PSO(Module):
     def __init__(
         self,
         *,
-        inertia: float = 0.7298,
-        cognitive: float = 1.49618,
-        social: float = 1.49618,
+        inertia: float = 0.7298437881283576,
+        cognitive: float = 1.496179765663133,
+        social: float = 1.496179765663133,
         topology: Literal["global", "ring", "informed"] = "global",
         radius: int = 1,
         seed: int | None = None,
@@ -85,7 +85,7 @@ class PSO(Module):
                 state["place"] = param.detach().clone(memory_format=torch.contiguous_format)
                 state["velocity"] = torch.zeros_like(state["place"])
             # Every parameter compares with the same record, so each works on a copy of it.
-            remember(_rows(param.detach()), losses, _rows(state["place"]), best.clone())
+            remember_best(_rows(param.detach()), losses, _rows(state["place"]), best.clone())
         best.copy_(torch.where(losses < best, losses, best))
 
     def apply(self, objective: Objective) -> Objective:
@@ -111,12 +111,9 @@ class PSO(Module):
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
         if self.topology == "informed":
             draws = uniform(2 * radius + 1)
-            new = informed_velocity(x, v, place, draws, radius, w, own + social, torch.empty_like(x))
-        elif any(isinstance(value, Tensor) for value in (w, own, social)):
-            leader = place[near]
-            new = w * v + own * uniform() * (place - x) + social * uniform() * (leader - x)
+            new = informed_velocity(x, v, place, draws, radius, w, (own + social) / w, torch.empty_like(x))
         else:
-            new = velocity(x, v, place, place[near], uniform(), uniform(), w, own, social)
+            new = swarm_velocity(x, v, place, place[near], uniform(), uniform(), w, own, social)
         _rows(state["velocity"]).copy_(new)
         shaped = new.reshape(as_real(param.detach()).shape)
         return torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped

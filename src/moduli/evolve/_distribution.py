@@ -1,0 +1,287 @@
+"""Searches that move a Gaussian whose samples are drawn again from seeds instead of being stored."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._base import Search
+from ._coordinates import reflected
+from ._noise import Noise, member_signs
+from ._reason import Reason
+
+__all__ = ["Distribution", "GradientSearch"]
+
+
+class Distribution(Search):
+    """A Gaussian around a mean, with independent coordinates; memory is linear in the dimension for any population.
+
+    Beyond the bounds the fitness is that of the reflected point, so the Gaussian itself knows no bounds.
+
+    Args:
+        x0: The first mean.
+        population: How many members.
+        antithetic: Whether members come in pairs, mirrored at the mean.
+        rank: Draw the noise of each matrix as a product of this rank; needs `shapes`.
+        shapes: The shapes of the parameters that the vector holds, in order.
+        **options: Those of `Search`.
+    """
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int,
+        antithetic: bool,
+        rank: int | None = None,
+        shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.antithetic, self.rank, self.shapes = antithetic, rank, shapes
+        super().__init__(x0, population=population, **options)
+        self._noise = self._planned()
+
+    def _planned(self) -> Noise:
+        directions, _ = member_signs(self.population, self.antithetic)
+        return Noise(self._drawn(), directions, self.dtype, self.device, self.shapes, self.rank)
+
+    def _drawn(self) -> int:
+        """How many numbers make one direction."""
+        return self.dim
+
+    def _draws(self) -> int:
+        return self._noise.blocks
+
+    def _loaded(self) -> None:
+        self._noise = self._planned()
+
+    @abstractmethod
+    def _scale(self) -> Tensor | float:
+        """The standard deviation: of all coordinates, or of each."""
+
+    def _directions(self, start: int, stop: int) -> Tensor:
+        """Directions `start` to `stop`; may be shared, so not to be written to."""
+        return self._noise.rows(self._int("seed"), self._int("counter"), start, stop)
+
+    def _propose(self, start: int, stop: int) -> Tensor:
+        mean, scale = self._tensor("mean"), self._scale()
+        if self.antithetic and stop - start > 1:
+            left = start // 2
+            step = self._directions(left, -(-stop // 2))
+            pairs = self._fresh(len(step), 2, self.dim)
+            if isinstance(scale, Tensor):
+                torch.addcmul(mean, step, scale, out=pairs[:, 0])
+                torch.addcmul(mean, step, scale, value=-1, out=pairs[:, 1])
+            else:
+                torch.add(mean, step, alpha=scale, out=pairs[:, 0])
+                torch.sub(mean, step, alpha=scale, out=pairs[:, 1])
+            x = pairs.view(-1, self.dim)
+            if stop - start < len(x):
+                x = x[start - 2 * left : stop - 2 * left]
+        else:
+            sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
+            step = self._directions(first, first + stop - start)
+            # Directions that are not kept are nobody else's.
+            out = None if self._shared() else step
+            if isinstance(scale, Tensor):
+                x = torch.addcmul(mean, step, scale, value=sign, out=out)
+            else:
+                x = torch.add(mean, step, alpha=sign * scale, out=out)
+        c = self.coordinates
+        return reflected(x, c.lower, c.upper) if c.bounded else x
+
+    def _shared(self) -> bool:
+        """Whether what `_directions` gives is used again."""
+        return self._noise.kept
+
+    def _member(self, index: int) -> Tensor:
+        scale, c = self._scale(), self.coordinates
+        if isinstance(scale, Tensor) or c.bounded or not self._shared():
+            # A single member is made anew, so there is nothing to copy.
+            return self._propose(index, index + 1)[0]
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        return torch.add(self._tensor("mean"), self._directions(first, first + 1)[0], alpha=sign * scale)
+
+    def _separable(self) -> bool:
+        """Whether the noise of each coordinate depends on no other."""
+        return True
+
+    def _in_parts(self) -> bool:
+        """Whether members can be made in parts: directions are longer than a block, and drawn each time."""
+        noise = self._noise
+        return noise.segments > 1 and not noise.kept and noise.rank is None and self._separable()
+
+    def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
+        if not self._in_parts() or self.coordinates.bounded:
+            yield from super()._parts(index)
+            return
+        mean, scale = self._tensor("mean"), self._scale()
+        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        for columns, step in self._noise.pieces(self._int("seed"), self._int("counter"), first):
+            if isinstance(scale, Tensor):
+                torch.addcmul(mean[columns], step, scale[columns], value=sign, out=step)
+            else:
+                torch.add(mean[columns], step, alpha=sign * scale, out=step)
+            yield columns.start, step
+
+    def _improve(self, index: int) -> None:
+        if self._lent or not self._in_parts() or self.coordinates.bounded:
+            super()._improve(index)
+            return
+        best = self._tensor("best")
+        for at, part in self._parts(index):
+            best[at : at + len(part)] = part
+
+    def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Σ first ε and Σ second ε² over the directions of this generation."""
+        return self._noise.weighted(self._int("seed"), self._int("counter"), first, second)
+
+    def _paired(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of members as weights of their directions and of the squares of these."""
+        if not self.antithetic:
+            return weights, weights
+        paired = self.population // 2 * 2
+        plus, minus, alone = weights[0:paired:2], weights[1:paired:2], weights[paired:]
+        return torch.cat([plus - minus, alone]), torch.cat([plus + minus, alone])
+
+    @property
+    def mean(self) -> Tensor:
+        """The centre of the distribution, inside the bounds."""
+        c = self.coordinates
+        mean = self._tensor("mean")
+        return reflected(mean, c.lower, c.upper) if c.bounded else mean.clone()
+
+
+class GradientSearch(Distribution):
+    """A Gaussian whose mean descends along an estimate of the gradient of its expected fitness.
+
+    Args:
+        x0: The first mean.
+        population: How many members.
+        lr: The learning rate.
+        sigma: The standard deviation of the members around the mean.
+        optimizer: `"adam"`, `"sgd"`, or None: the mean stays, and `take_estimate` gives what to descend along.
+        momentum: Of `"sgd"`.
+        betas: Of `"adam"`.
+        **options: Those of `Distribution` and `Search`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import OpenES
+        >>> search = OpenES(torch.ones(3, dtype=torch.float64), population=4000, optimizer=None, shape="raw", sigma=0.01)
+        >>> search.tell(search.ask().square().sum(1))
+        >>> (search.take_estimate() - 2).abs().max() < 0.3
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int = 64,
+        lr: float = 0.05,
+        sigma: float = 0.1,
+        optimizer: str | None = "adam",
+        momentum: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        antithetic: bool = True,
+        **options: Any,
+    ) -> None:
+        if optimizer not in ("adam", "sgd", None):
+            raise ValueError(f"optimizer={optimizer!r} is unknown; there are 'adam', 'sgd' and None")
+        if not sigma > 0:
+            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        self.lr, self.sigma, self.optimizer, self.momentum, self.betas = lr, sigma, optimizer, momentum, betas
+        self._estimate: list[Tensor] = []
+        super().__init__(x0, population=population, antithetic=antithetic, **options)
+
+    def take_estimate(self) -> Tensor:
+        """The gradient estimate of the generation that was told last, with `optimizer=None`."""
+        parts, self._estimate = self._estimate, []
+        if not parts:
+            raise RuntimeError("there is no estimate: make the search with optimizer=None, and tell it a generation")
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
+        return found
+
+    def _start(self, x0: Tensor) -> None:
+        self.state["mean"] = x0
+        if self.optimizer == "adam":
+            self.state["first"], self.state["second"] = torch.zeros_like(x0), torch.zeros_like(x0)
+        else:
+            self.state["step"] = 0.0
+            if self.momentum:
+                self.state["velocity"] = torch.zeros_like(x0)
+
+    def _scale(self) -> Tensor | float:
+        return self.sigma
+
+    @abstractmethod
+    def gradient(self, fitness: Tensor) -> Tensor:
+        """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
+
+    def _learn(self, fitness: Tensor) -> None:
+        if self.optimizer == "sgd":
+            self.state["step"] = 0.0
+        self._estimate.clear()
+        for columns, gradient in self._estimates(fitness):
+            self._descend(gradient, columns)
+
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """`gradient` of fitness that is clean already, in parts to be used one after the other."""
+        yield slice(0, self.dim), self.gradient(fitness)
+
+    def _descend(self, gradient: Tensor, columns: slice) -> None:
+        """Move some coordinates of the mean."""
+        if self.optimizer is None:
+            self._estimate.append(gradient.clone())  # a part is overwritten by the next one
+            return
+        mean = self._tensor("mean")[columns]
+        if self.optimizer == "adam":
+            first, second = self._tensor("first")[columns], self._tensor("second")[columns]
+            adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas, 1e-8)
+            return
+        velocity = self._tensor("velocity")[columns] if self.momentum else None
+        moved = descent(mean, gradient, velocity, self.lr, self.momentum)
+        longest = float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
+        self.state["step"] = max(self._float("step"), self.lr * longest)
+
+    def _converged(self) -> Reason | None:
+        # Adam divides by the size of the gradients, so its steps never become small.
+        if self.optimizer == "adam" or self.generation == 0:
+            return None
+        size = max(1.0, float(torch.linalg.vector_norm(self._tensor("mean"), torch.inf)))
+        return Reason.SMALL_STEP if self._float("step") <= self.tol * size else None
+
+
+def descent(mean: Tensor, gradient: Tensor, velocity: Tensor | None, lr: float, momentum: float) -> Tensor | None:
+    """V ← momentum v + g, mean ← mean - lr v, in place; returns v (None without momentum)."""
+    if momentum:
+        velocity = gradient.clone() if velocity is None else velocity.mul_(momentum).add_(gradient)
+        mean.sub_(velocity, alpha=lr)
+        return velocity
+    mean.sub_(gradient, alpha=lr)
+    return None
+
+
+def adam(
+    mean: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One step of Adam in place (Kingma and Ba 2015, algorithm 1); `step` counts from one."""
+    first.lerp_(gradient, 1 - betas[0])
+    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    # Both corrections for the start at zero in two numbers instead of two passes.
+    late = math.sqrt(1 - betas[1] ** step)
+    mean.addcdiv_(first, second.sqrt().add_(eps * late), value=-lr * late / (1 - betas[0] ** step))

@@ -1,0 +1,107 @@
+"""From fitness to weights: only the order counts, ties share, and what is not a number comes last.
+
+What concerns some hundred members takes NumPy a microsecond where torch takes five, and has to reach Python anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Numbers", "centred_ranks", "clean", "host", "nes_utilities", "numbers", "shaped", "standardised", "tensor"]
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+def host(values: Tensor) -> Numbers:
+    """The numbers of a tensor; on the CPU the same memory."""
+    if values.device.type != "cpu" or values.requires_grad or values.dtype is torch.bfloat16:
+        values = values.detach().cpu()
+        values = values.float() if values.dtype is torch.bfloat16 else values
+    return values.numpy()
+
+
+def tensor(numbers: Numbers, like: Tensor) -> Tensor:
+    """Numbers as a tensor with the dtype and device of another; where these fit, the same memory."""
+    made = torch.from_numpy(numbers)
+    return made if made.dtype is like.dtype and like.device.type == "cpu" else made.to(like)
+
+
+def clean(fitness: Tensor) -> Tensor:
+    """Fitness in double, with NaN as the worst there is: +inf. Always a copy."""
+    return torch.from_numpy(numbers(fitness)).to(fitness.device)
+
+
+def numbers(fitness: Tensor) -> Numbers:
+    """The same as an array."""
+    f = np.array(host(fitness), dtype=np.float64)
+    least = np.minimum.reduce(f, initial=math.inf)
+    if least != least:  # one NaN makes it NaN
+        f[np.isnan(f)] = math.inf
+    return f
+
+
+def _tied(fitness: Tensor) -> tuple[Tensor, Tensor]:
+    """For each member, how many are better, and how many are better or equal."""
+    ordered = fitness.sort().values
+    return torch.searchsorted(ordered, fitness), torch.searchsorted(ordered, fitness, right=True)
+
+
+def centred_ranks(fitness: Tensor) -> Tensor:
+    """Ranks scaled to [-½, ½], the best member at -½ (Salimans et al. 2017, section 2.1).
+
+    Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
+    """
+    f = host(fitness)
+    n = len(f)
+    order = f.argsort()
+    ordered = f[order]
+    rank: Numbers = np.empty(n)
+    rank[order] = np.arange(n)
+    if (ordered[1:] == ordered[:-1]).any():
+        rank = 0.5 * (np.searchsorted(ordered, f) + np.searchsorted(ordered, f, side="right") - 1.0)
+    return tensor(rank / max(n - 1, 1) - (0.5 if n > 1 else 0.0), fitness)
+
+
+def nes_utilities(fitness: Tensor) -> Tensor:
+    """Utilities that sum to zero, the best member highest (Wierstra et al. 2014, section 3.1).
+
+    u_k = max(0, ln(N/2 + 1) - ln k) / Σ_j max(0, ln(N/2 + 1) - ln j) - 1/N for the k-th best; equal members share.
+    """
+    n = len(fitness)
+    k = torch.arange(1, n + 1, dtype=torch.float64, device=fitness.device)
+    raw = (math.log(n / 2 + 1) - k.log()).clamp(min=0)
+    total = torch.cat([raw.new_zeros(1), raw.cumsum(0)])
+    below, upto = _tied(fitness)
+    return (total[upto] - total[below]) / (upto - below) / total[-1].clamp(min=1e-300) - 1 / n
+
+
+def standardised(fitness: Tensor) -> Tensor:
+    """(f - mean) / standard deviation; what is infinite counts as the worst finite value, and equal values as zero."""
+    f = _finite(fitness)
+    f = f - f.mean()
+    deviation = f.square().mean().sqrt()
+    return f / deviation if deviation > 0 else torch.zeros_like(f)
+
+
+def _finite(fitness: Tensor) -> Tensor:
+    """Infinite values replaced by the worst (or best) finite one; zeros when there is none."""
+    finite = fitness[fitness.isfinite()]
+    if len(finite) == 0:
+        return torch.zeros_like(fitness)
+    return fitness.clamp(float(finite.min()), float(finite.max()))
+
+
+def shaped(fitness: Tensor, shape: str) -> Tensor:
+    """Fitness as it enters a gradient estimate: `"ranks"`, `"standardize"` or `"raw"`. Larger is worse in all of them."""
+    if shape == "ranks":
+        return centred_ranks(fitness)
+    if shape == "standardize":
+        return standardised(fitness)
+    if shape == "raw":
+        return _finite(fitness)
+    raise ValueError(f"shape={shape!r} is unknown; there are 'ranks', 'standardize' and 'raw'")

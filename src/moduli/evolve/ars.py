@@ -1,0 +1,94 @@
+"""Augmented random search.
+
+References:
+    Mania, Guy, Recht, Simple random search of static linear policies is competitive for reinforcement learning,
+    NeurIPS 2018, algorithm 2 (V1-t; the normalisation of observations of V2 belongs to the policy).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._distribution import GradientSearch
+from ._fitness import clean
+from ._noise import Noise
+
+__all__ = ["ARS"]
+
+
+class ARS(GradientSearch):
+    """Augmented random search: finite differences along the best random directions, divided by their deviation.
+
+    Args:
+        x0: The first mean.
+        population: How many members: two for each direction, hence even.
+        top: How many directions are used; by default all of them.
+        lr: The step size.
+        sigma: The standard deviation of the members around the mean.
+        **options: `optimizer`, `momentum`, `rank`, `shapes`, and those of `Search`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import ARS
+        >>> search = ARS(torch.full((10,), 1.0), population=20, top=5)
+        >>> for _ in range(200):
+        ...     search.tell(search.ask().square().sum(1))
+        >>> bool(search.mean.norm() < 0.3)
+        True
+
+    References:
+        Mania, Guy, Recht (2018), algorithm 2.
+    """
+
+    least = 2
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int = 32,
+        top: int | None = None,
+        lr: float = 0.02,
+        sigma: float = 0.05,
+        optimizer: str = "sgd",
+        **options: Any,
+    ) -> None:
+        if population % 2:
+            raise ValueError(f"ARS looks both ways along each direction: population={population} has to be even")
+        if not options.pop("antithetic", True):
+            raise ValueError("ARS looks both ways along each direction: antithetic=False is another method; use OpenES")
+        directions = population // 2
+        self.top = directions if top is None else top
+        if not 1 <= self.top <= max(directions, 1):
+            raise ValueError(f"top={top} of {directions} directions; choose between 1 and {directions}")
+        super().__init__(x0, population=population, lr=lr, sigma=sigma, optimizer=optimizer, antithetic=True, **options)
+
+    def gradient(self, fitness: Tensor) -> Tensor:
+        """The direction that the fitness of the current generation gives; the state stays as it is."""
+        return gradient(self._noise, self._int("seed"), self._int("counter"), clean(fitness), self.top)
+
+
+def direction_weights(plus: Tensor, minus: Tensor, top: int) -> Tensor:
+    """Line 6 and 7: keep the `top` directions by their better end, and divide by the deviation of their rewards.
+
+    A direction with an end that is not finite is left out.
+    """
+    weights = torch.zeros_like(plus)
+    usable = plus.isfinite() & minus.isfinite()
+    score = torch.where(usable, torch.minimum(plus, minus), torch.full_like(plus, torch.inf))
+    chosen = score.argsort(stable=True)[:top]
+    chosen = chosen[usable[chosen]]
+    if len(chosen) == 0:
+        return weights
+    deviation = torch.cat([plus[chosen], minus[chosen]]).std(correction=0)
+    if deviation > 0:
+        weights[chosen] = (plus[chosen] - minus[chosen]) / (len(chosen) * deviation)
+    return weights
+
+
+def gradient(noise: Noise, seed: int, counter: int, fitness: Tensor, top: int) -> Tensor:
+    """The update of line 7 as something to descend along: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions."""
+    return noise.weighted(seed, counter, direction_weights(fitness[0::2], fitness[1::2], top))[0]

@@ -1,0 +1,299 @@
+"""Differential evolution, with the adaptations of JADE and SHADE.
+
+References:
+    Storn and Price, Differential evolution, J. Global Optimization 11 (1997) 341-359;
+    Zhang and Sanderson, JADE: adaptive differential evolution with optional external archive, IEEE TEC 13 (2009) 945-958;
+    Tanabe and Fukunaga, Success-history based parameter adaptation for differential evolution, CEC 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import fuse
+from ._base import Members
+from ._buffers import draws, limit
+from ._coordinates import midpoint
+
+__all__ = ["DE"]
+
+
+class DE(Members):
+    """Differential evolution: a member meets the sum of another and a scaled difference of two, and the better stays.
+
+    Mutants are x_a + F (x_b - x_c) (`"rand/1"`), best + F (x_b - x_c) (`"best/1"`), or
+    x + F (x_p - x) + F (x_a - x_b) with x_p one of the best 100 p % and x_b from the members or an archive of replaced ones
+    (`"current-to-pbest/1"`). Coordinates cross over with the member at rate CR. A coordinate that leaves the bounds comes
+    to lie halfway between the bound and the member.
+
+    Args:
+        x0: Where to start.
+        population: How many members; at least 4.
+        strategy: One of the three above.
+        adapt: `"jade"` or `"shade"` (both for `"current-to-pbest/1"`): draw F and CR for each member around what has
+            worked; None keeps `scale` and `rate`.
+        scale: F.
+        rate: CR.
+        p: The share of members that count as best.
+        memory: How many means SHADE remembers.
+        learning: How fast the means of JADE move (its c).
+        **options: `spread`, `initial`, and those of `Search`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import DE
+        >>> search = DE(torch.zeros(4), population=40, bounds=(-5.0, 5.0), integer=[0], adapt="shade",
+        ...             strategy="current-to-pbest/1")
+        >>> for _ in range(150):
+        ...     search.tell((search.ask() - torch.tensor([2.0, 0.5, -1.0, 3.0])).square().sum(1))
+        >>> search.best.round(decimals=2)
+        tensor([ 2.0000,  0.5000, -1.0000,  3.0000])
+
+    References:
+        Storn and Price (1997); Zhang and Sanderson (2009) for JADE; Tanabe and Fukunaga (2013) for SHADE.
+    """
+
+    allows_integer = True
+    least = 4
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        population: int = 64,
+        strategy: str = "rand/1",
+        adapt: str | None = None,
+        scale: float = 0.5,
+        rate: float = 0.9,
+        p: float = 0.1,
+        memory: int = 10,
+        learning: float = 0.1,
+        **options: Any,
+    ) -> None:
+        if strategy not in ("rand/1", "best/1", "current-to-pbest/1"):
+            raise ValueError(f"strategy={strategy!r} is unknown; there are 'rand/1', 'best/1' and 'current-to-pbest/1'")
+        if adapt not in (None, "jade", "shade"):
+            raise ValueError(f"adapt={adapt!r} is unknown; there are 'jade', 'shade' and None")
+        if adapt and strategy != "current-to-pbest/1":
+            raise ValueError(f"{adapt.upper()} adapts 'current-to-pbest/1', not {strategy!r}; give that strategy")
+        if not 0 < p <= 1:
+            raise ValueError(f"p={p}: the share of best members lies between 0 and 1")
+        self.strategy, self.adapt = strategy, adapt
+        self.scale, self.rate, self.p, self.memory, self.learning = scale, rate, p, memory, learning
+        super().__init__(x0, population=population, **options)
+
+    def _start(self, x0: Tensor) -> None:
+        x = self._first(x0)
+        self.state["x"] = x
+        self.state["fitness"] = torch.full((len(x),), torch.inf, dtype=torch.float64, device=self.device)
+        if self.strategy == "current-to-pbest/1":
+            self.state["archive"], self.state["archived"] = torch.zeros_like(x), 0
+        if self.adapt == "jade":
+            self.state["mean_rate"], self.state["mean_scale"] = 0.5, 0.5
+        if self.adapt == "shade":
+            half = torch.full((self.memory,), 0.5, dtype=torch.float64, device=self.device)
+            self.state["rates"], self.state["scales"], self.state["slot"] = half, half.clone(), 0
+
+    def _move(self) -> dict[str, Tensor]:
+        x, c, g = self._tensor("x"), self.coordinates, self._seeded()
+        if self.generation == 0:
+            return {"x": x.clone()}
+        scale, rate, extra = self._settings(g)
+        if self.strategy == "current-to-pbest/1":
+            trial = self._towards_best(x, scale, g)
+            draw = self._draw(x, g)
+            trial = crossover(trial, x, draw < limit(rate))
+            if c.bounded:
+                midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
+            return {"x": c.rounded(trial), **extra}
+        picks = distinct(len(x), 3, g, self.device)
+        base = self._fresh(*x.shape)
+        if self.strategy == "rand/1":
+            torch.index_select(x, 0, picks[0], out=base)
+        else:
+            base.copy_(x[int(self._tensor("fitness").argmin())])
+        a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
+        b = torch.index_select(x, 0, picks[2], out=self._scratch("b"))
+        roles, numbers = ([base], [a], [b], [x], [self._draw(x, g)]), (self.scale, limit(self.rate))
+        if c.bounded:
+            lower, upper = self._walls()
+            crossed_inside(*roles, [lower], [upper], *numbers, out=[base])
+        else:
+            crossed(*roles, *numbers, out=[base])
+        return {"x": c.rounded(base)}
+
+    def _draw(self, x: Tensor, g: torch.Generator) -> Tensor:
+        """What decides which coordinates are the mutant's: one of each member is for certain."""
+        draw = draws(self._scratch("draws"), g)
+        forced = torch.randint(self.dim, (len(x),), generator=g, device=self.device)
+        return draw.scatter_(1, forced[:, None], -torch.inf)
+
+    def _settings(self, g: torch.Generator) -> tuple[Tensor | float, Tensor | float, dict[str, Tensor]]:
+        """F and CR of each member: fixed, or drawn around what has worked (JADE (9) and (11), SHADE (5) and (6))."""
+        if self.adapt is None:
+            return self.scale, self.rate, {}
+        n = self.population
+        if self.adapt == "jade":
+            around = torch.full((2, n), self._float("mean_rate"), dtype=torch.float64, device=self.device)
+            around[1] = self._float("mean_scale")
+        else:
+            slots = torch.randint(self.memory, (n,), generator=g, device=self.device)
+            around = torch.stack([self._tensor("rates")[slots], self._tensor("scales")[slots]])
+        rate = (
+            torch.randn(n, generator=g, dtype=torch.float64, device=self.device).mul_(0.1).add_(around[0]).clamp_(0, 1)
+        )
+        scale = cauchy(around[1], 0.1, g)
+        return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
+
+    def _towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> Tensor:
+        n, fitness, kept = len(x), self._tensor("fitness"), self._int("archived")
+        top = fitness.argsort(stable=True)
+        if self.adapt == "shade":  # p is drawn for each member from [2/N, 0.2]
+            low = min(2 / n, 0.2)
+            share = low + (0.2 - low) * torch.rand(n, generator=g, dtype=torch.float64, device=self.device)
+        else:
+            share = torch.full((n,), self.p, dtype=torch.float64, device=self.device)
+        among = (share * n).round().clamp(1, n)
+        place = (torch.rand(n, generator=g, dtype=torch.float64, device=self.device) * among).long()
+        leader = x.index_select(0, top[place])
+        here = torch.arange(n, device=self.device)
+        first = distinct(n, 1, g, self.device)[0]
+        second = torch.randint(n + kept - 2, (n,), generator=g, device=self.device)
+        for taken in torch.stack([here, first]).sort(0).values:
+            second += second >= taken
+        pool = torch.cat([x, self._tensor("archive")[:kept]])
+        base = self._fresh(*x.shape).copy_(x)
+        return mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
+
+    def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
+        x, old = self._tensor("x"), self._tensor("fitness")
+        if self.generation == 0:
+            self.state["x"], self.state["fitness"] = x.clone(), fitness.clone()
+            return
+        won = (fitness <= old).nonzero()[:, 0]
+        gain = old - fitness
+        better = (fitness < old).nonzero()[:, 0]
+        if self.strategy == "current-to-pbest/1" and len(better):
+            self._archive(x.index_select(0, better))
+        if self.adapt and len(better):
+            rate, scale = proposal["rate"][better], proposal["scale"][better]
+            if self.adapt == "jade":
+                means = jade_means(self._float("mean_rate"), self._float("mean_scale"), rate, scale, self.learning)
+                self.state["mean_rate"], self.state["mean_scale"] = means
+            else:
+                slot = self._int("slot")
+                self._tensor("rates")[slot], self._tensor("scales")[slot] = shade_means(rate, scale, gain[better])
+                self.state["slot"] = (slot + 1) % self.memory
+        x.index_copy_(0, won, proposal["x"].index_select(0, won))
+        old.index_copy_(0, won, fitness[won])
+
+    def _archive(self, replaced: Tensor) -> None:
+        """Keep members that were replaced by better ones; beyond N of them, chance decides who stays."""
+        kept = self._int("archived")
+        pool = torch.cat([self._tensor("archive")[:kept], replaced])
+        n = self.population
+        if len(pool) > n:
+            # Another stream of this generation: the first one made the trials.
+            order = torch.randperm(len(pool), generator=self._seeded(1), device=self.device)[:n]
+            pool = pool.index_select(0, order.sort().values)
+        self._tensor("archive")[: len(pool)] = pool
+        self.state["archived"] = len(pool)
+
+    def _draws(self) -> int:
+        return 2
+
+
+def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """K x n indices: for every member k different members, none of them itself, all choices equally likely."""
+    taken = [torch.arange(n, device=device)]
+    for j in range(k):
+        pick = torch.randint(n - 1 - j, (n,), generator=generator, device=device)
+        # Skipping the taken ones in ascending order maps 0..n-2-j onto what is left.
+        for other in torch.stack(taken).sort(0).values:
+            pick += pick >= other
+        taken.append(pick)
+    return torch.stack(taken[1:])
+
+
+def mutant(base: Tensor, scale: Tensor | float, *differences: tuple[Tensor, Tensor]) -> Tensor:
+    """The sum base + F Σ (a - b): Storn and Price, equation (1), and JADE, equation (6). F may be a column.
+
+    Writes over `base` and over the first of each difference.
+    """
+    for a, b in differences:
+        gap = a.sub_(b)
+        if isinstance(scale, Tensor):
+            base.addcmul_(gap, scale)
+        else:
+            base.add_(gap, alpha=scale)
+    return base
+
+
+def crossover(trial: Tensor, parent: Tensor, mask: Tensor) -> Tensor:
+    """The mutant where `mask` (chance CR, and one coordinate for certain) says so, else the member: equation (5)."""
+    return torch.where(mask, trial, parent, out=trial)
+
+
+def _crossed(base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, scale: float, limit: float) -> Tensor:
+    return torch.where(draw < limit, base + scale * (a - b), x)
+
+
+def _crossed_inside(
+    base: Tensor,
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    draw: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    scale: float,
+    limit: float,
+) -> Tensor:
+    trial = torch.where(draw < limit, base + scale * (a - b), x)
+    trial = torch.where(trial < lower, 0.5 * (x + lower), trial)
+    return torch.where(trial > upper, 0.5 * (x + upper), trial)
+
+
+crossed = fuse(_crossed)
+"""`mutant` of one difference and `crossover` in one pass; coordinates whose draw is below the limit are the mutant's."""
+
+crossed_inside = fuse(_crossed_inside)
+"""The same, and `midpoint` of what lies outside of the bounds, which are matrices too."""
+
+
+def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """Cauchy numbers around `location` that are positive (drawn again otherwise) and at most one: JADE, equation (11)."""
+    out = torch.full_like(location, -1.0)
+    for _ in range(64):
+        bad = out <= 0
+        if not bool(bad.any()):
+            break
+        u = torch.rand(location.shape, generator=generator, dtype=location.dtype, device=location.device)
+        out = torch.where(bad, location + scale * torch.tan(math.pi * (u - 0.5)), out)
+    return out.clamp(1e-3, 1.0)
+
+
+def lehmer(values: Tensor, weights: Tensor | None = None) -> float:
+    """Σ w s² / Σ w s: JADE, equation (14), and SHADE, equation (13)."""
+    weights = torch.ones_like(values) if weights is None else weights
+    return float((weights * values.square()).sum() / (weights * values).sum())
+
+
+def jade_means(mean_cr: float, mean_f: float, cr: Tensor, f: Tensor, c: float) -> tuple[float, float]:
+    """Move the means towards what succeeded in this generation: JADE, equations (10) and (13)."""
+    if len(cr) == 0:
+        return mean_cr, mean_f
+    return (1 - c) * mean_cr + c * float(cr.mean()), (1 - c) * mean_f + c * lehmer(f)
+
+
+def shade_means(cr: Tensor, f: Tensor, gain: Tensor) -> tuple[float, float]:
+    """What succeeded, weighted by how much it improved: SHADE, equations (7) to (13)."""
+    # A gain from infinity is no measure of anything; such members count as much as the largest finite gain.
+    finite = gain[gain.isfinite()]
+    gain = gain.clamp(max=float(finite.max()) if len(finite) else 1.0)
+    weights = gain / gain.sum() if float(gain.sum()) > 0 else torch.ones_like(gain) / len(gain)
+    return float((weights * cr).sum()), lehmer(f, weights)

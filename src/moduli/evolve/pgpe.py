@@ -1,0 +1,107 @@
+"""Parameter-exploring policy gradients, with symmetric sampling.
+
+References:
+    Sehnke, Osendorfer, Rückstiess, Graves, Peters, Schmidhuber, Parameter-exploring policy gradients, Neural Networks 23
+    (2010) 551-559, section 3.2 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._distribution import GradientSearch
+from ._fitness import clean, shaped
+from ._noise import Noise
+
+__all__ = ["PGPE"]
+
+
+class PGPE(GradientSearch):
+    """Policy gradients with parameter-based exploration: both the mean and the deviation of each coordinate descend.
+
+    The deviation moves by at most `max_change` of itself in one generation.
+
+    Args:
+        x0: The first mean.
+        sigma: The first standard deviation.
+        sigma_lr: The learning rate of the deviations.
+        max_change: The largest relative change of a deviation.
+        shape: How fitness enters, as in `OpenES`.
+        **options: Those of `OpenES`.
+
+    Example:
+        >>> import torch
+        >>> from moduli.evolve import PGPE
+        >>> search = PGPE(torch.full((10,), 1.0), population=40, lr=0.1, sigma=0.3)
+        >>> for _ in range(100):
+        ...     search.tell(search.ask().square().sum(1))
+        >>> bool(search.mean.norm() < 0.3)
+        True
+
+    References:
+        Sehnke et al. (2010), algorithm 1.
+    """
+
+    def __init__(
+        self,
+        x0: Tensor,
+        *,
+        sigma: float = 0.1,
+        sigma_lr: float = 0.1,
+        max_change: float = 0.2,
+        shape: str = "ranks",
+        **options: Any,
+    ) -> None:
+        shaped(x0.new_zeros(1).double(), shape)
+        self.sigma_lr, self.max_change, self.shape = sigma_lr, max_change, shape
+        super().__init__(x0, sigma=sigma, **options)
+
+    def _start(self, x0: Tensor) -> None:
+        super()._start(x0)
+        self.state["sigma"] = torch.full_like(x0, self.sigma)
+
+    def _scale(self) -> Tensor | float:
+        return self._tensor("sigma")
+
+    def gradients(self, fitness: Tensor) -> tuple[Tensor, Tensor]:
+        """The estimates for the mean and the deviations; the state stays as it is."""
+        f = shaped(clean(fitness), self.shape)
+        seed, counter = self._int("seed"), self._int("counter")
+        return gradients(self._noise, seed, counter, f, self._tensor("sigma"), self.antithetic)
+
+    def gradient(self, fitness: Tensor) -> Tensor:
+        """The gradient estimate for the mean; the state stays as it is."""
+        return self.gradients(fitness)[0]
+
+    def _learn(self, fitness: Tensor) -> None:
+        gradient, of_sigma = self.gradients(fitness)
+        sigma = self._tensor("sigma")
+        # A step of σ ∂σ is one in log σ: it does not depend on the units of the coordinate.
+        change = of_sigma.mul_(sigma).mul_(-self.sigma_lr).clamp_(-self.max_change, self.max_change)
+        self.state["sigma"] = sigma * change.add_(1)
+        self._descend(gradient, slice(0, self.dim))
+
+
+def gradients(
+    noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: Tensor, antithetic: bool
+) -> tuple[Tensor, Tensor]:
+    """Estimates of ∂E[f]/∂mean and ∂E[f]/∂σ from members mean ± σ∘ε, for the (shaped) fitness of each.
+
+    With symmetric sampling, ∂mean = Σ ½ (f₊ - f₋) ε / (σ M) and ∂σ = Σ (½ (f₊ + f₋) - b) (ε² - 1) / (σ M) over M pairs,
+    with the mean fitness as the baseline b: T r_T and S r_S of the paper, in units of σ.
+    """
+    centred = fitness - fitness.mean()
+    if antithetic:
+        paired = len(fitness) // 2 * 2
+        plus, minus = centred[0:paired:2], centred[1:paired:2]
+        first, second = (plus - minus) / 2, (plus + minus) / 2
+        if paired < len(fitness):
+            first, second = torch.cat([first, centred[paired:]]), torch.cat([second, centred[paired:]])
+    else:
+        first = second = centred
+    linear, square = noise.weighted(seed, counter, first, second)
+    count = len(first)
+    return linear / (sigma * count), (square - float(second.sum())) / (sigma * count)
