@@ -7,7 +7,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.8.0
 
-.PHONY: help run picture test test-all test-torch lint docs bench clean format
+.PHONY: help run picture catalogue test test-all test-torch lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ run: $(VENV)/.run  ## the default race: prints a table and writes race.html
 picture: $(VENV)/.run  ## the default race, kept in docs/img as what the picture of the README is drawn from
 	@$(BIN)/moduli race --out site/race.html
 	@$(BIN)/python docs/img/draw.py site/race.jsonl
+
+catalogue: $(VENV)/.run  ## what `moduli links` answers from without importing torch, made of the links again
+	@$(BIN)/python -c "from moduli.cli._catalogue import write; write()"
 
 # Coverage doubles the time of what it looks at, so laws that try thousands of cases run without it.
 test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; without what takes minutes

@@ -14,12 +14,12 @@ keep everything (`moduli.io`), `moduli.lab` races optimizers, and `moduli.testin
 A room is imported when one of its names is first used, so that `import moduli` costs little more than `import torch`.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
+from os.path import basename as _basename
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from ._loading import allow_labels as _allow_labels
-from ._torch import require_torch as _require_torch
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -214,8 +214,13 @@ if TYPE_CHECKING:
     from .particles import adopt, differentiable
     from .population import Population
 
-_require_torch()
-_allow_labels()
+# The command answers without torch what needs none; in a program torch is told about labelled tensors at once.
+if _basename(_sys.argv[0] if getattr(_sys, "argv", None) else "") not in ("moduli", "moduli.exe", "-m"):
+    from ._loading import allow_labels as _allow_labels
+    from ._torch import require_torch as _require_torch
+
+    _require_torch()
+    _allow_labels()
 
 __all__ = [
     "__version__",

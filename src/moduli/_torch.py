@@ -93,6 +93,8 @@ def require_torch(version: str = torch.__version__) -> None:
 
 OLDEST: Final = (2, 8)
 
+require_torch()
+
 
 # -- what torch is doing with operations -------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def test_json_is_stable(call):
     found = json.loads(done.stdout)
     assert sorted(found) == [
         "budget", "command", "complete", "contenders", "format", "kind", "machine", "problems", "runs", "seconds", "seeds",
-        "started", "summary", "threads", "versions",
+        "started", "summary", "target", "threads", "versions",
     ]  # fmt: skip
     assert sorted(found["runs"][0]) == [
         "contender", "detail", "digest", "evaluations", "gradients", "history", "kind", "path", "problem", "reason", "seconds",

@@ -93,3 +93,67 @@ def test_listeners_hear_numbers():
     assert heard[-1]["steps"] == heard[-1]["evaluations"] == 20
     assert all(math.isfinite(now["loss"]) for now in heard)
     assert lab.fit is fit
+
+
+# -- what was found ----------------------------------------------------------------------------------------------------
+
+
+def line(slope=0.0, offset=[0.0, 0.0]):  # noqa: B006 - the start of a search
+    """Residuals: two lines of one slope through points with noise."""
+    x = torch.linspace(0, 1, 12, dtype=torch.float64)
+    noise = torch.sin(37 * torch.arange(24, dtype=torch.float64)).reshape(2, 12)
+    return slope * x + offset[:, None] - (2 * x + torch.tensor([[1.0], [-1.0]]) + 0.1 * noise)
+
+
+def test_a_least_squares_fit_has_values_and_standard_errors(tmp_path):
+    """Those of linear regression: s² (XᵀX)⁻¹, by numpy."""
+    path = tmp_path / "fit.safetensors"
+    result = fit(as_problem(line), "lbfgs", steps=100, out=path)
+    x = torch.linspace(0, 1, 12, dtype=torch.float64)
+    design = torch.zeros(24, 3, dtype=torch.float64)
+    design[:, 0] = x.repeat(2)
+    design[:12, 1] = design[12:, 2] = 1
+    target = -line(torch.tensor(0.0), torch.zeros(2)).reshape(-1)
+    expected = torch.linalg.lstsq(design, target).solution
+    residuals = target - design @ expected
+    errors = (residuals.square().sum() / 21 * torch.linalg.inv(design.T @ design).diagonal()).sqrt()
+    found = [result.parameters["slope"], *result.parameters["offset"]]
+    assert found == pytest.approx(expected.tolist(), abs=1e-3)
+    assert [result.errors["slope"], *result.errors["offset"]] == pytest.approx(errors.tolist(), rel=1e-4)
+    notes = io.inspect(path).notes
+    assert notes["fit.parameters.slope"] == result.parameters["slope"]
+    assert notes["fit.errors.offset"] == result.errors["offset"]
+
+
+def test_no_errors_where_there_are_none():
+    assert fit(as_problem(lambda x=3.0: (x - 1) ** 2), "LR(0.1)", steps=3).errors is None  # no residuals
+    both = as_problem(lambda a=1.0, b=1.0: (a + b) * torch.arange(1.0, 5.0))  # only the sum is determined
+    assert fit(both, "lbfgs", steps=5).errors is None
+    few = as_problem(lambda a=torch.ones(3): a[:2] - 1)
+    assert fit(few, "lbfgs", steps=5).errors is None
+    assert fit(problems.get("spirals"), "Adam | LR(0.01)", steps=1).parameters == {}  # too many to read
+
+
+def test_a_finished_fit_is_not_overwritten_unless_asked(tmp_path):
+    path = tmp_path / "fit.safetensors"
+    bowl = as_problem(lambda x=3.0: (x - 1) ** 2)
+    fit(bowl, "LR(0.1)", steps=3, out=path)
+    before = path.read_bytes()
+    with pytest.raises(io.CheckpointError, match="--resume.*--overwrite"):
+        fit(bowl, "LR(0.1)", steps=3, out=path)
+    assert path.read_bytes() == before
+    assert fit(bowl, "LR(0.1)", steps=5, out=path, overwrite=True).steps == 5
+
+
+def test_a_search_that_finds_nothing_more_ends():
+    result = fit(as_problem(line), "lbfgs", steps=10**6)
+    assert result.reason is Ended.STOPPED
+    assert result.steps < 1000
+
+
+def test_being_asked_to_end_ends_with_a_checkpoint(tmp_path):
+    path = tmp_path / "fit.safetensors"
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path)
+    assert result.reason is Ended.INTERRUPTED
+    assert io.read(path).extra["fit"]["steps"] == result.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -56,6 +57,11 @@ def main() -> None:
     >>> CliRunner().invoke(app, ["--version"]).output.split()[0]
     'moduli'
     """
+    for name in ("SIGTERM", "SIGHUP"):
+        # Ends as Ctrl-C does: what cleans up after itself, does. What was ignored from the beginning, as by nohup, still is.
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         app(prog_name="moduli")
     except KeyboardInterrupt:

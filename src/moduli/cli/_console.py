@@ -10,7 +10,19 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-__all__ = ["FAILED", "INTERRUPTED", "WRONG", "fail", "note", "number", "out", "print_json", "wrong"]
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "WRONG",
+    "escape",
+    "fail",
+    "note",
+    "number",
+    "out",
+    "print_json",
+    "print_table",
+    "wrong",
+]
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
@@ -25,9 +37,16 @@ def note() -> Console:
     return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
+def escape(text: str) -> str:
+    """Text for a terminal: what a file says is shown, and never obeyed."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def fail(message: str, code: int = FAILED) -> NoReturn:
     """End with a message on standard error."""
-    note().print(message, style="red", markup=False, soft_wrap=True)
+    note().print(escape(message), style="red", markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -39,6 +58,21 @@ def wrong(message: str) -> NoReturn:
 def print_json(value: Any) -> None:
     """Print JSON, and nothing else, on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def print_table(table: Any, console: Console, width: int | None = None) -> None:
+    """Print a table without blanks at the ends of its lines."""
+    options = console.options if width is None else console.options.update(width=width)
+    lines = console.render_lines(table, options, pad=False)
+    for line in lines:
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            last = line[-1]
+            line[-1] = type(last)(last.text.rstrip(), last.style, last.control)
+    from rich.segment import Segment, Segments
+
+    console.print(Segments([part for line in lines for part in (*line, Segment.line())]), end="", soft_wrap=True)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import io
-from ..lab import ChainError, parse
-from ..merge import MergeError
 from ._console import fail, note, out, print_json, wrong
 
 __all__ = ["inspect", "merge"]
+
+# Said here, so that the help needs no torch.
+RECIPES = ("linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock")
 
 
 def inspect(
@@ -23,6 +23,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint holds: tensors, labels, versions. Nothing in the file is run."""
+    from .. import io
+
     _existing(file)
     try:
         found = io.inspect(file, verify=verify)
@@ -35,7 +37,7 @@ def inspect(
 
 
 def merge(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="How: " + ", ".join(io.RECIPES) + ".")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="How: " + ", ".join(RECIPES) + ".")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="The files; with a base, the base first.")],
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     option: Annotated[
@@ -52,6 +54,9 @@ def merge(
     moduli merge lerp a.safetensors b.safetensors -o c.safetensors --set t=0.3
     moduli merge ties base.safetensors a.safetensors b.safetensors -o c.safetensors --set density=0.2
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
+    from .. import io
+    from ..merge import MergeError
+
     for file in files:
         _existing(file)
     options = dict(_option(text) for text in option or [])
@@ -81,6 +86,8 @@ def _existing(file: Path) -> None:
 
 def _option(text: str) -> tuple[str, Any]:
     """`name=value`, the value written as in a chain: read by the same parser, so nothing is run."""
+    from ..lab import ChainError, parse
+
     try:
         found = parse(f"option({text})")
     except ChainError as error:

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .. import io
-from ..lab import ChainError, Ended, ProblemFileError
-from ..lab import fit as fit_problem
-from ._console import FAILED, INTERRUPTED, fail, note, number, out, print_json, wrong
+from ._console import FAILED, INTERRUPTED, escape, fail, note, number, out, print_json, wrong
 from ._problems import blame, file_of, problem_of
 
 __all__ = ["fit"]
@@ -28,6 +24,7 @@ def fit(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="A safetensors file for the model and its state.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --out, if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again, also if --out exists.")] = False,
     steps: Annotated[
         int, typer.Option(min=0, metavar="N", help="Steps altogether, those before a resume included.")
     ] = 1000,
@@ -42,15 +39,28 @@ def fit(
     """Minimise your own problem: FILE.py:name is a function that returns a loss, or a Problem.
 
     The arguments of the function are what is searched for, and their defaults where the search starts. A function without
-    arguments returns a module and a function of it that returns the loss. Ctrl-C ends after the step under way, with a checkpoint.
+    arguments returns a module and a function of it that returns the loss. A function that returns several numbers returns
+    residuals: their squares are summed, and the fit has standard errors. Ctrl-C ends after the step under way, with a checkpoint.
 
     \b
     moduli fit wave.py:problem --with lbfgs --out wave.safetensors
     moduli fit wave.py:problem --with "Adam | LR(0.1)" --steps 5000 --out wave.safetensors --resume
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
-    course = problem_of(problem)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from .. import io
+    from ..lab import ChainError, Ended, ProblemFileError
+    from ..lab import fit as fit_problem
+
     if resume and output is None:
         wrong("--resume goes on from a file: give it with --out")
+    if resume and overwrite:
+        wrong("--resume goes on and --overwrite starts again: give one of them")
+    if output is not None and output.is_dir():
+        wrong(f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}")
+    if output is not None and output.exists() and not resume and not overwrite:
+        wrong(f"{output} exists: go on from it with --resume, or start again with --overwrite")
+    course = problem_of(problem)
     bar = Progress(
         TextColumn("{task.fields[name]}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
         TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=note(), disable=not sys.stderr.isatty(), transient=True,
@@ -68,7 +78,7 @@ def fit(
         try:
             result = fit_problem(
                 course, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
-                out=output, resume=resume, every=every, listen=listen,
+                out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
         except ChainError as error:
             wrong(str(error))
@@ -90,6 +100,7 @@ def fit(
         "problem": course.name, "chain": chain, "reason": str(result.reason), "value": _finite(result.value),
         "start": _finite(result.start), "steps": result.steps, "evaluations": result.evaluations,
         "seconds": round(result.seconds, 3), "path": None if result.path is None else str(result.path),
+        "parameters": result.parameters, "standard_errors": result.errors,
     }  # fmt: skip
     if as_json:
         print_json(summary)
@@ -99,12 +110,32 @@ def fit(
         console.print(f"loss {number(result.start, 6)} -> {number(result.value, 6)}", markup=False)
         counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
         console.print(counts if result.path is None else f"{counts}, saved in {result.path}", markup=False)
+        for line in fitted_lines(result.parameters, result.errors):
+            console.print(line, markup=False)
     if result.reason is Ended.INTERRUPTED:
         if output is not None:
             note().print("go on with the same command and --resume", markup=False)
         raise typer.Exit(INTERRUPTED)
     if not result.reason.success:
         raise typer.Exit(FAILED)
+
+
+def fitted_lines(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
+    """The fitted values, one to a line, with their standard errors where there are any."""
+    flat = [(escape(name + place), value) for name, held in parameters.items() for place, value in _flat(held)]
+    beside = [value for held in (errors or {}).values() for _, value in _flat(held)]
+    width = max((len(name) for name, _ in flat), default=0)
+    lines = []
+    for at, (name, value) in enumerate(flat):
+        error = f" ± {number(beside[at], 2)}" if at < len(beside) else ""
+        lines.append(f"  {name:{width}} = {number(value, 6)}{error}")
+    return lines
+
+
+def _flat(held: Any, place: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(held, list):
+        return [(place, held)]
+    return [pair for at, each in enumerate(held) for pair in _flat(each, f"{place}[{at}]")]
 
 
 def _finite(value: float) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import inspect as inspection
+import difflib
+import shutil
+import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from ..lab import ChainError, catalogue
+from ._catalogue import entries
 from ._console import out, print_json, wrong
 
 __all__ = ["links"]
@@ -17,7 +19,7 @@ __all__ = ["links"]
 def links(
     query: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A name, or words to search for in names, families and texts."),
+        typer.Argument(metavar="NAME", help="A name, a family, or words to search for in names, families and texts."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -25,59 +27,61 @@ def links(
 
     \b
     moduli links Adam
+    moduli links momentum
     moduli links "trust region"
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
-    known = catalogue.entries()
-    if query is not None and query in known:
+    known = entries()
+    families = {entry["family"] for entry in known.values()}
+    # A word may be the name of a family and of one preset; the family says more.
+    if query is not None and query in known and query not in families:
         entry = known[query]
         if as_json:
             print_json(_about(entry, whole=True))
             return
         console = out()
-        console.print(f"{entry.name}{_bare(entry.signature)}", style="bold", markup=False)
-        console.print(f"{catalogue.KINDS[entry.kind]}, family {entry.family}\n", style="dim", markup=False)
-        console.print(entry.doc, markup=False)
+        console.print(f"{entry['name']}{entry['signature']}", style="bold", markup=False)
+        console.print(f"{entry['called']}, family {entry['family']}\n", style="dim", markup=False)
+        console.print(entry["documentation"], markup=False)
         return
-    found = list(known.values())
-    if query is not None:
-        words = query.lower().split()
-        found = [e for e in found if all(w in f"{e.name} {e.family} {e.kind} {e.doc}".lower() for w in words)]
-        # A name that contains the word is a better answer than a text that does.
-        found.sort(key=lambda entry: not any(word in entry.name.lower() for word in words))
-        if not found:
-            try:
-                catalogue.find(query)
-            except ChainError as error:
-                wrong(str(error))
+    found = list(known.values()) if query is None else _search(known, query, families)
     if as_json:
         print_json([_about(entry) for entry in found])
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "family", "summary"):
-        table.add_column(column, no_wrap=column != "summary", overflow="fold")
-    for entry in found:
-        table.add_row(entry.name, entry.family, entry.summary)
-    out().print(table, markup=False)
+    _print_columns([("name", "family", "summary"), *((e["name"], e["family"], e["summary"]) for e in found)])
 
 
-def _bare(signature: inspection.Signature) -> inspection.Signature:
-    """Names and defaults: in a chain there is nothing to write a type for."""
-    parameters = [p.replace(annotation=inspection.Parameter.empty) for p in signature.parameters.values()]
-    return signature.replace(parameters=parameters)
+def _print_columns(rows: list[tuple[str, str, str]]) -> None:
+    """Three columns; in a terminal the last one is wrapped, in a pipe a line is as long as it needs to be."""
+    first, second = (max(len(row[at]) for row in rows) + 1 for at in (0, 1))
+    width = shutil.get_terminal_size().columns - first - second - 2 if sys.stdout.isatty() else None
+    for name, family, summary in rows:
+        lines = [summary] if width is None else textwrap.wrap(summary, max(width, 20)) or [""]
+        for at, line in enumerate(lines):
+            left = f"{name:{first}} {family:{second}} " if at == 0 else " " * (first + second + 2)
+            sys.stdout.write(f"{left}{line}".rstrip() + "\n")
 
 
-def _about(entry: catalogue.Entry, whole: bool = False) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "name": entry.name,
-        "kind": entry.kind,
-        "family": entry.family,
-        "summary": entry.summary,
-        "arguments": [_argument(p) for p in entry.signature.parameters.values()],
-    }
-    return {**about, "documentation": entry.doc} if whole else about
+def _search(known: dict[str, dict[str, Any]], query: str, families: set[str]) -> list[dict[str, Any]]:
+    words = query.lower().split()
+
+    def text(entry: dict[str, Any]) -> str:
+        return f"{entry['name']} {entry['family']} {entry['kind']} {entry['documentation']}".lower()
+
+    def rank(entry: dict[str, Any]) -> tuple[bool, bool, bool]:
+        # The name itself, then the family, then names that contain a word, then texts that do.
+        named = any(word in entry["name"].lower() for word in words)
+        return entry["name"] != query, entry["family"] != query, not named
+
+    found = [entry for entry in known.values() if all(word in text(entry) for word in words)]
+    if query in families:
+        found = [entry for entry in found if entry["family"] == query or query in entry["name"].lower()]
+    if not found:
+        near = [name for name in known if name.lower() == query.lower()] or difflib.get_close_matches(query, known, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
+        wrong(f"nothing is called {query!r}, and no text has these words{hint}")
+    return sorted(found, key=rank)
 
 
-def _argument(parameter: inspection.Parameter) -> dict[str, Any]:
-    default = None if parameter.default is parameter.empty else repr(parameter.default)
-    by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    return {"name": parameter.name, "default": default, "by_position": by_position}
+def _about(entry: dict[str, Any], whole: bool = False) -> dict[str, Any]:
+    keys = ("name", "kind", "family", "summary", "arguments")
+    return {key: entry[key] for key in (*keys, *(["documentation"] if whole else []))}

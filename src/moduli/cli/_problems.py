@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..lab import ProblemFileError, load_problem, problems
 from ._console import fail, wrong
+
+if TYPE_CHECKING:
+    from ..lab.problems import Problem
 
 __all__ = ["blame", "file_of", "problem_of"]
 
@@ -19,8 +22,10 @@ def file_of(reference: str) -> Path | None:
     return Path(file).expanduser()
 
 
-def problem_of(reference: str) -> problems.Problem:
+def problem_of(reference: str) -> Problem:
     """The problem, or the end of the command with a sentence that says why there is none."""
+    from ..lab import ProblemFileError, load_problem, problems
+
     file = file_of(reference)
     try:
         return problems.get(reference) if file is None else load_problem(reference)

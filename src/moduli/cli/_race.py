@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from .. import lab
-from ._console import INTERRUPTED, fail, note, number, out, print_json, wrong
-from ._problems import problem_of
+from ._console import INTERRUPTED, escape, fail, note, number, out, print_json, print_table, wrong
+from ._problems import file_of, problem_of
+
+if TYPE_CHECKING:
+    from .. import lab
 
 __all__ = ["race"]
 
@@ -38,6 +41,10 @@ def race(
         int | None, typer.Option(min=0, metavar="N", help="Runs at a time; without it, one per core.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each run.")] = 1,
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="VALUE", help="A loss as small as this is solved; without it, the known optimum."),
+    ] = None,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The report.")] = Path("race.html"),
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where finished runs are kept; without it, beside the report.")
@@ -46,6 +53,9 @@ def race(
         bool, typer.Option("--resume", help="Keep the runs that the file has, and do the others.")
     ] = False,
     repeat: Annotated[Path | None, typer.Option(metavar="FILE", help="Do the race that this file holds again.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write one row per run, as FILE.csv or FILE.jsonl.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the race as one SVG.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the problems and end.")] = False,
@@ -64,9 +74,17 @@ def race(
     if listing:
         _list(as_json)
         return
+    from .. import lab
+
     kept = file or output.with_suffix(".jsonl")
+    for place in (output, kept, picture, table):
+        _check_place(place)
+    if table is not None and table.suffix not in (".csv", ".jsonl"):
+        wrong(f"--table {table}: a table ends in .csv or .jsonl")
+    if table == kept:
+        wrong(f"--table {table}: this is where the finished runs are kept; give another name")
     if repeat is not None:
-        spec = _repeated(repeat)
+        spec = _repeated(repeat, problem or [])
     else:
         try:
             field = [_labelled(text) for text in chain] if chain else lab.default_field()
@@ -76,10 +94,9 @@ def race(
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
             "contenders": field,
-            "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads,
+            "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
         }  # fmt: skip
-    for reference in spec["problems"]:
-        problem_of(reference)
+    courses = [problem_of(reference) for reference in spec["problems"]]
     watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False
     try:
@@ -100,15 +117,22 @@ def race(
         if not kept.exists():
             raise
         results = lab.Results.read(kept)
+        results.problems = {each.name: each for each in courses}
     if results.runs:
-        lab.write_report(results, output)
-        if picture is not None:
-            lab.write_picture(results, picture)
+        try:
+            lab.write_report(results, output)
+            if picture is not None:
+                lab.write_picture(results, picture)
+            if table is not None:
+                lab.write_table(results, table)
+        except (OSError, RuntimeError) as error:
+            fail(f"{error}; the runs are in {kept}")
     if as_json:
         print_json(results.to_json())
     elif results.runs:
         console = out()
-        console.print(_table(results, console.width))
+        width = console.width if sys.stdout.isatty() else PIPED
+        print_table(_table(results, width), console, width)
     if results.runs:
         note().print(f"report: {output}   runs: {kept}", markup=False, style="dim")
     if interrupted:
@@ -120,7 +144,22 @@ def race(
         webbrowser.open(output.resolve().as_uri())
 
 
+def _check_place(place: Path | None) -> None:
+    """Refuse, before anything runs, a place where nothing could be written afterwards."""
+    if place is None:
+        return
+    if place.is_dir():
+        wrong(f"{place} is a directory; give the name of a file, such as {place / 'race.html'}")
+    if place.exists() and not place.is_file():
+        wrong(f"{place} is not a regular file; give another name")
+    folder = next(each for each in place.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        wrong(f"{place} cannot be written: {folder} is {'no directory' if not folder.is_dir() else 'read-only'}")
+
+
 def _list(as_json: bool) -> None:
+    from .. import lab
+
     found = [lab.problems.get(name) for name in lab.problems.names()]
     if as_json:
         print_json([{"name": p.name, "summary": p.summary, "tags": list(p.tags), "optimum": p.optimum} for p in found])
@@ -135,6 +174,8 @@ def _list(as_json: bool) -> None:
 
 def _labelled(text: str) -> lab.Contender:
     """`LABEL: CHAIN`, or a chain. A colon has no meaning in a chain outside of strings, and labels have no quotes."""
+    from .. import lab
+
     label, colon, rest = text.partition(":")
     if colon and not set(label) & set("'\"()|[]=,"):
         return lab.contender(rest.strip(), label=label.strip())
@@ -155,7 +196,9 @@ def _count(seeds: int | list[int]) -> int:
     return seeds if isinstance(seeds, int) else len(seeds)
 
 
-def _repeated(path: Path) -> dict[str, Any]:
+def _repeated(path: Path, given: list[str]) -> dict[str, Any]:
+    from .. import lab
+
     if not path.is_file():
         wrong(f"there is no file {path}")
     try:
@@ -165,28 +208,35 @@ def _repeated(path: Path) -> dict[str, Any]:
         fail(str(error))
     except lab.ChainError as error:
         wrong(f"{path} cannot be repeated: {error}")
-    keys = ("seeds", "budget", "seconds", "threads")
-    return {
-        "problems": [p["reference"] for p in header["problems"]],
-        "contenders": contenders,
-        **{k: header[k] for k in keys},
-    }
+    references = [p["reference"] for p in header["problems"]]
+    unsaid = [each for each in references if file_of(each) is not None and each not in given]
+    if unsaid:
+        # What results name is never run because they name it.
+        wrong(
+            f"{path} is a race on {unsaid[0]}, which is a file to run; say so: moduli race {unsaid[0]} --repeat {path}"
+        )
+    keys = ("seeds", "budget", "seconds", "threads", "target")
+    return {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
 
 
 class _Watch:
     """What moves while a race runs, and a line per failed run."""
 
     def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         self.total = total
         self.console = note()
         self.bar = Progress(
-            TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
-            console=self.console, disable=not sys.stderr.isatty(), transient=True,
+            TextColumn("race"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[now]}", markup=False), console=self.console, disable=not sys.stderr.isatty(), transient=True,
         )  # fmt: skip
         self.task = self.bar.add_task("race", total=total, now="")
         self.running: dict[tuple[str, str, int], str] = {}
 
     def __call__(self, event: str, task: Any, message: dict[str, Any]) -> None:
+        from .. import lab
+
         if not message:
             return
         key = (message["problem"], message["contender"], message["seed"])
@@ -198,19 +248,22 @@ class _Watch:
             self.running.pop(key, None)
             if lab.Reason(message["reason"]).failed:
                 what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
-                self.console.print(f"{what}: {message['reason']}, {message['detail']}", markup=False, style="yellow")
+                told = escape(f"{what}: {message['reason']}, {message['detail']}")
+                self.console.print(told, markup=False, style="yellow")
         now = "  ".join(
             f"{contender} on {problem} {value}".strip() for (problem, contender, _), value in self.running.items()
         )
-        self.bar.update(self.task, completed=message["finished"], now=now[:90])
+        self.bar.update(self.task, completed=message["finished"], now=escape(now[:90]))
 
 
-# What a table shows first, and from which width on it shows the rest on one line.
+# What a table shows first, and from which width on it shows the rest on one line; in a pipe it has this width.
 FIRST = ("problem", "optimizer", "final loss", "evals", "solved")
-ENDED, ALL = 76, 112
+ENDED, ALL, PIPED = 76, 112, 100
 
 
 def _table(results: lab.Results, width: int) -> Table:
+    from .. import lab
+
     wide = width >= ALL
     columns = list(FIRST) if width < ENDED else [*FIRST, "ended"]
     if wide:
@@ -233,10 +286,11 @@ def _table(results: lab.Results, width: int) -> Table:
         )
         style = "green" if row["median"] is not None and row["median"] == best else "red" if row["failed"] else ""
         evaluations = number(row["evaluations"], 6)
+        solved = "-" if row["reached"] is None else f"{row['reached']}/{row['runs']}"
         cells = {
             "problem": row["problem"] if first else "", "optimizer": row["contender"], "final loss": number(row["median"]),
             "best": number(row["best"]), "evaluations": evaluations, "evals": evaluations,
-            "seconds": number(row["seconds"], 3), "solved": f"{row['reached']}/{row['runs']}", "ended": why,
+            "seconds": number(row["seconds"], 3), "solved": solved, "ended": why,
         }  # fmt: skip
-        table.add_row(*(cells[column] for column in columns), style=style, end_section=last)
+        table.add_row(*(Text(escape(cells[column])) for column in columns), style=style, end_section=last)
     return table

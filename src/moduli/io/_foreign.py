@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._loading import allow_labels
 from ._errors import DamagedFileError
 from ._replace import PathLike
 
@@ -29,6 +30,7 @@ def read_torch_file(path: PathLike) -> Mapping[str, Any]:
     Raises:
         DamagedFileError: If there is anything in it but tensors and plain values, or it is no state dict.
     """
+    allow_labels()
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader fails in many ways on files that are damaged

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from ._tree import tensor_names
 __all__ = ["Description", "TensorInfo", "escape", "inspect"]
 
 _LABELS, _CONFIG = "labels", "param_config"
-_MOST_VALUES, _MOST_LETTERS = 16, 200
+_MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Description:
         frozen: The names of its parameters that did not require gradients.
         config: The configurations of its parameters that are not the default, by name.
         extra: The keys of what was saved as `extra`, if it was a dict.
+        notes: The numbers and texts in it, by dotted key: the first 64.
         checksums: "none", "present", or "verified".
     """
 
@@ -83,6 +86,7 @@ class Description:
     config: dict[str, Any] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     checksums: str = "none"
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain dicts and lists, for JSON.
@@ -118,6 +122,7 @@ class Description:
         for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
             if names:
                 lines.append(f"{label}: {listed(names)}")
+        lines += [f"  {key}: {_shown(value)}" for key, value in self.notes.items()]
         lines += [f"{name}: {_shown(values)}" for name, values in self.config.items()]
         width = max((len(tensor.name) for tensor in self.tensors), default=0)
         for tensor in self.tensors:
@@ -214,6 +219,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         made by ...
         module: torch.nn.modules.linear.Linear
         extra: 'epoch'
+          epoch: 3
           weight  float32    [2, 3]
                   = [[...], [...]]
           bias    float32    [2]
@@ -272,7 +278,22 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
         _config(saved.metadata),
         tuple(extra) if isinstance(extra, dict) else (),
         checked,
+        dict(islice(_notes(extra), _MOST_NOTES)),
     )
+
+
+def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers, texts and short lists of numbers in a tree that is still JSON, by dotted key."""
+    if isinstance(node, dict):
+        for key, each in node.items():
+            if not key.startswith("$"):
+                yield from _notes(each, f"{path}.{key}" if path else key)
+    elif path and (not isinstance(node, list) or (len(node) <= _MOST_VALUES and all(map(_is_number, node)))):
+        yield path, node
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _parts(content: dict[str, Any], kind: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from ._race import race
 from ._reasons import Reason
 from ._reference import ProblemFileError, as_problem, load_problem
 from ._report import command_for, report, write_report
-from ._results import Results, ResultsError
+from ._results import Results, ResultsError, check_table, flat_rows, write_table
 from ._run import run
 from ._statistics import curves, profiles, quantile, summary
 
@@ -44,6 +44,9 @@ __all__ = [
     "default_field",
     "Results",
     "ResultsError",
+    "flat_rows",
+    "write_table",
+    "check_table",
     "summary",
     "curves",
     "profiles",

@@ -19,6 +19,7 @@ import torch
 
 from .. import io
 from ._contender import Contender, Entrant, contender
+from ._errors import readable, standard_errors
 from ._grammar import Chain
 from ._meter import Meter
 from ._run import closure_for
@@ -28,6 +29,8 @@ __all__ = ["Ended", "Fit", "fit"]
 
 # So many steps in a row that evaluate nothing: the optimizer has finished.
 IDLE = 8
+# A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
+SEARCHED = 5
 
 
 class Ended(StrEnum):
@@ -63,6 +66,8 @@ class Fit:
         evaluations: Evaluations of the loss, likewise; those of a population count once per member.
         seconds: Time, likewise.
         path: The checkpoint, or None.
+        parameters: The fitted parameters by name, as numbers and nested lists; none where they are too many to read.
+        errors: Of a least-squares problem, the standard error of each of them, likewise; None where they are not determined.
     """
 
     model: torch.nn.Module
@@ -73,6 +78,8 @@ class Fit:
     evaluations: int
     seconds: float
     path: Path | None
+    parameters: dict[str, Any]
+    errors: dict[str, Any] | None = None
 
 
 def fit(
@@ -85,6 +92,7 @@ def fit(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     every: float = 30.0,
     listen: Callable[[dict[str, Any]], None] | None = None,
 ) -> Fit:
@@ -102,11 +110,12 @@ def fit(
         seed: Chooses the starting point, the batches and the optimizer's own randomness.
         out: A safetensors file for the model and everything that is needed to go on.
         resume: Go on from `out`, if it exists.
+        overwrite: Start again from scratch, also if `out` exists.
         every: Seconds between checkpoints.
         listen: Called about ten times a second with ``steps``, ``evaluations``, ``loss`` and ``seconds``.
 
     Raises:
-        CheckpointError: When `out` exists and does not fit.
+        CheckpointError: When `out` exists and does not fit, or neither `resume` nor `overwrite` says what to do with it.
 
     >>> from moduli.lab import as_problem
     >>> result = fit(as_problem(lambda x=3.0: (x - 1) ** 2), "torch.SGD(lr=0.1)", steps=100)
@@ -121,18 +130,24 @@ def fit(
     entrant = runner.enter(model)
     course = _Course(problem, entrant, runner.source, torch.Generator().manual_seed(seed))
     path = None if out is None else Path(out)
-    if path is not None and resume and path.exists():
-        course.load(path)
+    if path is not None and path.exists():
+        if not resume and not overwrite:
+            raise io.CheckpointError(f"{path} exists: go on from it with --resume, or start again with --overwrite")
+        if resume:
+            course.load(path)
     with _patience() as asked:
         reason = course.drive(steps, target, seconds, path, every, asked, listen or (lambda _: None))
-    if path is not None:
-        course.save(path)
-    value = problem.measure(entrant.best())
+    best = entrant.best()
+    value = problem.measure(best)
     if not math.isfinite(value):
         reason = Ended.DIVERGED
-    best = entrant.best()
     fitted = best if isinstance(best, torch.nn.Module) else model
-    return Fit(fitted, reason, value, course.start, course.steps, course.evaluations, course.seconds, path)
+    parameters = readable(fitted)
+    errors = standard_errors(problem, fitted) if parameters and reason is not Ended.DIVERGED else None
+    if path is not None:
+        course.save(path, value=value, parameters=parameters, errors=errors)
+    counts = course.steps, course.evaluations, course.seconds
+    return Fit(fitted, reason, value, course.start, *counts, path, parameters, errors)
 
 
 class _Course:
@@ -141,6 +156,7 @@ class _Course:
     def __init__(self, problem: Problem, entrant: Entrant, source: str, generator: torch.Generator) -> None:
         self.problem, self.entrant, self.source, self.generator = problem, entrant, source, generator
         self.steps, self.earlier, self.before = 0, 0, 0.0
+        self.still, self.last = 0, math.nan
         self.start = problem.measure(entrant.model)
         self.meter = Meter(2**62, math.inf, None)
         self.closure = closure_for(problem, entrant, self.meter)
@@ -168,12 +184,16 @@ class _Course:
             if not self.entrant.finite():
                 return Ended.DIVERGED
             idle = idle + 1 if self.meter.evaluations == count else 0
-            if idle >= IDLE or self.entrant.finished:
+            here = _number(loss)
+            searched = self.meter.evaluations - count >= SEARCHED
+            self.still = self.still + 1 if searched and here == self.last and not self.problem.noisy else 0
+            self.last = here
+            if idle >= IDLE or self.still >= IDLE or self.entrant.finished:
                 return Ended.STOPPED
             now = time.monotonic()
             if now - told > 0.1 or self.steps == steps:
                 told = now
-                tell({**self.counts(), "loss": _number(loss)})
+                tell({**self.counts(), "loss": here})
             if target is not None and now - measured > 0.5:
                 measured = now
                 if self.problem.measure(self.entrant.best()) <= target:
@@ -188,16 +208,18 @@ class _Course:
     def counts(self) -> dict[str, Any]:
         return {"steps": self.steps, "evaluations": self.evaluations, "seconds": self.seconds}
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, **found: Any) -> None:
         entrant = self.entrant
+        about = {"chain": self.source, "problem": self.problem.name, "start": self.start}
+        about |= {"still": self.still, "last": self.last}
         extra = {
-            "fit": {**self.counts(), "chain": self.source, "problem": self.problem.name, "start": self.start},
+            "fit": {**self.counts(), **about, **found},
             "generator": self.generator,
             "losses": entrant.losses,
         }
         # Of a population, the module in the file is its best member: any program can then read the result.
         module = entrant.best() if entrant.population is not None else entrant.model
-        path.parent.mkdir(parents=True, exist_ok=True)
+        io.make_directory(path.parent)
         io.save(path, module, optimizer=entrant.optimizer, population=entrant.population, extra=extra)  # type: ignore[arg-type]
 
     def load(self, path: Path) -> None:
@@ -220,6 +242,7 @@ class _Course:
         entrant.losses = saved["losses"]
         self.steps, self.earlier, self.before = about["steps"], about["evaluations"], about["seconds"]
         self.start = about["start"]
+        self.still, self.last = about.get("still", 0), about.get("last", math.nan)
         self.meter.began = time.perf_counter()
 
 
@@ -232,7 +255,10 @@ def _number(loss: Any) -> float:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted in a list, the second one interrupts. Only the main thread can wait for them."""
+    """The first Ctrl-C is noted in a list, the second one interrupts; likewise being asked to end (SIGTERM, SIGHUP).
+
+    Only the main thread can wait for them.
+    """
     asked: list[int] = []
 
     def note(number: int, _: Any) -> None:
@@ -240,12 +266,13 @@ def _patience() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:
-        yield asked
-        return
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                before[getattr(signal, name)] = signal.signal(getattr(signal, name), note)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -33,12 +33,15 @@ class Meter:
         budget: How many evaluations there are.
         seconds: How many seconds there are.
         target: The run ends when a value is as small as this.
+        reached: The reason that it then ends for.
         progress: Called now and then with (evaluations, best value).
     """
 
     def __init__(
-        self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None
-    ) -> None:
+        self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None,
+        reached: Reason = Reason.REACHED,
+    ) -> None:  # fmt: skip
+        self.reached = reached
         self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
         self.evaluations = self.gradients = self.lost = 0
         self.best = math.inf
@@ -83,7 +86,7 @@ class Meter:
         if reached or self.evaluations >= self.next:
             self.record()
         if reached:
-            raise Stop(Reason.REACHED)
+            raise Stop(self.reached)
 
     @property
     def due(self) -> bool:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..io import make_directory, write_bytes
 from ._report import landscape
 from ._results import Results
 from ._statistics import curves, profiles
@@ -60,8 +61,8 @@ def write_picture(results: Results, path: str | os.PathLike[str]) -> Path:
     True
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(picture(results), encoding="utf-8")
+    make_directory(path.parent)
+    write_bytes(path, picture(results).encode())
     return path
 
 
@@ -211,7 +212,7 @@ def _profiles(results: Results, sources: list[str]) -> str:
 def _map(results: Results, problem: dict[str, Any], sources: list[str]) -> str:
     x0, x1, y0, y1 = problem["window"]
     out = [f'<text class="t" x="0" y="-14">{escape(problem["name"])}: paths</text>']
-    heights = landscape(problem, 2 * SIDE)
+    heights = landscape(problem, results.problems.get(problem["name"]), 2 * SIDE)
     if heights is not None:
         data = base64.b64encode(_png(*heights)).decode()
         out.append(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,13 @@ from ._reasons import Reason
 from ._tasks import Task
 
 __all__ = ["Pool"]
+
+STARTUP = 300.0
+"""How many seconds the server has to import what runs need."""
+
+
+def _end(number: int, _: Any) -> None:
+    sys.exit(128 + number)
 
 
 class Pool:
@@ -38,8 +46,16 @@ class Pool:
         self.server: subprocess.Popen[bytes] | None = None
         self.ready = False
         self.pending = b""
+        self.began = 0.0
+        self.handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Pool:
+        # Being asked to end is no reason to leave processes and files behind.
+        with contextlib.suppress(ValueError):  # only the main thread is asked
+            for name in ("SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                    self.handlers[number] = signal.signal(number, _end)
         return self
 
     def __exit__(
@@ -51,6 +67,9 @@ class Pool:
         """End every run that is under way, and the server."""
         self._stop()
         self.folder.cleanup()
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers.clear()
 
     def _stop(self) -> None:
         if self.server is None:
@@ -75,7 +94,7 @@ class Pool:
         # numpy's libraries start their threads when they are imported, and threads do not survive a fork.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = "1"
-        self.pending, self.ready = b"", False
+        self.pending, self.ready, self.began = b"", False, time.monotonic()
         return subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(sys.path), *self.preload],
             stdin=subprocess.PIPE,
@@ -98,12 +117,19 @@ class Pool:
                 running[number] = {}
                 self._order(number, tasks[number])
             lines = self._read(0.25)
-            if lines is None:
-                # The server itself died: what ran in it has no other witness.
+            late = not self.ready and time.monotonic() - self.began > STARTUP
+            if lines is None or late:
+                # The server itself died, or hangs on an import: what ran in it has no other witness.
                 self._stop()
+                what = f"did not start within {STARTUP:g} seconds" if late else "died"
                 for number in list(running):
                     last = running.pop(number)
-                    yield number, self._record(number, last, Reason.KILLED, "the server of processes died")
+                    yield (
+                        number,
+                        self._record(
+                            number, last, Reason.HUNG if late else Reason.KILLED, f"the server of processes {what}"
+                        ),
+                    )
                 continue
             if not lines:
                 yield -1, {}

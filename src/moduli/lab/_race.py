@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ def race(
     seconds: float = 30.0,
     workers: int | None = None,
     threads: int = 1,
+    target: float | None = None,
     file: str | os.PathLike[str] | None = None,
     resume: bool = False,
     command: list[str] | None = None,
@@ -53,6 +55,8 @@ def race(
         workers: How many runs at a time; without it, one per core. With 0 all runs are done in this process, one after
             another: then nothing protects the race from a run that hangs or kills its process.
         threads: How many threads each run has.
+        target: A run that comes as low as this has solved its problem, and ends; without it, at the optimum of the problem,
+            where one is known.
         file: Where finished runs are kept, a line each. Whatever ends the race, they stay.
         resume: Keep the runs that `file` has, and do the others.
         command: The command that does this race again, for the report.
@@ -75,6 +79,8 @@ def race(
         _installed(problem)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
+    if target is not None and not math.isfinite(target):
+        raise ValueError(f"the target is a finite number, not {target}")
     top = header(
         [_about(spec, problem) for spec, problem in courses],
         [{"label": entry.label, "source": entry.source} for entry in field],
@@ -83,8 +89,10 @@ def race(
         budget=budget,
         seconds=seconds,
         threads=threads,
+        target=target,
     )
     writer = Writer(file, top, resume)
+    writer.results.problems = {problem.name: problem for _, problem in courses}
     done = {Results.key(run) for run in writer.results.runs}
     tasks: list[Task] = []
     about: list[dict[str, Any]] = []
@@ -94,7 +102,7 @@ def race(
                 if (problem.name, entry.source, seed) not in done:
                     # A chain travels as text; anything else as itself.
                     runner = entry.source if type(entry.factory).__name__ == "_FromChain" else entry
-                    tasks.append(Task(spec, runner, seed, budget, seconds, threads))
+                    tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
                     names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
                     about.append({"kind": "run", **names})
     preload = sorted({name for _, problem in courses for name in problem.requires})

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     """
 
     REACHED = "reached the optimum"
+    TARGET = "reached the target"
     BUDGET = "budget spent"
     TIME = "time limit"
     STOPPED = "stopped by itself"

@@ -6,6 +6,9 @@ What the name stands for may be
 * a function whose arguments all have defaults, numbers or tensors: they are what is searched for, from there, and the
   function returns the loss;
 * a function without arguments that returns a `Problem`, or a pair of a module and a function of it that returns the loss.
+
+A function that returns several numbers returns residuals: its problem is one of least squares, the loss is the sum of their
+squares, and a fit has standard errors.
 """
 
 from __future__ import annotations
@@ -169,8 +172,12 @@ class FunctionProblem(Problem):
         return Arguments({key: value + jitter[key] for key, value in self.start.items()})
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the function returns."""
-        return _scalar(self.function(**model()), self.name)
+        """What the function returns; of residuals, the sum of their squares."""
+        return _loss(self.function(**model()), self.name)
+
+    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
+        """What the function returns, if that is several numbers."""
+        return _residuals(self.function(**model()))
 
 
 class ModuleProblem(Problem):
@@ -194,19 +201,37 @@ class ModuleProblem(Problem):
         return model
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the second function returns for it."""
+        """What the second function returns for it; of residuals, the sum of their squares."""
+        return _loss(self._returned(model), self.name)
+
+    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
+        """What the second function returns, if that is several numbers."""
+        return _residuals(self._returned(model))
+
+    def _returned(self, model: Callable[..., Any]) -> Any:
         if self.function is None:
             self.model(0)
         if self.function is None:
             raise ProblemFileError(f"{self.name} returned no function of the model")
-        return _scalar(self.function(model), self.name)
+        return self.function(model)
 
 
-def _scalar(value: Any, name: str) -> torch.Tensor:
-    loss = getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = (
-            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+def _data(value: Any) -> Any:
+    return getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
+
+
+def _loss(value: Any, name: str) -> torch.Tensor:
+    loss = _data(value)
+    if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
+        what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+        raise ProblemFileError(
+            f"{name}: a loss is one number as a tensor, or several as residuals of a least-squares problem, not {what}"
         )
-        raise ProblemFileError(f"{name}: a loss is one number as a tensor, not {shape}")
-    return loss.reshape(())
+    return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
+
+
+def _residuals(value: Any) -> torch.Tensor | None:
+    found = _data(value)
+    if not isinstance(found, torch.Tensor) or found.numel() < 2:
+        return None
+    return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)

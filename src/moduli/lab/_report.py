@@ -7,6 +7,7 @@ import html
 import json
 import math
 import os
+import re
 import shlex
 from importlib.resources import files
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
+from ..io import make_directory, write_bytes
 from ._results import Results
 from ._statistics import TOLERANCES, curves, profiles, summary
-from ._tasks import resolve
+from .problems import Problem, get
 
 __all__ = ["command_for", "landscape", "report", "write_report"]
 
@@ -38,10 +40,8 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     True
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(report(results), encoding="utf-8")
-    part.replace(path)
+    make_directory(path.parent)
+    write_bytes(path, report(results).encode())
     return path
 
 
@@ -62,8 +62,9 @@ def report(results: Results) -> str:
     data = json.dumps(_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     header = results.header
     title = f"moduli race: {len(header['contenders'])} optimizers on {len(header['problems'])} problems"
-    page = parts["html"].replace("{{title}}", html.escape(title)).replace("{{css}}", parts["css"])
-    return page.replace("{{data}}", data).replace("{{js}}", parts["js"])
+    parts |= {"title": html.escape(title), "data": data}
+    # In one pass: what is put in is text, also if it looks like a place to fill.
+    return re.sub(r"\{\{(title|css|data|js)\}\}", lambda mark: parts[mark[1]], parts["html"])
 
 
 def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict[str, Any]) -> str:
@@ -79,6 +80,7 @@ def command_for(header: dict[str, Any], problem: dict[str, Any], contender: dict
     words += ["--seeds", str(len(seeds)) if counted else ",".join(map(str, seeds))]
     words += [] if header["budget"] is None else ["--budget", str(header["budget"])]
     words += [] if header["seconds"] == 30.0 else ["--seconds", f"{header['seconds']:g}"]
+    words += [] if header.get("target") is None else ["--target", f"{header['target']:g}"]
     words += [] if header["threads"] == 1 else ["--threads", str(header["threads"])]
     return shlex.join(words)
 
@@ -128,7 +130,7 @@ def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> d
             for run in results.runs
             if run["problem"] == problem["name"] and run["seed"] == results.header["seeds"][0]
         ]
-        out["map"] = _map(problem)
+        out["map"] = _map(problem, results.problems.get(problem["name"]))
         out["paths"] = [{"series": sources.index(r["source"]), "points": r["path"]} for r in runs if "path" in r]
         out["clouds"] = [
             {"series": sources.index(run["source"]), "generations": run["generations"], "frames": run["cloud"]}
@@ -138,12 +140,20 @@ def _problem(results: Results, problem: dict[str, Any], sources: list[str]) -> d
     return out
 
 
-def landscape(problem: dict[str, Any], size: int = MAP) -> tuple[int, bytes] | None:
-    """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen."""
-    try:
-        course = resolve(problem["reference"])
-    except (LookupError, ValueError, OSError):
-        return None  # a problem that only existed in the program that raced on it
+def landscape(problem: dict[str, Any], course: Problem | None = None, size: int = MAP) -> tuple[int, bytes] | None:
+    """The function over its window as size x size bytes, row by row from the top, on a scale on which all of it can be seen.
+
+    Args:
+        problem: What the results say about it.
+        course: The problem itself, where it was raced on here. Otherwise only the names of the catalogue are looked up: a file
+            that results name is never run.
+        size: How many points there are in each direction.
+    """
+    if course is None:
+        try:
+            course = get(problem["reference"])
+        except LookupError:
+            return None
     x0, x1, y0, y1 = problem["window"]
     x = torch.linspace(x0, x1, size, dtype=torch.float64)
     y = torch.linspace(y1, y0, size, dtype=torch.float64)
@@ -155,6 +165,6 @@ def landscape(problem: dict[str, Any], size: int = MAP) -> tuple[int, bytes] | N
     return size, (255 * height).byte().numpy().tobytes()
 
 
-def _map(problem: dict[str, Any]) -> dict[str, Any] | None:
-    found = landscape(problem)
+def _map(problem: dict[str, Any], course: Problem | None) -> dict[str, Any] | None:
+    found = landscape(problem, course)
     return None if found is None else {"size": found[0], "bytes": base64.b64encode(found[1]).decode()}

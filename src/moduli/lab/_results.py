@@ -6,6 +6,8 @@ was cut short is dropped by whoever reads next.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -18,7 +20,14 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["FORMAT", "Results", "ResultsError", "environment"]
+from ..io import make_directory, write_bytes
+from .problems import Problem
+
+__all__ = ["FORMAT", "Results", "ResultsError", "check_table", "environment", "flat_rows", "write_table"]
+
+COLUMNS = (
+    "problem", "contender", "source", "seed", "reason", "value", "evaluations", "gradients", "steps", "seconds", "detail",
+)  # fmt: skip
 
 FORMAT = 1
 
@@ -71,6 +80,8 @@ class Results:
     Attributes:
         header: What is raced, by whom, how: everything needed to do it again, with versions and machine.
         runs: The records of finished runs.
+        problems: The problems by name, of a race that ran here. Reading a file loads none: it would run the file that the
+            results name.
 
     Example:
         >>> from moduli.lab import race
@@ -81,6 +92,7 @@ class Results:
 
     header: dict[str, Any]
     runs: list[dict[str, Any]] = field(default_factory=list)
+    problems: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def key(run: dict[str, Any]) -> tuple[str, str, int]:
@@ -146,6 +158,55 @@ class Results:
         return {**self.header, "complete": self.complete, "runs": self.runs, "summary": summary(self)}
 
 
+def flat_rows(results: Results) -> list[dict[str, Any]]:
+    """One row per run, made of numbers and texts only: for tables.
+
+    >>> from moduli.lab import race
+    >>> row = flat_rows(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=50, workers=0))[0]
+    >>> row["problem"], row["seed"], row["evaluations"]
+    ('sphere-10', 0, 48)
+    """
+    return [{name: run.get(name) for name in COLUMNS} for run in results.runs]
+
+
+def write_table(results: Results, path: str | os.PathLike[str]) -> Path:
+    """Write one row per run: as CSV, or as one JSON object per line if the name ends in ``.jsonl``. pandas reads both.
+
+    Args:
+        results: The race.
+        path: Where.
+
+    Raises:
+        ResultsError: If the name ends in neither.
+
+    >>> from moduli.lab import race
+    >>> path = write_table(race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=50, workers=0), "runs.csv")
+    >>> path.read_text().splitlines()[0]
+    'problem,contender,source,seed,reason,value,evaluations,gradients,steps,seconds,detail'
+    """
+    path = Path(path)
+    check_table(path)
+    text = io.StringIO()
+    if path.suffix == ".csv":
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat_rows(results))
+    else:
+        text.writelines(json.dumps(row, allow_nan=False) + "\n" for row in flat_rows(results))
+    make_directory(path.parent)
+    write_bytes(path, text.getvalue().encode())
+    return path
+
+
+def check_table(path: Path) -> None:
+    """Refuse a name that says no format.
+
+    >>> check_table(Path("runs.csv"))
+    """
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ResultsError(f"{path} says no format: a table ends in .csv or .jsonl")
+
+
 class Writer:
     """Appends to the file of a race.
 
@@ -173,23 +234,17 @@ class Writer:
         self.results.runs = [run for key, run in kept.items() if key in wanted]
         self.results.sort()
         # A new file takes the place of the old one only when all that is kept is on the disk.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        with open(part, "wb") as file:
-            for record in (header, *self.results.runs):
-                file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        make_directory(path.parent)
+        write_bytes(path, b"".join(_line(record) for record in (header, *self.results.runs)))
         self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     @staticmethod
     def _same(path: Path, header: dict[str, Any]) -> Results:
         old = Results.read(path)
-        for key in ("budget", "seconds", "threads"):
-            if old.header[key] != header[key]:
+        for key in ("budget", "seconds", "threads", "target"):
+            if old.header.get(key) != header[key]:
                 raise ResultsError(
-                    f"{path} holds a race with {key} {old.header[key]}, this one has {header[key]}: its runs cannot be "
+                    f"{path} holds a race with {key} {old.header.get(key)}, this one has {header[key]}: its runs cannot be "
                     "compared. Give the same, or another file"
                 )
         return old
@@ -215,7 +270,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 def header(
     problems: list[dict[str, Any]], contenders: list[dict[str, Any]], seeds: list[int], *, command: list[str] | None,
-    budget: int | None, seconds: float, threads: int,
+    budget: int | None, seconds: float, threads: int, target: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The first line of the file."""
     return {
@@ -229,5 +284,6 @@ def header(
         "budget": budget,
         "seconds": seconds,
         "threads": threads,
+        "target": target,
         **environment(),
     }

@@ -34,6 +34,7 @@ def run(
     *,
     budget: int,
     seconds: float = 60.0,
+    target: float | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
     """Run one contender on one problem, in this process, until something ends it.
@@ -46,6 +47,7 @@ def run(
         seed: Chooses the starting point, the batches and the contender's own randomness.
         budget: How many evaluations of the loss there are; those of a population count once per member.
         seconds: How long it may take.
+        target: End when the value is as small as this; without it, within the tolerance of an exact optimum.
         progress: Called now and then with (evaluations, best value).
 
     Returns:
@@ -59,9 +61,10 @@ def run(
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-    exact = problem.optimum is not None and problem.exact
-    target = problem.optimum + problem.tolerance if exact and problem.optimum is not None else None
-    meter = Meter(budget, seconds, target, progress)
+    reached = Reason.REACHED if target is None else Reason.TARGET
+    if target is None and problem.optimum is not None and problem.exact:
+        target = problem.optimum + problem.tolerance
+    meter = Meter(budget, seconds, target, progress, reached)
     tracks = _Tracks(problem)
     reason, detail, trace = Reason.CRASHED, "", ""
     try:

@@ -55,12 +55,15 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
     Returns:
         Rows with the median, the quartiles and the best of the final values, the medians of evaluations and seconds, how many
-        runs reached the optimum or failed, and how often each reason ended one.
+        runs reached the optimum or the target (None where neither is known) or failed, and how often each reason ended one.
     """
     rows = []
     for problem, contender, runs in _groups(results):
         if not runs:
             continue
+        known = results.header.get("target") is not None or (
+            problem["optimum"] is not None and problem.get("exact", True)
+        )
         values = [_value(run) for run in runs]
         reasons = Counter(run["reason"] for run in runs)
         seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
@@ -76,7 +79,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "best": _none(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
-                "reached": reasons[str(Reason.REACHED)],
+                "reached": reasons[str(Reason.REACHED)] + reasons[str(Reason.TARGET)] if known else None,
                 "failed": sum(Reason(run["reason"]).failed for run in runs),
                 "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
             }

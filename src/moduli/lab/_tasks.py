@@ -29,6 +29,7 @@ class Task:
         budget: How many evaluations; None for what the problem says.
         seconds: How long.
         threads: How many threads torch has.
+        target: The value that ends it; None for the optimum of the problem.
     """
 
     problem: str | Problem
@@ -37,6 +38,7 @@ class Task:
     budget: int | None
     seconds: float
     threads: int
+    target: float | None = None
 
     def encode(self) -> bytes:
         """As bytes, for a process that this one starts and nobody else."""
@@ -69,7 +71,9 @@ def execute(task: Task, progress: Callable[[int, float], None] | None = None) ->
     budget = problem.budget if task.budget is None else task.budget
     with _threads(task.threads):
         runner = contender(task.contender) if isinstance(task.contender, str) else task.contender
-        return run(problem, runner, task.seed, budget=budget, seconds=task.seconds, progress=progress)
+        return run(
+            problem, runner, task.seed, budget=budget, seconds=task.seconds, target=task.target, progress=progress
+        )
 
 
 @contextlib.contextmanager

@@ -350,7 +350,7 @@ function results() {
         const cell = node("td", { class: style });
         if (name === "contender") cell.append(node("span", { class: "name" }, node("span", { class: "dot", style: `background:${colour(row.series)}` }), row.contender));
         else if (name === "seconds") cell.append(seconds(row.seconds));
-        else if (name === "reached") cell.append(`${row.reached} of ${row.runs}`);
+        else if (name === "reached") cell.append(row.reached === null ? "–" : `${row.reached} of ${row.runs}`);
         else cell.append(typeof row[name] === "number" || row[name] === null ? number(row[name]) : row[name]);
         line.append(cell);
       }

@@ -74,6 +74,10 @@ class Problem(ABC):
         with torch.no_grad():
             return float(self.loss(model))
 
+    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
+        """Of a least-squares problem, the vector whose sum of squares is the loss; None for other problems."""
+        return None
+
     def landscape(self, points: torch.Tensor) -> torch.Tensor:
         """The function at many points of the plane at once, from (..., 2) to (...). Only with a `window`."""
         raise TypeError(f"{self.name} is no function of two numbers, there is no landscape to draw")

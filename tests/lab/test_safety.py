@@ -1,0 +1,144 @@
+"""What results and labels say is text, and never run or obeyed; and nothing is left behind."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from moduli import lab
+from moduli.lab import _pool
+
+EVIL = """
+from pathlib import Path
+Path("owned").write_text("owned")
+from moduli.lab.problems import get
+problem = get("rosenbrock")
+"""
+
+
+def test_a_report_of_results_that_were_read_runs_no_file_that_they_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text(EVIL)
+    results = lab.race(["rosenbrock"], ["torch.SGD(lr=0.001)"], seeds=1, budget=5, workers=0, file="race.jsonl")
+    lines = [json.loads(each) for each in Path("race.jsonl").read_text().splitlines()]
+    lines[0]["problems"][0]["reference"] = "evil.py:problem"
+    Path("race.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    lab.write_report(lab.Results.read("race.jsonl"), "race.html")
+    lab.write_picture(lab.Results.read("race.jsonl"), "race.svg")
+    assert not Path("owned").exists()
+    # Of a race that ran here, problems of one's own have their map.
+    assert '"map":{"size"' in lab.report(results)
+
+
+def test_labels_that_look_like_places_to_fill_stay_text():
+    marks = ["{{js}}", "{{css}}", "{{data}}", "{{title}}", "\\1 \\g<0>", "<script>alert(1)</script>"]
+    field = [lab.contender(f"torch.SGD(lr=0.00{at + 1})", label=mark) for at, mark in enumerate(marks)]
+    page = lab.report(lab.race(["sphere-10"], field, seeds=1, budget=5, workers=0))
+    data = page[page.index('{"command"') :]
+    found = json.JSONDecoder().raw_decode(data)[0]
+    assert [each["label"] for each in found["contenders"]] == marks
+    assert page.count("<script") == lab.report(lab.race(["sphere-10"], field[:1], seeds=1, budget=5, workers=0)).count(
+        "<script"
+    )
+
+
+def test_solved_is_told_only_where_it_is_known(tmp_path):
+    bowl = lab.as_problem(lambda x=1.0: x**2, "bowl")
+    chains = ["torch.SGD(lr=0.5)", "torch.SGD(lr=0.01)"]
+    (row, _) = lab.summary(lab.race([bowl], chains, seeds=2, budget=20, workers=0))
+    assert (row["median"], row["reached"]) == (0.0, None)
+    fast, slow = lab.summary(lab.race([bowl], chains, seeds=2, budget=20, workers=0, target=1e-6))
+    assert (fast["reached"], slow["reached"]) == (2, 0)
+    assert fast["reasons"] == {"reached the target": 2}
+    known, _ = lab.summary(lab.race(["sphere-10"], chains, seeds=1, budget=20, workers=0))
+    assert known["reached"] == 1
+    with pytest.raises(ValueError, match="finite"):
+        lab.race([bowl], chains, target=float("nan"), workers=0)
+
+
+def test_tables_of_runs(tmp_path):
+    results = lab.race(["sphere-10"], ["torch.SGD(lr=0.1)", "Adam | LR(0.1)"], seeds=2, budget=20, workers=0)
+    rows = lab.flat_rows(results)
+    with open(lab.write_table(results, tmp_path / "deeper" / "runs.csv"), newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [(row["source"], int(row["seed"]), float(row["value"])) for row in read] == [
+        (row["source"], row["seed"], row["value"]) for row in rows
+    ]
+    lines = lab.write_table(results, tmp_path / "runs.jsonl").read_text().splitlines()
+    assert [json.loads(each) for each in lines] == rows
+    assert all(not isinstance(value, dict | list) for row in rows for value in row.values())
+    with pytest.raises(lab.ResultsError, match=r"\.csv or \.jsonl"):
+        lab.write_table(results, tmp_path / "runs.parquet")
+
+
+RACE = """
+import sys
+from moduli import lab
+if __name__ == "__main__":
+    lab.race([sys.argv[1]], ["torch.SGD(lr=0.001)"], seeds=2, seconds=600, workers=2, file="race.jsonl",
+             listen=lambda event, *_: event == "begin" and print("begun", flush=True))
+"""
+
+HANGS = "import time\ndef problem(x=1.0):\n    time.sleep(1000)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_race_that_is_ended_leaves_no_process_and_no_file(number, tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "race.py").write_text(RACE)
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path / "tmp")}
+    race = subprocess.Popen(
+        [sys.executable, "race.py", "hangs.py:problem"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with race:
+        assert race.stdout.readline() == "begun\n"
+        workers = [pid for pid in descendants(race.pid) if pid != race.pid]
+        assert len(workers) >= 2
+        race.send_signal(number)
+        assert race.wait(600) == (-number if number == signal.SIGKILL else 128 + number)
+    for pid in workers:
+        until(lambda pid=pid: not alive(pid))
+    if number != signal.SIGKILL:
+        assert os.listdir(tmp_path / "tmp") == []
+    assert lab.Results.read(tmp_path / "race.jsonl").runs == []
+
+
+def descendants(pid):
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [pid, *(one for child in children for one in descendants(child))]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(done):
+    while not done():
+        time.sleep(0.05)
+
+
+def test_a_server_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
+    (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_pool, "STARTUP", 0.5)
+    task = lab._tasks.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
+    with _pool.Pool(1, ["hangs_on_import"]) as pool:
+        messages = [message for _, message in pool.run([task]) if "reason" in message]
+    assert [message["reason"] for message in messages] == ["hung, was killed"]
+    assert "did not start within 0.5 seconds" in messages[0]["detail"]
+    assert not [name for name in os.listdir(tempfile.gettempdir()) if name == os.path.basename(pool.folder.name)]
