@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..io import CheckpointError, make_directory, read, save, write_bytes
-
 __all__ = ["Journal", "load_state", "save_state"]
 
 _RECORD = struct.Struct("<qqd")
@@ -26,6 +24,8 @@ _SIZE = _RECORD.size + _CHECKSUM.size
 
 def save_state(path: Path, state: dict[str, Any], extra: dict[str, Any]) -> None:
     """Write a state and what else there is to say, whole or not at all."""
+    from ..io import make_directory, save  # a chain of links needs no files
+
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     make_directory(path.parent)
@@ -39,6 +39,8 @@ def load_state(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[s
         CheckpointError: If the file was damaged.
         ValueError: If it is the file of something else.
     """
+    from ..io import read
+
     found = read(path)
     about = found.extra
     if not isinstance(about, dict) or not isinstance(about.get("search"), dict) or found.module is None:
@@ -61,6 +63,8 @@ class Journal:
         Raises:
             CheckpointError: If a record in the middle was damaged. One that was cut off at the end is not there.
         """
+        from ..io import CheckpointError
+
         if not self.path.exists():
             return {}
         data = self.path.read_bytes()
@@ -82,6 +86,8 @@ class Journal:
 
     def begin(self, generation: int, known: dict[int, float]) -> None:
         """Start the journal of a generation with what is known of it."""
+        from ..io import write_bytes
+
         self._before = 0
         write_bytes(self.path, b"".join(self._record(generation, member, value) for member, value in known.items()))
         self._file = self.path.open("ab", buffering=0)
