@@ -26,6 +26,8 @@ from ._einsum import dot, einsum
 from ._elementwise import elementwise
 from ._errors import OwnTransposeError, UnknownLabelError
 from ._factories import empty, full, ones, rand, randn, tensor, zeros
+from ._groupby import Groups, groupby
+from ._interp import interp
 from ._join import join
 from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
 from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
@@ -108,6 +110,7 @@ __all__ = [
     "AmbiguousTruthError",
     "BROADCAST",
     "Eigen",
+    "Groups",
     "OwnTransposeError",
     "QR",
     "Ranked",
@@ -174,9 +177,11 @@ __all__ = [
     "full",
     "full_like",
     "h",
+    "groupby",
     "hypot",
     "imag",
     "index_add",
+    "interp",
     "inv",
     "isclose",
     "isel",

@@ -12,6 +12,7 @@ import torch
 from ._axes import Axes, static
 from ._errors import UnknownLabelError
 from ._index import get
+from ._neighbours import locate_neighbours, locate_slice
 from ._space import Space
 from ._tensor import Tensor, method
 
@@ -44,31 +45,49 @@ def isel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) 
 
 
 @method
-def sel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -> Tensor:
+def sel(
+    t: Tensor,
+    indexers: Mapping[Any, Any] | None = None,
+    /,
+    method: str | None = None,
+    tolerance: Any = None,
+    **named: Any,
+) -> Tensor:
     """Select by label along named axes.
 
     Args:
         t: The tensor.
         indexers: Axis (name or position) to labels, as a mapping.
-        named: Axis name to a label (the axis disappears), or to a list of labels or a Space (the axis is reordered).
+        method: What to take for a label that the axis does not have: its neighbour below (``"pad"``), above
+            (``"backfill"``) or the nearer one (``"nearest"``, the greater of two as near). None refuses it.
+        tolerance: How far that neighbour may be.
+        named: Axis name to a label (the axis disappears), to a list of labels or a Space (the axis is reordered), or to a
+            slice of labels, both ends included.
 
     Raises:
-        UnknownLabelError: If an axis or a label does not exist.
+        UnknownLabelError: If an axis or a label does not exist, or no neighbour is within the tolerance.
+        TypeError: If a slice is taken of a positional axis, or labels that have no order are compared.
+        ValueError: If two of the labels have the same neighbour, or method is none of these.
 
     Example:
         >>> import moduli as mo
         >>> t = mo.tensor([1.0, 0.5, 2.0], channel=["r", "g", "b"])
-        >>> float(t.sel(channel="g"))
-        0.5
-        >>> t.sel(channel=["b", "r"])
-        Tensor(channel: b=2., r=1.)
+        >>> float(t.sel(channel="g")), t.sel(channel=["b", "r"]), t.sel(channel=slice("g", "b"))
+        (0.5, Tensor(channel: b=2., r=1.), Tensor(channel: g=0.5000, b=2.))
+        >>> mo.tensor([0.0, 1.0, 4.0], time=[0.0, 1.0, 2.0]).sel(time=1.2, method="nearest").item()
+        1.0
     """
+    if method is None and tolerance is not None:
+        raise ValueError("a tolerance needs a method: 'nearest', 'pad' or 'backfill'")
     key: list[Any] = [slice(None)] * t._data.ndim
     for which, labels in {**(indexers or {}), **named}.items():
         axis = t._axes.axis(which)
         if isinstance(labels, slice):
-            raise TypeError("sel takes a label, a list of labels or a Space; for a slice of positions use isel")
+            key[axis] = locate_slice(t._axes, axis, labels.start, labels.stop, labels.step)
+            continue
         several, wanted = _frozen(labels)
+        if method is not None:
+            wanted = locate_neighbours(t._axes, axis, several, wanted, method, tolerance)
         key[axis] = found = _located(t._axes, axis, several, wanted)
         if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
             raise UnknownLabelError(
