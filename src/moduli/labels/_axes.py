@@ -55,7 +55,7 @@ _MOST_PLANS: Final = 512
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "named", "names", "ndim", "spaces")
+    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "meta", "named", "names", "ndim", "spaces")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -66,6 +66,8 @@ class Axes:
     """Whether every axis has a name."""
     firm: bool
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
+    meta: Hashable
+    """What another library said of the tensor beside its axes; kept by operations that keep the axes. None mostly."""
     _plans: dict[Hashable, Any]
     _products: dict[Axes, Any]
     _rest: Axes | None
@@ -104,6 +106,10 @@ class Axes:
             rest = self._rest = intern(self.names[1:], self.spaces[1:])
         return rest
 
+    def bare(self) -> Axes:
+        """The axes alone, without what else was told of the tensor."""
+        return self if self.meta is None else intern(self.names, self.spaces)
+
     # One object for equal axes, so identity is equality; said here because the compiler asks for it.
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -111,7 +117,7 @@ class Axes:
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Callable[..., Axes], tuple[Any, ...]]:
-        return intern, (self.names, self.spaces)
+        return intern, (self.names, self.spaces, self.meta)
 
     def __copy__(self) -> Axes:
         return self
@@ -186,8 +192,8 @@ _table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionar
 _lock: Final = threading.RLock()  # a garbage collection inside may come back here
 
 
-def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
-    """The one Axes object with these names and spaces.
+def intern(names: Sequence[str | None], spaces: Sequence[Space | None], meta: Hashable = None) -> Axes:
+    """The one Axes object with these names and spaces, and with what else is known of the tensor.
 
     Raises:
         ValueError: If two axes have the same name.
@@ -197,7 +203,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
         space if space is None or space.name == name else space.rename(name)
         for name, space in zip(names, spaces, strict=True)
     )
-    key = (names, spaces)
+    key = (names, spaces, meta)
     found = _table.get(key)
     if found is not None:
         return found
@@ -210,7 +216,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None]) -> Axes:
         )
     axes = Axes.__new__(Axes)
     axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
-    axes.named, axes.firm, axes._rest = None not in names, None not in spaces, None
+    axes.named, axes.firm, axes._rest, axes.meta = None not in names, None not in spaces, None, meta
     with _lock:  # threads that make the same axes at once must end up with one object
         return _table.setdefault(key, axes)
 

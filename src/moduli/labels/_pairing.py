@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from .._torch import has_dispatch_mode, in_transform, is_wrapped
-from ._axes import Axes, intern_pairs, static
+from ._axes import Axes, intern, intern_pairs, static
 from ._constant import constant
 from ._errors import OwnTransposeError
 from ._gather import Gather, gather, index_of
@@ -129,7 +129,14 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
         permute, insert, moved = steps[1]
         if permute is None and insert is None and len(moved) == 1 and not moved[0][1].missing and _all_meet(entries):
             reorder = moved[0]
-    return Plan(intern_pairs(pairs), steps, tuple(checks), fill, reorder)
+    made = intern_pairs(pairs)
+    told = {each.meta: each for each in operands if each.meta is not None}
+    if len(told) == 1:
+        # What was told of one operand holds of the result, if it has the same axes and no other operand disagrees.
+        ((meta, source),) = told.items()
+        if (made.names, made.spaces) == (source.names, source.spaces):
+            made = intern(made.names, made.spaces, meta)
+    return Plan(made, steps, tuple(checks), fill, reorder)
 
 
 def _by_name(operands: Sequence[Axes]) -> list[_Entry]:

@@ -73,7 +73,7 @@ def sel(
         >>> import moduli as mo
         >>> t = mo.tensor([1.0, 0.5, 2.0], channel=["r", "g", "b"])
         >>> float(t.sel(channel="g")), t.sel(channel=["b", "r"]), t.sel(channel=slice("g", "b"))
-        (0.5, Tensor(channel: b=2., r=1.), Tensor(channel: g=0.5000, b=2.))
+        (0.5, Tensor(channel: b=2., r=1.), Tensor(channel: g=0.5000, b=2.0000))
         >>> mo.tensor([0.0, 1.0, 4.0], time=[0.0, 1.0, 2.0]).sel(time=1.2, method="nearest").item()
         1.0
     """

@@ -1,19 +1,21 @@
 """To and from xarray: labels become index coordinates, and index coordinates labels.
 
-xarray is an optional dependency, imported when it is used. What xarray can't say is kept in the attribute
-``moduli_broadcast`` of the array: the names of the axes that are BROADCAST.
+xarray is an optional dependency, imported when it is used. What a tensor has no place for (the name of an array, attributes,
+scalar and other coordinates) stays with its axes as long as operations keep those, and goes back. What xarray can't say is
+kept in the attribute ``moduli_broadcast`` of the array: the names of the axes that are BROADCAST.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import copy
+from collections.abc import Hashable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 import torch
 
-from ._axes import axes_of
+from ._axes import axes_of, intern
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish, method
 
@@ -25,41 +27,79 @@ __all__ = ["from_xarray", "to_xarray"]
 _BROADCAST: Final = "moduli_broadcast"
 
 
+class _Told:
+    """What an array has beside values and labels; hashable, and equal where xarray says so."""
+
+    def __init__(self, array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> None:
+        self.name = array.name
+        # Attributes travel as those of the coordinates, so that one comparison covers both.
+        self.coords = array.coords.to_dataset().assign_attrs(copy.deepcopy(array.attrs))
+        self.dataset = dataset
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Told):
+            return NotImplemented
+        return self.name == other.name and self.dataset == other.dataset and bool(self.coords.identical(other.coords))
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@overload
+def to_xarray(t: Tensor, name: str | None = None) -> xarray.DataArray: ...
+@overload
+def to_xarray(t: Mapping[str, Tensor]) -> xarray.Dataset: ...
 @method
-def to_xarray(t: Tensor, name: str | None = None) -> xarray.DataArray:
-    """The tensor as an `xarray.DataArray`, with its own copy of the values.
+def to_xarray(t: Any, name: str | None = None) -> Any:
+    """The tensor as an `xarray.DataArray`, with its own copy of the values; several tensors as a `Dataset`.
 
     Labels become the index coordinate of their axis; positional axes have none. An axis without a name is called
     ``axis_0``, ``axis_1`` and so on by its position (with underscores appended if that name is taken), as xarray has no
     unnamed ones. BROADCAST axes have size 1 and are listed in the attribute ``moduli_broadcast``. A tensor whose axes
-    all have names comes back exactly from `from_xarray`.
+    all have names comes back exactly from `from_xarray`, and an array from a tensor that has kept its axes.
 
     Args:
-        t: The tensor. It may live on any device.
-        name: The name of the array.
+        t: The tensor. It may live on any device. Or a mapping of names to tensors, as `Module.export_all` gives one: axes of
+            one name must then have the same labels in all of them.
+        name: The name of the array; by default the one it had.
 
     Returns:
-        The array.
+        The array, or the dataset.
 
     Raises:
         ImportError: If xarray is not installed.
         RuntimeError: If gradients are recorded for the tensor; call ``t.detach()`` first.
         TypeError: If NumPy has no such dtype, as for bfloat16.
+        ValueError: If axes of one name differ between the tensors of a dataset.
 
     Example:
         >>> import moduli as mo
         >>> array = mo.tensor([[1.0, 2.0]], time=None, channel=["r", "g"]).to_xarray()
         >>> array.dims, array.coords["channel"].values.tolist()
         (('time', 'channel'), ['r', 'g'])
+        >>> sorted(mo.to_xarray({"a": mo.zeros(x=["p", "q"]), "b": mo.ones(x=["p", "q"])}).data_vars)
+        ['a', 'b']
     """
+    if isinstance(t, Mapping):
+        return _dataset(t)
+    return _array(t, name, "axis_")
+
+
+def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     module = _xarray()
     if t._data.requires_grad:
         raise RuntimeError("an xarray can't carry gradients, and this tensor records them; use t.detach().to_xarray()")
     values = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
+    told = t._axes.meta
+    if isinstance(told, _Told):
+        name = name if name is not None else told.name  # type: ignore[assignment]
+        attrs = copy.deepcopy(told.coords.attrs)
+        made: xarray.DataArray = module.DataArray(values, told.coords.coords, t.names, name, attrs)
+        return made
     taken = {known for known in t.names if known is not None}
     dims: list[str] = []
     for axis, known in enumerate(t.names):
-        called = known if known is not None else f"axis_{axis}"
+        called = known if known is not None else f"{prefix}{axis}"
         while known is None and called in taken:
             called += "_"
         taken.add(called)
@@ -67,37 +107,70 @@ def to_xarray(t: Tensor, name: str | None = None) -> xarray.DataArray:
     coords = {d: (d, _coordinate(space.labels)) for d, space in zip(dims, t.dims, strict=True) if space.labelled}
     stretched = [d for d, space in zip(dims, t.dims, strict=True) if space.broadcast]
     attrs = {_BROADCAST: stretched} if stretched else {}
-    made: xarray.DataArray = module.DataArray(values, dims=dims, coords=coords, name=name, attrs=attrs)
+    return module.DataArray(values, dims=dims, coords=coords, name=name, attrs=attrs)  # type: ignore[no-any-return]
+
+
+def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
+    module = _xarray()
+    spaces: dict[str | None, tuple[str, Space]] = {}
+    for variable, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"a dataset is made of labelled tensors, but {variable!r} is a {type(t).__name__}")
+        for space in t.dims:
+            # xarray would join labels that differ, and fill the rest with NaN.
+            first, known = spaces.setdefault(space.name, (variable, space))
+            if space.name is not None and known != space:
+                raise ValueError(
+                    f"the axis {space.name!r} is {known!r} in {first!r} and {space!r} in {variable!r}, but in a dataset a "
+                    "name stands for one axis; rename one of them, or select the same labels"
+                )
+    arrays = {variable: _array(t, None, f"{variable}_axis_") for variable, t in tensors.items()}
+    told = [t._axes.meta.dataset if isinstance(t._axes.meta, _Told) else None for t in tensors.values()]
+    attrs = told[0] if told and all(each == told[0] for each in told) else None
+    made: xarray.Dataset = module.Dataset(arrays, attrs=copy.deepcopy(attrs))
     return made
 
 
-def from_xarray(array: xarray.DataArray) -> Tensor:
-    """An `xarray.DataArray` as a labelled tensor, with its own copy of the values.
+@overload
+def from_xarray(array: xarray.DataArray) -> Tensor: ...
+@overload
+def from_xarray(array: xarray.Dataset) -> dict[str, Tensor]: ...
+def from_xarray(array: Any) -> Any:
+    """An `xarray.DataArray` as a labelled tensor, with its own copy of the values; a `Dataset` as a dict of tensors.
 
     Dimensions become names, and the index coordinate of a dimension its labels; a dimension without one is positional.
-    Other coordinates and attributes have no place in a tensor and are left behind. Axes of size 1 that the attribute
-    ``moduli_broadcast`` lists are BROADCAST.
+    The name, attributes and other coordinates stay with the tensor through operations that keep its axes (elementwise
+    ones, unless another operand has different ones), so that `to_xarray` gives an array that is ``identical``. Axes of
+    size 1 that the attribute ``moduli_broadcast`` lists are BROADCAST.
 
     Args:
-        array: The array.
+        array: The array, or the dataset.
 
     Returns:
-        The tensor.
+        The tensor, or a tensor for each data variable.
 
     Raises:
         ImportError: If xarray is not installed.
-        TypeError: If the argument is not a DataArray, or torch has no such dtype.
+        TypeError: If the argument is neither, or torch has no such dtype.
         ValueError: If a coordinate has a value twice or a NaN, or a dimension can't name an axis.
 
     Example:
         >>> import moduli as mo, xarray as xr
-        >>> mo.from_xarray(xr.DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "b"]}))
+        >>> array = xr.DataArray([1.0, 2.0], dims="x", coords={"x": ["a", "b"]}, name="length", attrs={"unit": "m"})
+        >>> mo.from_xarray(array)
         Tensor(x: a=1., b=2., dtype=torch.float64)
+        >>> (2 * mo.from_xarray(array)).to_xarray().identical((2 * array).assign_attrs(unit="m"))
+        True
     """
     module = _xarray()
+    if isinstance(array, module.Dataset):
+        return {str(name): _tensor(array[name], dict(array.attrs)) for name in array.data_vars}
     if not isinstance(array, module.DataArray):
-        hint = "; choose one of its variables, as in dataset['name']" if isinstance(array, module.Dataset) else ""
-        raise TypeError(f"from_xarray takes an xarray.DataArray, not a {type(array).__name__}{hint}")
+        raise TypeError(f"from_xarray takes an xarray.DataArray or a Dataset, not a {type(array).__name__}")
+    return _tensor(array, None)
+
+
+def _tensor(array: xarray.DataArray, dataset: dict[Hashable, Any] | None) -> Tensor:
     listed = array.attrs.get(_BROADCAST, ())
     stretched = {listed} if isinstance(listed, str) else set(listed)
     spaces: list[Space] = []
@@ -114,7 +187,12 @@ def from_xarray(array: xarray.DataArray) -> Tensor:
         else:
             spaces.append(Space(size, dim))
     data = torch.from_numpy(np.array(array.values, order="C"))
-    return finish(data, axes_of(spaces))
+    axes = axes_of(spaces)
+    indexed = {dim: coord for dim, coord in array.coords.items() if dim in array.dims}
+    plain = len(indexed) == len(array.coords) and not any(coord.attrs for coord in indexed.values())
+    if not plain or array.name is not None or set(array.attrs) - {_BROADCAST} or dataset is not None:
+        axes = intern(axes.names, axes.spaces, _Told(array, dataset))
+    return finish(data, axes)
 
 
 def _xarray() -> ModuleType:
