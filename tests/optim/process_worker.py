@@ -171,18 +171,26 @@ def labelled_outputs_with_unused_parameters(rank):
 
 
 @check
-def populations_are_refused(rank):
+def populations_are_shared_only_when_told_how(rank):
     pop = mo.Population.of(network(), 3)
     problems = []
-    for options in ({}, {"reduce": "mean"}, {"reduce": "sum"}):
-        try:
-            mo.Optimizer(pop, m.Adam(), m.LR(0.1), **options)
-        except optim.ChainError as error:
-            if "drift apart" not in str(error):
-                problems.append(str(error))
-        else:
-            problems.append(f"accepted with {options}")
+    try:
+        mo.Optimizer(pop, m.Adam(), m.LR(0.1))
+        problems.append("accepted without a word about the processes")
+    except optim.ChainError as error:
+        if "drift apart" not in str(error):
+            problems.append(str(error))
     mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=None)
+    for reduce in ("mean", "sum"):
+        opt = mo.Optimizer(pop, m.Adam(), m.LR(0.1), reduce=reduce)
+        for _ in range(3):
+            opt.step(
+                mo.closure(lambda: sum((leaf * (1.0 + rank)).square().flatten(1).sum(1) for leaf in pop.parameters()))
+            )
+        others = [torch.empty_like(pop.matrix) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(others, pop.matrix)
+        if not all(torch.equal(pop.matrix, other) for other in others):
+            problems.append(f"members drifted apart with reduce={reduce}")
     return problems
 
 

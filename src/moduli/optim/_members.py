@@ -8,14 +8,29 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ._needs import ChainError, Need
+from ._settings import check_members
 
 if TYPE_CHECKING:
-    from ..population import Population
+    from ..population import Population, Shard
     from ._binding import Binding
+    from .modular import Optimizer
     from .module import Module
     from .objective import Objective
 
-__all__ = ["adopt", "check", "describe", "each", "lifts", "step", "takes_matrices", "views"]
+__all__ = [
+    "adopt",
+    "check",
+    "check_link",
+    "describe",
+    "each",
+    "join_shards",
+    "lifts",
+    "part_shards",
+    "step",
+    "take_share",
+    "takes_matrices",
+    "views",
+]
 
 
 def lifts(link: Module) -> bool:
@@ -78,6 +93,54 @@ def check(link: Module) -> None:
             f"{type(link).__name__} needs {wanted}, which a population evaluates for all members at once; "
             "it can't be given to each member by itself. Use it on one model, or a link made for populations"
         )
+
+
+def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None:
+    """Refuse other numbers of settings than members, and links that can't compare members of several processes."""
+    if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
+        raise ChainError(
+            f"{path} compares the members of a population, which are spread over processes here, and can't do that yet. "
+            "PSO with the global topology and PBT can; or search with mo.search(..., executor=...)"
+        )
+    taken = shard is not None and all(len(value) == count for value in _vectors(link).values())
+    check_members(path, link.defaults, count if shard is None or taken else shard.total)
+
+
+def take_share(link: Module, shard: Shard | None) -> None:
+    """Keep the settings of the members of this process, of those of all."""
+    for key, value in _vectors(link).items():
+        if shard is not None and len(value) == shard.total:
+            link.defaults[key] = shard.own(value)
+
+
+def _vectors(link: Module) -> dict[str, Tensor]:
+    return {key: value for key, value in link.defaults.items() if isinstance(value, Tensor) and value.dim() == 1}
+
+
+def join_shards(optimizer: Optimizer, shard: Shard, saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved state of all members, from that of the members of each process."""
+    alone = next((link for link in optimizer.modules if not lifts(link)), None)
+    if alone is not None:
+        raise ChainError(
+            f"{type(alone).__name__} keeps its state member by member, which can't be saved from several processes yet"
+        )
+    out = {**saved, "state": shard.join(saved["state"]), "links": shard.join(saved["links"]), "members": shard.total}
+    out["shapes"] = {name: (shard.total, *shape[1:]) for name, shape in saved["shapes"].items()}
+    return out
+
+
+def part_shards(shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the saved state of all members, that of those here."""
+    if "shapes" not in saved:
+        return dict(saved)  # refused where it is read
+    if saved.get("members") != shard.total:
+        raise ValueError(
+            f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
+        )
+    here = shard.stop - shard.start
+    out = {**saved, "state": shard.part(saved["state"]), "links": shard.part(saved["links"]), "members": here}
+    out["shapes"] = {name: (here, *shape[1:]) for name, shape in saved["shapes"].items()}
+    return out
 
 
 def adopt(population: Population, params: Mapping[str, Tensor]) -> None:

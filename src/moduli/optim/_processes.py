@@ -110,10 +110,18 @@ def choose_reduction(
         raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
     if reduce is None or (reduce == "auto" and not are_several()):
         return None
-    if population is not None and are_several():
+    if population is not None and population.sharding is not None:
+        if reduce == "auto":
+            return None  # gradients and losses are those of the members here
         raise ChainError(
-            "there are several processes, and the members of a population would drift apart between them. Say reduce=None "
-            "for processes that have populations of their own; mo.search(..., executor=Ranks()) spreads one over them"
+            f"each process holds other members of this population, so reduce={reduce!r} would mix them. Processes that share "
+            "the data of one member as well are not supported: give each member its data where it is"
+        )
+    if population is not None and are_several() and reduce == "auto":
+        raise ChainError(
+            "there are several processes, and the members of a population would drift apart between them. Spread them over "
+            "the processes with pop.shard(mesh); or say reduce='mean' where all processes train the same members on their "
+            "own data, reduce=None where they have populations of their own"
         )
     if reduce == "auto":
         if not any(need.evaluates for link in links for need in link.all_needs()):

@@ -121,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
                 raise ChainError("a population's members share one storage, which can't be differentiated through")
         self._options: list[dict[str, Any]] = []
         self._shown = _groups.exported(link for _, link in self._links)
+        self._take_shares()
         self._list: list[Tensor] = []
         self._every: tuple[list[Tensor], list[bool]] = ([], [])
         self._matrices: list[int] = []
@@ -191,7 +192,12 @@ class Optimizer(torch.optim.Optimizer):
             for link in self.modules:
                 _members.check(link)
             for path, link in self._links:
-                check_members(path, link.defaults, self.binding.members)
+                _members.check_link(path, link, len(self.population), self.population.sharding)
+
+    def _take_shares(self) -> None:
+        shard = None if self.population is None else self.population.sharding
+        for _, link in self._links if shard is not None else ():
+            _members.take_share(link, shard)
 
     def relink(self) -> None:
         """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
@@ -208,6 +214,7 @@ class Optimizer(torch.optim.Optimizer):
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
             link.settings.forget()
+        self._take_shares()
         self._options = []
         if self.rows is not None:
             self.rows.dissolve()
@@ -520,6 +527,9 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         packed = _saved.pack(self)
+        shard = None if self.population is None else self.population.sharding
+        if shard is not None:
+            packed = _members.join_shards(self, shard, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)
             packed = packed if changed is None else changed
@@ -539,6 +549,9 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, given)
             given = given if changed is None else changed
+        shard = None if self.population is None else self.population.sharding
+        if shard is not None:
+            given = _members.part_shards(shard, given)
         _saved.unpack(self, given, strict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -12,6 +12,7 @@ from moduli.layout import Group, Layout, layout_and_tensors
 from moduli.particles import StructureError, buffer_policies, inert_parameters
 
 from ._members import Members, tracks_versions
+from ._shard import Shard
 from ._values import Values, fresh
 
 __all__ = ["Core"]
@@ -32,6 +33,7 @@ class Core:
         "_members",
         "_parent",
         "_plans",
+        "_shard",
         "_tape",
         "_values",
         "layout",
@@ -49,6 +51,8 @@ class Core:
     _members: Members
     _graph: bool
     _plans: dict[Any, Any]
+    # Which of the members of several processes these are.
+    _shard: Shard | None
     # What an optimizer differentiates calls with respect to, for the time of an evaluation, in place of the leaves.
     _tape: Callable[[list[Tensor]], list[Tensor]] | None
     # A population that this one is a part of: its storage, leaves and members see what happens here.
@@ -82,6 +86,7 @@ class Core:
         self._members = Members()
         self._graph = False
         self._plans = {}
+        self._shard = None
         self._tape = None
         self._parent = None
         self._fixed = frozenset()
@@ -93,6 +98,7 @@ class Core:
         pop._count, pop._values, pop._buffers = count, values, buffers
         pop._reset()
         pop._plans = self._plans
+        pop._shard = self._shard if count == self._count else None
         return pop
 
     # -- storage -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
@@ -15,7 +15,11 @@ from moduli.particles import StructureError
 
 from ._indexing import Indexing
 from ._members import row_view
+from ._shard import Shard
 from ._values import fresh, wrap
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["State"]
 
@@ -24,6 +28,49 @@ class State(Indexing):
     """Modes, places, copies and checkpoints."""
 
     __slots__ = ()
+
+    @property
+    def sharding(self) -> Shard | None:
+        """Which members these are, where several processes hold a population together (see `shard`); None otherwise.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> print(Population.of(nn.Linear(3, 2), 5).sharding)
+            None
+        """
+        return self._shard
+
+    def shard(self, mesh: DeviceMesh) -> Self:
+        """Spread the members over processes: each keeps its rows, and the results are those of one process.
+
+        Every process makes the same population (from the same seed) and calls this. Evaluation, gradients and states are
+        of the members here alone; links that compare members exchange one number for each, and then the rows they need.
+        `len(pop)`, `pop[i]` and losses are of the members here; `pop.sharding.gather(losses)` has those of all.
+        `state_dict` and `load_state_dict`, also of an optimizer, are about all members, whatever the number of processes.
+
+        Args:
+            mesh: One dimension of processes, from `torch.distributed.device_mesh.init_device_mesh`.
+
+        Returns:
+            A population of the members of this process.
+
+        Raises:
+            ValueError: The mesh has several dimensions, or more processes than there are members.
+            StructureError: The population is spread already.
+
+        Example:
+            >>> from moduli.population import Population
+            >>> import torch.distributed as dist
+            >>> def main():  # under torchrun
+            ...     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+            ...     return Population.of(nn.Linear, 4096, 3, 2).shard(mesh)
+        """
+        if self._shard is not None:
+            raise StructureError(f"this population is spread over processes already: {self._shard}")
+        shard = Shard(mesh, self._count)
+        made = self._taken(torch.arange(shard.start, shard.stop))
+        made._shard = shard
+        return made
 
     @property
     def training(self) -> bool:
@@ -228,13 +275,17 @@ class State(Indexing):
     def state_dict(self) -> dict[str, Tensor]:
         """The live tensors of all members by the names that the template's `state_dict()` has, stacked.
 
+        Of a population that is spread over processes these are copies of all members' tensors, made by all processes
+        together.
+
         Example:
             >>> from moduli.population import Population
             >>> {name: tuple(t.shape) for name, t in Population.of(nn.Linear(3, 2), 5).state_dict().items()}
             {'weight': (5, 2, 3), 'bias': (5, 2)}
         """
         self._ready()
-        return {name: held.detach() for name, held in self._state().items()}
+        held = {name: held.detach() for name, held in self._state().items()}
+        return held if self._shard is None else {name: self._shard.gather(tensor) for name, tensor in held.items()}
 
     def _state(self) -> dict[str, Tensor]:
         stacks: dict[int, Tensor] = {id(t): leaf for t, leaf in zip(self._entries, self._stacked(), strict=True)}
@@ -264,6 +315,8 @@ class State(Indexing):
         """
         self._ready()
         held = self._state()
+        if self._shard is not None:
+            state_dict = {name: self._shard.part(tensor) for name, tensor in state_dict.items()}
         missing, extra = [n for n in held if n not in state_dict], [n for n in state_dict if n not in held]
         if missing or extra:
             raise StructureError(

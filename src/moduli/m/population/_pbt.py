@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import ChainError, Module, Need, Objective, Optimizer
-from ...population import Population
+from ...population import Population, Shard
 from .._landing import land
 
 __all__ = ["PBT"]
@@ -52,6 +52,7 @@ class PBT(Module):
 
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.MEMBERS})
     members = True
+    over_processes = True
 
     def __init__(
         self,
@@ -93,7 +94,9 @@ class PBT(Module):
         generator = self.get_generator("cpu", self.seed)
         for name, (low, high) in self.ranges.items():
             if name not in kept:
-                draw = torch.rand(optimizer.binding.members or 1, generator=generator)
+                shard = _shard(optimizer)
+                draw = torch.rand(optimizer.binding.members or 1 if shard is None else shard.total, generator=generator)
+                draw = draw if shard is None else shard.own(draw)
                 logarithmic = low > 0 and high > 0
                 a, b = (math.log(low), math.log(high)) if logarithmic else (low, high)
                 value = a + (b - a) * draw
@@ -134,23 +137,26 @@ class PBT(Module):
 
     def apply(self, objective: Objective) -> Objective:
         """Exploit and explore, when it is time."""
-        count = objective.members or 0
+        optimizer = _optimizer(objective)
+        shard = _shard(optimizer)
+        here = objective.members or 0
+        count = here if shard is None else shard.total
         if self.increment_counter("steps", 1) % self.every or count < 2:
             return objective
-        optimizer = _optimizer(objective)
-        losses = self._scores(objective, optimizer, count)
+        losses = self._scores(objective, optimizer, here)
+        losses = losses if shard is None else shard.gather(losses)
         ranked = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).argsort(stable=True)
         replaced = max(1, int(self.share * count))
         best, worst = ranked[:replaced], ranked[-replaced:]
         generator = self.get_generator("cpu", self.seed)
         source = best[torch.randint(replaced, (replaced,), generator=generator).to(best.device)]
-        self._exploit(objective, optimizer, count, worst, source)
+        self._exploit(objective, optimizer, here, worst, source)
         kept = self.global_state["hyperparameters"]
         for name, (low, high) in self.ranges.items():
-            value = kept[name].clone()
+            value = kept[name].clone() if shard is None else shard.gather(kept[name])
             sign = torch.randint(0, 2, (replaced,), generator=generator) * 2 - 1
             value[worst.cpu()] = (value[source.cpu()] * (1 + self.perturb * sign)).clamp(low, high)
-            kept[name] = value
+            kept[name] = value if shard is None else shard.own(value)
         self._install(optimizer)
         objective.attrs["replaced"] = dict(zip(worst.tolist(), source.tolist(), strict=True))
         return objective
@@ -168,20 +174,22 @@ class PBT(Module):
     def _exploit(self, objective: Objective, optimizer: Optimizer, count: int, worst: Tensor, source: Tensor) -> None:
         params, updates = objective.params, objective.get_updates()
         goal = [param.detach() - update.to(param.dtype) for param, update in zip(params, updates, strict=True)]
+        shard = _shard(optimizer)
+        moved = worst if shard is None else worst[(worst >= shard.start) & (worst < shard.stop)] - shard.start
         for param, update, there in zip(params, updates, goal, strict=True):
-            there[worst] = there[source]
+            _copy_rows(there, worst, source, shard)
             # The update is subtracted at the end, and has to lead to where the winner goes.
-            update[worst] = (param.detach()[worst] - there[worst]).to(update.dtype)
+            update[moved] = (param.detach()[moved] - there[moved]).to(update.dtype)
         land(objective, goal)
         moving = {id(param) for param in params}
         population = optimizer.population
         if population is not None:
             rest = [param for _, param in population.named_parameters() if id(param) not in moving]
             for tensor in (*rest, *(buffer for _, buffer in population.named_buffers())):
-                tensor.detach()[worst] = tensor.detach()[source]
+                _copy_rows(tensor.detach(), worst, source, shard)
         for _, link in optimizer._links:
             if link is not self:
-                _copy_state(link, count, worst.tolist(), source.tolist())
+                _copy_state(link, count, worst, source, shard)
 
 
 def _optimizer(objective: Objective) -> Optimizer:
@@ -202,22 +210,34 @@ def _target(optimizer: Optimizer, name: str) -> tuple[Module, str]:
     return found[0], key
 
 
-def _copy_state(link: Module, count: int, targets: list[int], sources: list[int]) -> None:
+def _shard(optimizer: Optimizer) -> Shard | None:
+    return None if optimizer.population is None else optimizer.population.sharding
+
+
+def _copy_rows(rows: Tensor, targets: Tensor, sources: Tensor, shard: Shard | None) -> None:
+    """Give losers the rows of winners, in this process or in another."""
+    if shard is None:
+        rows[targets] = rows[sources].clone()
+    else:
+        shard.copy(rows, targets, sources)
+
+
+def _copy_state(link: Module, count: int, targets: Tensor, sources: Tensor, shard: Shard | None) -> None:
     binding = link.settings.binding
     views = binding.views[1] if binding is not None and binding.views is not None else []
+    if views and shard is not None:
+        raise ChainError(
+            f"PBT can't exchange what {type(link).__name__} keeps member by member between processes; leave it out, or train "
+            "in one process"
+        )
     stacked = {id(view) for row in views for view in row}
-    for param, row in list(link.state.items()):
-        if id(param) in stacked:
-            continue
-        for value in row.values():
-            if isinstance(value, Tensor) and value.dim() and len(value) == count:
-                value[targets] = value[sources].clone()
-    if link.members:
-        for value in link.global_state.values():
-            if isinstance(value, Tensor) and value.dim() and len(value) == count:
-                value[targets] = value[sources].clone()
-    for target, source in zip(targets, sources, strict=True):
-        for to, of in zip(views[target], views[source], strict=True) if views else ():
+    kept = [value for param, row in list(link.state.items()) if id(param) not in stacked for value in row.values()]
+    kept += link.global_state.values() if link.members else ()
+    for value in kept:
+        if isinstance(value, Tensor) and value.dim() and len(value) == count:
+            _copy_rows(value, targets, sources, shard)
+    for target, source in zip(targets.tolist(), sources.tolist(), strict=True) if views else ():
+        for to, of in zip(views[target], views[source], strict=True):
             if of in link.state:
                 link.state[to] = {k: _copied(v) for k, v in link.state[of].items()}
         for states in link.global_state.get("members", {}).values():

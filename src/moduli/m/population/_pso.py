@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from ...optim import Module, Need, Objective, as_real
+from ...population import Shard
 
 __all__ = ["PSO"]
 
@@ -69,6 +70,7 @@ class PSO(Module):
             raise ValueError(f"PSO: radius is {radius}; a member has at least one neighbour on each side")
         super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
         self.topology = topology
+        self.over_processes = topology == "global"
         self.radius = radius
         self.seed = seed
 
@@ -91,29 +93,37 @@ class PSO(Module):
     def apply(self, objective: Objective) -> Objective:
         """Add the swarm's velocity to what the links before this one want."""
         best = self.global_state["best"]
+        shard = None if objective.model is None else getattr(objective.model, "sharding", None)
         radius = min(self.radius, max((len(best) - 1) // 2, 0))
-        near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin()
-        moves = [self._velocity(param, near, radius) for param in objective.params]
+        if shard is not None:
+            near = shard.gather(best).argmin()  # one number from each member, over all processes
+        else:
+            near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin()
+        moves = [self._velocity(param, near, radius, shard) for param in objective.params]
         if objective.updates is None:
             objective.updates = [-move for move in moves]
         else:
             objective.updates = [u - move for u, move in zip(objective.updates, moves, strict=True)]
         return objective
 
-    def _velocity(self, param: Tensor, near: Tensor, radius: int) -> Tensor:
+    def _velocity(self, param: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
         state, setting = self.state[param], self.settings[param]
         generator = self.get_generator(param.device, self.seed)
         x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
 
         def uniform(*lead: int) -> Tensor:
+            if shard is not None:
+                return shard.draw(lambda rows: torch.rand(rows, x.shape[1], dtype=x.dtype, generator=generator))
             return torch.rand((*lead, *x.shape), dtype=x.dtype, device=x.device, generator=generator)
+
+        leader = place[near] if shard is None else shard.fetch(place, near.reshape(1))
 
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
         if self.topology == "informed":
             draws = uniform(2 * radius + 1)
             new = informed_velocity(x, v, place, draws, radius, w, (own + social) / w, torch.empty_like(x))
         else:
-            new = swarm_velocity(x, v, place, place[near], uniform(), uniform(), w, own, social)
+            new = swarm_velocity(x, v, place, leader, uniform(), uniform(), w, own, social)
         _rows(state["velocity"]).copy_(new)
         shaped = new.reshape(as_real(param.detach()).shape)
         return torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped

@@ -1,0 +1,123 @@
+"""Members over processes: which of them are here, and how the others are heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """The members that this process holds of a population that several processes share. Made by `Population.shard`.
+
+    Members are numbered over all processes; rank r holds those from `start` up to `stop`. All methods but `own` are
+    collective: every process of the mesh calls them, in the same order.
+
+    Args:
+        mesh: One dimension of processes.
+        total: How many members there are.
+
+    Attributes:
+        total: How many members there are.
+        start: The first one here.
+        stop: The one after the last here.
+
+    Example:
+        >>> from moduli.population import Shard
+        >>> Shard.__name__
+        'Shard'
+    """
+
+    def __init__(self, mesh: DeviceMesh, total: int) -> None:
+        if mesh.ndim != 1:
+            names = mesh.mesh_dim_names
+            raise ValueError(
+                f"members lie along one dimension of processes, the mesh has {mesh.ndim}"
+                + (f"; choose one: pop.shard(mesh[{names[0]!r}])" if names else "; give one dimension of it")
+            )
+        self.mesh = mesh
+        self.group = mesh.get_group()
+        self.size = dist.get_world_size(self.group)
+        self.rank = dist.get_rank(self.group)
+        if total < self.size:
+            raise ValueError(f"{total} members for {self.size} processes; give at least one to each")
+        self.total = total
+        small, more = divmod(total, self.size)
+        self.starts = [rank * small + min(rank, more) for rank in range(self.size + 1)]
+        self.start, self.stop = self.starts[self.rank], self.starts[self.rank + 1]
+
+    def __repr__(self) -> str:
+        return f"Shard(members {self.start} to {self.stop - 1} of {self.total}, rank {self.rank} of {self.size})"
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Of one row for each of all members, those that are here."""
+        return rows[self.start : self.stop]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all members, from those that each process has."""
+        most = self.starts[1]  # the first processes have the most members
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows.detach()
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded, group=self.group)
+        sizes = [stop - start for start, stop in zip(self.starts, self.starts[1:], strict=False)]
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def fetch(self, rows: Tensor, members: Tensor) -> Tensor:
+        """The rows of some members, wherever they are."""
+        here = (members >= self.start) & (members < self.stop)
+        found = rows.new_zeros(len(members), *rows.shape[1:])
+        found[here.to(found.device)] = rows.detach()[(members[here] - self.start).to(rows.device)]
+        # Every row comes from one process, and zeros from the others: the sum is exact.
+        dist.all_reduce(found, group=self.group)
+        return found
+
+    def copy(self, rows: Tensor, targets: Tensor, sources: Tensor) -> None:
+        """Give some members the rows of others, in place."""
+        found = self.fetch(rows, sources)
+        here = (targets >= self.start) & (targets < self.stop)
+        rows[(targets[here] - self.start).to(rows.device)] = found[here.to(found.device)]
+
+    def draw(self, sample: Callable[[int], Tensor]) -> Tensor:
+        """Random rows for the members here, as one process would draw them for all, from the same generator.
+
+        Args:
+            sample: Draws rows, as many as it is asked for, one after the other.
+        """
+        step = max(self.stop - self.start, 1)
+        self._skip(sample, 0, self.start, step)
+        own = sample(self.stop - self.start)
+        self._skip(sample, self.stop, self.total, step)
+        return own
+
+    @staticmethod
+    def _skip(sample: Callable[[int], Tensor], start: int, stop: int, step: int) -> None:
+        for first in range(start, stop, step):
+            sample(min(step, stop - first))
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def join(self, value: Any) -> Any:
+        """Plain data in which what is kept for the members here becomes what is kept for all."""
+        return self._mapped(value, self.stop - self.start, self.gather)
+
+    def part(self, value: Any) -> Any:
+        """Undo `join`, for any number of processes."""
+        return self._mapped(value, self.total, self.own)
+
+    def _mapped(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            return act(value) if value.dim() and len(value) == count and value.dtype is not torch.uint8 else value
+        if isinstance(value, dict):
+            return {key: self._mapped(item, count, act) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._mapped(item, count, act) for item in value)
+        return value

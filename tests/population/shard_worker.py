@@ -1,0 +1,93 @@
+"""One process of several that hold a population together; prints nothing, and saves what it found."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import moduli as mo
+from moduli import m
+
+DOUBLE = torch.float64
+COUNT, STEPS = 7, 6
+CHAINS = {
+    "adam": lambda: [m.ClipNorm(0.5), m.Adam(), m.WeightDecay(0.1), m.LR(0.05)],
+    "rates": lambda: [m.Adam(), m.LR(torch.linspace(0.01, 0.1, COUNT, dtype=DOUBLE))],
+    "search": lambda: [m.HeavyBall(0.9), m.Backtracking()],
+    "swarm": lambda: [m.Adam(), m.LR(0.05), m.PSO(social=0.3, seed=3)],
+    "training": lambda: [m.Adam(), m.LR(0.05), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=2, seed=4)],
+}
+
+
+def population():
+    torch.manual_seed(0)
+    return mo.Population.of(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), COUNT
+    )
+
+
+def closure(pop):
+    x = torch.linspace(-1, 1, 18, dtype=DOUBLE).reshape(6, 3)
+    return mo.closure(lambda: pop.losses(lambda f: (f(x) - 1).square().mean()))
+
+
+def train(pop, name, steps=STEPS, saved=None):
+    """The losses of each step, and the optimizer."""
+    torch.manual_seed(1)
+    opt = mo.Optimizer(pop, *CHAINS[name]())
+    if saved is not None:
+        pop.load_state_dict(saved["population"])
+        opt.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"])
+    losses = [opt.step(closure(pop)) for _ in range(steps)]
+    return losses, opt
+
+
+def refusals(mesh, pop):
+    found = {}
+    for name, make in {
+        "ring": lambda: mo.Optimizer(pop, m.PSO(topology="ring", seed=0)),
+        "de": lambda: mo.Optimizer(pop, m.DE(seed=0)),
+        "mean": lambda: mo.Optimizer(pop, m.LR(0.1), reduce="mean"),
+        "five": lambda: mo.Optimizer(pop, m.LR(torch.ones(5))),
+        "twice": lambda: pop.shard(mesh),
+        "few": lambda: population()[:1].shard(mesh),
+        "square": lambda: population().shard(init_device_mesh("cpu", (dist.get_world_size(), 1))),
+        "members": lambda: mo.Optimizer(pop, m.LR(0.1)).load_state_dict(
+            mo.Optimizer(mo.Population.of(nn.Linear(2, 2), 3), m.LR(0.1), reduce=None).state_dict()
+        ),
+    }.items():
+        try:
+            make()
+        except ValueError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(rank, size, store, out, saved):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+    before = torch.load(saved, weights_only=True)
+    results = {}
+    for name in CHAINS:
+        pop = population().shard(mesh)
+        shard = pop.sharding
+        losses, opt = train(pop, name)
+        results[name] = {
+            "losses": torch.stack([shard.gather(each) for each in losses]),
+            "matrix": shard.gather(pop.matrix),
+            "here": len(pop),
+            "state": {"population": pop.state_dict(), "optimizer": opt.state_dict(), "random": torch.get_rng_state()},
+        }
+        resumed = population().shard(mesh)
+        train(resumed, name, steps=2, saved=before[name])
+        results[name]["resumed"] = shard.gather(resumed.matrix)
+    results["refused"] = refusals(mesh, pop)
+    torch.save(results, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

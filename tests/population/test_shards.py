@@ -1,0 +1,97 @@
+"""Members over two and four processes move as in one, and what is saved there is read anywhere."""
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+SPEC = importlib.util.spec_from_file_location("shard_worker", HERE / "shard_worker.py")
+worker = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(worker)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process does: losses, members, a checkpoint, and where two more steps from it lead."""
+    found = {}
+    for name in worker.CHAINS:
+        pop = worker.population()
+        losses, opt = worker.train(pop, name)
+        matrix = pop.matrix.clone()
+        saved = {
+            "population": {key: value.clone() for key, value in pop.state_dict().items()},
+            "optimizer": copy.deepcopy(opt.state_dict()),
+            "random": torch.get_rng_state(),
+        }
+        for _ in range(2):
+            opt.step(worker.closure(pop))
+        found[name] = {"losses": torch.stack(losses), "matrix": matrix, "saved": saved, "later": pop.matrix.clone()}
+    return found
+
+
+def run(size, tmp_path, saved):
+    torch.save({name: each["saved"] for name, each in saved.items()}, tmp_path / "saved.pt")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parent.parent / "src"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    files = [tmp_path / f"out{rank}.pt" for rank in range(size)]
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                HERE / "shard_worker.py",
+                str(rank),
+                str(size),
+                tmp_path / "store",
+                file,
+                tmp_path / "saved.pt",
+            ],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_together_do_what_one_does(size, tmp_path, alone):
+    found = run(size, tmp_path, alone)
+    for name, expected in alone.items():
+        for each in found:
+            for key in ("losses", "matrix"):
+                torch.testing.assert_close(each[name][key], expected[key], rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
+            torch.testing.assert_close(each[name]["resumed"], expected["later"], rtol=1e-10, atol=1e-12, msg=name)
+        assert sum(each[name]["here"] for each in found) == worker.COUNT
+        # What several processes save, one reads.
+        pop = worker.population()
+        worker.train(pop, name, steps=2, saved=found[0][name]["state"])
+        torch.testing.assert_close(pop.matrix, expected["later"], rtol=1e-10, atol=1e-12, msg=name)
+    for each in found:
+        said = each["refused"]
+        assert "compares the members" in said["ring"]
+        assert "compares the members" in said["de"]
+        assert "would mix them" in said["mean"]
+        assert "lr has 5 numbers" in said["five"]
+        assert "already" in said["twice"]
+        assert "at least one to each" in said["few"]
+        assert "one dimension" in said["square"]
+        assert "the state is of 3 members" in said["members"]
