@@ -16,8 +16,9 @@ for name, examples in (("moduli", 30), ("moduli-all", 60)):
     )
 settings.load_profile("moduli")
 
-# Minutes, for what seldom breaks: every link saved and resumed in a new process. `make test-all` runs it.
-LONG = ("tests/io/test_resume.py",)
+# Minutes, for what seldom breaks: every link saved and resumed in a new process, and kernels under a sanitizer.
+# `make test-all` runs it.
+LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py")
 # Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
 SHARES = {"tests/laws/test_laws.py": 5, "tests/evolve/test_laws.py": 5}
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so

@@ -324,3 +324,91 @@ def test_nothing_but_numbers_reaches_the_source(monkeypatch):
     assert "evil" not in answer.source
     assert "system" not in answer.source
     assert "INFINITY" in answer.source
+
+
+def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    env = {key: value for key, value in os.environ.items() if key not in ("MODULI_KERNELS_CACHE", "XDG_CACHE_HOME")}
+    root = str(Path(kernels.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import os; os.umask(0o002)\n" + PROGRAM],
+        env={**env, "HOME": str(home), "PYTHONPATH": root, "MODULI_KERNELS": "auto"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.stdout.strip() == "right c", done.stderr
+    for path in (".cache", ".cache/moduli", ".cache/moduli/kernels"):
+        assert (home / path).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("mode", "private", "is_open"),
+    [(0o700, False, False), (0o770, False, True), (0o770, True, False), (0o707, True, True), (0o1777, False, False)],
+)
+def test_a_group_of_the_user_alone_is_no_other_user(monkeypatch, mode, private, is_open):
+    user = _cache.pwd.struct_passwd(("me", "x", os.geteuid(), 7, "", "/", ""))
+    members = [] if private else ["me", "other"]
+    monkeypatch.setattr(_cache.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(_cache.grp, "getgrgid", lambda gid: _cache.grp.struct_group(("me", "x", 7, members)))
+    info = os.stat_result((mode, 0, 0, 0, os.geteuid(), 7, 0, 0, 0, 0))
+    assert _cache._is_open(info) is is_open
+
+
+def test_a_quote_that_is_not_closed(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "gcc '")
+    form, caught = answer()
+    assert form == "foreach"
+    assert len(caught) == 1
+    assert "CC=gcc '" in caught[0]
+
+
+def test_a_compiler_that_omits_functions(fresh, monkeypatch, tmp_path):
+    script = """
+    case "$*" in *--version*) exec cc "$@";; esac
+    while [ "$1" != -o ]; do shift; done
+    echo 'int nothing;' > "$2.c"; exec cc -shared -fPIC -o "$2" "$2.c"
+    """
+    monkeypatch.setenv("CC", fake_compiler(tmp_path, script))
+    form, caught = answer()
+    assert form == "foreach"
+    assert len(caught) == 1
+    assert "has no moduli_" in caught[0]
+
+
+def test_a_directory_in_the_place_of_an_entry(fresh):
+    assert answer()[0] == "c"
+    kernels.reset()
+    for path in entries(fresh):
+        path.unlink()
+        path.mkdir()
+    form, caught = answer()
+    assert form == "foreach"
+    assert len(caught) == 1
+    assert "can't be written" in caught[0]
+
+
+def test_a_pipe_in_the_place_of_an_entry(fresh):
+    assert answer()[0] == "c"
+    kernels.reset()
+    for path in entries(fresh):
+        path.unlink()
+        os.mkfifo(path)
+    assert answer() == ("c", [])
+    assert all(_cache.is_whole(path) for path in entries(fresh))
+
+
+def test_entries_that_changed_places(fresh):
+    assert answer()[0] == "c"
+    first, second, *_ = entries(fresh)
+    data = first.read_bytes(), second.read_bytes()
+    kernels.reset()
+    for path, other in ((first, data[1]), (second, data[0])):
+        path.unlink()
+        path.write_bytes(other)
+        path.chmod(0o700)
+        assert not _cache.is_whole(path)
+    assert answer() == ("c", [])
+    assert (_cache.is_whole(first), _cache.is_whole(second)) == (True, True)
