@@ -26,6 +26,9 @@ __all__ = ["FusedRun", "segments", "why_not"]
 
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 
+# What decides whether and how a link is fused; an object may say otherwise than its class, and later than before.
+_DECLARED = ("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static")
+
 
 def why_not(link: Module) -> str | None:
     """Why a link can't be part of a fused run; None where it can."""
@@ -65,8 +68,8 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by whoever owns the chain."""
     if owner is None:
         return links
-    key = [id(link) for link in links]
-    known: tuple[list[int], list[Any]] | None = getattr(owner, "_segments", None)
+    key = [(id(link), type(link), *(getattr(link, name, None) for name in _DECLARED)) for link in links]
+    known: tuple[list[Any], list[Any]] | None = getattr(owner, "_segments", None)
     if known is not None and known[0] == key:
         return known[1]
     if known is not None:
