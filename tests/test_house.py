@@ -21,7 +21,7 @@ def test_the_house_keeps_them(rules):
 
 
 PRIVATE = {
-    "import torch\ntorch._C._set_grad_enabled(True)": "torch._C",
+    "import torch\ntorch._C._set_grad_enabled(True)": "torch._C._set_grad_enabled",
     "from torch._C import _dynamo": "torch._C._dynamo",
     "from torch.utils import _pytree as pytree": "torch.utils._pytree",
     "import torch._dynamo": "torch._dynamo",
@@ -46,9 +46,9 @@ def test_private_names_are_found(rules, tmp_path, code):
 @pytest.mark.parametrize(
     "code",
     [
-        "import torch\ntorch._foreach_add_([], 1)\ntorch.__version__",
+        "import torch\ntorch._foreach_add_([], 1)\ntorch.__version__\ntorch._C.DisableTorchFunctionSubclass()",
         "self = object()\nself._C",
-        "from torch import nn\nnn.Module()._parameters",
+        "from torch import nn\nnn.Module()._parameters\nnn.Module._apply(1, 2)",
         "'torch._C is private'",
     ],
 )
@@ -63,7 +63,8 @@ def test_names_that_may_be_used(rules, tmp_path, code):
         ("from ..optim import Optimizer", False),
         ("from ..optim._vectors import as_real", True),
         ("from ..optim import _vectors", True),
-        ("from ..optim.module import Module", True),
+        ("from ..optim.module import Module", False),
+        ("from ..optim.module import _helper", True),
         ("import house.optim._vectors", True),
         ("from house.optim._vectors import as_real", True),
         ("from .. import optim", False),

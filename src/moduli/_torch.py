@@ -33,6 +33,7 @@ __all__ = [
     "find_tensor_reader",
     "has_dispatch_mode",
     "has_function_mode",
+    "has_global_module_hooks",
     "has_mode_beside",
     "has_saved_tensor_hooks",
     "in_forward_ad",
@@ -94,6 +95,12 @@ def require_torch(version: str = torch.__version__) -> None:
 OLDEST: Final = (2, 8)
 
 require_torch()
+
+
+def _find_all(*paths: str) -> tuple[Any, ...] | None:
+    """The objects at these paths, or None where one of them is missing."""
+    found = tuple(map(_find, paths))
+    return None if any(each is None for each in found) else found
 
 
 # -- what torch is doing with operations -------------------------------------------------------------------------------
@@ -188,6 +195,18 @@ def has_function_mode() -> bool:
 
 
 _function_modes: Final = _find("torch._C._len_torch_function_stack")
+
+
+def has_global_module_hooks() -> bool:
+    """Whether hooks are registered that run around the call of every module.
+
+    Since torch 2.0: `_global_forward_hooks` and its three siblings in `torch.nn.modules.module`. Fallback: True.
+    """
+    return _module_hooks is None or any(_module_hooks)
+
+
+_MODULE_HOOKS: Final = ("forward_pre", "forward", "backward_pre", "backward")
+_module_hooks: Final = _find_all(*(f"torch.nn.modules.module._global_{kind}_hooks" for kind in _MODULE_HOOKS))
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..m.line_search._more_thuente import Trials
-from ..m.line_search._of_members import downhill
+from ..m.line_search import Trials, downhill
 from ._derivatives import Problem
 from ._methods import CHAINS
 from ._result import Result

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..m.quasi_newton._of_members import learn_rows, multiply_rows
+from ..m.quasi_newton import learn_rows, multiply_rows
 from ..optim import Module, step_tensors
 
 __all__ = ["DIRECTIONS", "Direction"]

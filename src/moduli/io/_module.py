@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from moduli.labels import Tensor as LabelledTensor
-from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor
-from moduli.nn._state import load_all_or_nothing
-from moduli.nn._virtual import virtual
+from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor, load_all_or_nothing, virtual
 from moduli.particles import POLICY, buffer_policy
 
 from ._errors import CheckpointError

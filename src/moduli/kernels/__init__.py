@@ -20,6 +20,7 @@ from ._backend import KernelError, reset
 from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
 from ._reduce import amax, dot, norm, sum
+from ._sharded import is_sharded
 from ._trace import NotPointwiseError
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "reset",
     "KernelError",
     "NotPointwiseError",
+    "is_sharded",
 ]

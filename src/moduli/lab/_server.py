@@ -73,11 +73,14 @@ def _loop(children: dict[int, int], wake: int) -> None:
 
 def _prepare() -> None:
     """Do once what every child would do at its beginning. Nothing is computed with torch."""
+    import torch
+
     from .. import kernels
     from . import _tasks, catalogue  # noqa: F401 - what children need is imported before they exist
 
-    # torch imports its compiler at the first step of the first optimizer; that second would be counted in every run.
-    for name in ("torch._dynamo", "moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
+    # torch's own optimizers import its compiler when they are made; that second would be counted in every run.
+    torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
+    for name in ("moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
         _import(name)
     catalogue.entries()
     with warnings.catch_warnings(), contextlib.suppress(ValueError):

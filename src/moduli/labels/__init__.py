@@ -21,6 +21,7 @@ from . import _placement as _placement
 from . import _rules as _rules
 from ._adjoint import adjoint
 from ._assign import diag_embed, diagonal, index_add, one_hot
+from ._axes import Axes
 from ._concat import cat, chunk, flatten, split, stack, unbind, unflatten
 from ._einsum import dot, einsum
 from ._elementwise import elementwise
@@ -102,12 +103,13 @@ from ._select import isel, sel
 from ._shape import align_to, h, movedim, permute, relabel, rename, squeeze, transpose, unsqueeze
 from ._solve import Slogdet, add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._space import BROADCAST, Space
-from ._tensor import AmbiguousTruthError, Tensor
-from ._transforms import vmap
+from ._tensor import AmbiguousTruthError, Tensor, wrap, wrap_like
+from ._transforms import drop_axis, put_in_front, vmap
 from ._xarray import from_xarray, to_xarray
 
 __all__ = [
     "AmbiguousTruthError",
+    "Axes",
     "BROADCAST",
     "Eigen",
     "Groups",
@@ -157,6 +159,7 @@ __all__ = [
     "diagonal",
     "div",
     "dot",
+    "drop_axis",
     "eig",
     "eigh",
     "eigvals",
@@ -223,6 +226,7 @@ __all__ = [
     "pinv",
     "pow",
     "prod",
+    "put_in_front",
     "qr",
     "rand",
     "rand_like",
@@ -270,6 +274,8 @@ __all__ = [
     "var",
     "vmap",
     "where",
+    "wrap",
+    "wrap_like",
     "zeros",
     "zeros_like",
 ]

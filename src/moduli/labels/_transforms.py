@@ -19,7 +19,7 @@ from ._pairing import differing
 from ._space import Space
 from ._tensor import Tensor, wrap
 
-__all__ = ["vmap"]
+__all__ = ["drop_axis", "put_in_front", "vmap"]
 
 _Context = tuple[Axes, tuple[int, ...], int]
 
@@ -58,7 +58,7 @@ def _fitting(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int)
     if leaf.ndim == axes.ndim - 1:
         taken = _taken(leaf, shape, level)
         if taken is not None and tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
-            return _without(axes, taken)
+            return drop_axis(axes, taken)
     return UnfitAxes.of(axes)
 
 
@@ -91,7 +91,8 @@ def _both(axes: Axes, other: Axes) -> Axes:
 
 
 @static
-def _without(axes: Axes, at: int) -> Axes:
+def drop_axis(axes: Axes, at: int) -> Axes:
+    """The axes without the one at a position."""
     return intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
 
 
@@ -165,7 +166,7 @@ def vmap(
         results = torch.vmap(one, tuple(dims), 0, randomness, chunk_size=chunk_size)(*data)
         out_spec, out_axes = returned[-1]
         labelled = [
-            wrap(result, _in_front(SCALAR if axes is None else axes, over, space))
+            wrap(result, put_in_front(SCALAR if axes is None else axes, over, space))
             for result, axes in zip(results, out_axes, strict=True)
         ]
         return pytree.tree_unflatten(labelled, out_spec)
@@ -220,10 +221,11 @@ def _mapped_labels(
                 raise ValueError(differing(first, space, f"axis {over!r}"))
             plan = Gather(space.locate(first))
         at = each.axis(over)
-        plans.append((at, plan, _without(each, at)))
+        plans.append((at, plan, drop_axis(each, at)))
     return first, tuple(plans)
 
 
 @static
-def _in_front(axes: Axes, name: str, space: Space | None) -> Axes:
+def put_in_front(axes: Axes, name: str, space: Space | None) -> Axes:
+    """The axes after a new one."""
     return intern_pairs([(name, space), *axes.pairs()])

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._errors import MergeError
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 __all__ = ["reestimate_batch_norm"]
 
@@ -48,7 +49,7 @@ def reestimate_batch_norm(
         (section 3.2).
     """
     result = copy.deepcopy(model)
-    layers = [each for each in result.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
+    layers = [each for each in result.modules() if isinstance(each, _BATCH_NORMS) and each.running_mean is not None]
     if not layers:
         return result
     modes = [(each, each.training) for each in result.modules()]

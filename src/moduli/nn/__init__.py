@@ -24,6 +24,7 @@ from ._labels_of import labels_of
 from ._module import Module, ModuleType
 from ._nograd import nograd_tensors
 from ._scope import cached, invalidate
+from ._state import load_all_or_nothing
 from ._tie import tie
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from ._virtual import virtual
@@ -49,4 +50,5 @@ __all__ = [
     "Functional",
     "Device",
     "DeviceBounded",
+    "load_all_or_nothing",
 ]

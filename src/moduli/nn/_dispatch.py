@@ -11,13 +11,8 @@ from typing import Any, Final
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules.module import (
-    _global_backward_hooks,
-    _global_backward_pre_hooks,
-    _global_forward_hooks,
-    _global_forward_pre_hooks,
-)
 
+from .._torch import has_global_module_hooks
 from ._functional import Action, has_actions, resolve
 
 __all__ = ["install"]
@@ -86,10 +81,7 @@ def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
         or self._forward_pre_hooks
         or self._backward_hooks
         or self._backward_pre_hooks
-        or _global_forward_hooks
-        or _global_forward_pre_hooks
-        or _global_backward_hooks
-        or _global_backward_pre_hooks
+        or has_global_module_hooks()
     ):
         # Nothing to run around it, so the way through torch and back is not needed.
         action = resolve(type(self), type(args[0]))

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from moduli.labels import Tensor
-from moduli.labels._axes import Axes
+from moduli.labels import Axes, Tensor
 
 __all__ = ["align_labels", "align_state", "encode", "same_labels"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch  # noqa: F401 - for the example
 from torch import nn
 
-from moduli.labels._axes import Axes
+from moduli.labels import Axes
 
 __all__ = ["labels_of"]
 

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from moduli.device import Device, DeviceBounded, DeviceLike
-from moduli.labels import Tensor
-from moduli.labels._axes import Axes
-from moduli.labels._tensor import wrap, wrap_like
+from moduli.labels import Axes, Tensor, wrap, wrap_like
 
 from ._dispatch import install
 from ._frozen import FrozenDict

@@ -5,8 +5,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from moduli.labels import Tensor
-from moduli.labels._tensor import wrap_like
+from moduli.labels import Tensor, wrap_like
 
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored, tensors_of
 from ._virtual import virtual

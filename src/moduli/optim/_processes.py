@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..kernels._sharded import is_sharded
+from ..kernels import is_sharded
 from ._needs import ChainError, Need, keeps_graph
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..kernels._sharded import is_sharded
+from ..kernels import is_sharded
 from . import _fusion
 from ._needs import ChainError
 

@@ -26,6 +26,7 @@ __all__ = ["POLICIES", "acts_on", "buffer_policy", "operating", "policies_of", "
 T = TypeVar("T", bound=nn.Module)
 
 POLICIES = ("copy", "share", "operate", "reset")
+"""What arithmetic may do with a buffer."""
 
 
 def buffer_policy(module: T, policy: str, *patterns: str) -> T:

@@ -34,6 +34,7 @@ __all__ = [
 RECORD = "_particle"
 PENDING = "_pending"
 POLICY = "_buffer_policy"
+"""The attribute in which a module keeps the policies of its buffers."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 HOOKS = {

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from moduli.labels import Axes, drop_axis, put_in_front, wrap
 from moduli.labels import Tensor as LabelledTensor
-from moduli.labels._axes import Axes
-from moduli.labels._tensor import wrap
-from moduli.labels._transforms import _in_front, _without
 from moduli.particles import StructureError
 
 from . import _stacked
@@ -56,7 +54,7 @@ class Arguments(NamedTuple):
                 made.append(leaf)
                 continue
             item = next(items)
-            made.append(wrap(item, _without(leaf._axes, dim)) if type(leaf) is LabelledTensor else item)
+            made.append(wrap(item, drop_axis(leaf._axes, dim)) if type(leaf) is LabelledTensor else item)
         return tuple(pytree.tree_unflatten(made, self.spec))
 
 
@@ -133,7 +131,7 @@ class Results:
                 made.append(other)
                 continue
             item = next(items)
-            made.append(item if axes is None else wrap(item, _in_front(axes, AXIS, None)))
+            made.append(item if axes is None else wrap(item, put_in_front(axes, AXIS, None)))
         return pytree.tree_unflatten(made, self.spec)
 
 
