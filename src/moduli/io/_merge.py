@@ -8,16 +8,21 @@ from typing import Any, Final
 from torch import Tensor
 
 from moduli import merge
-from moduli.merge import MergeError
-from moduli.merge._coefficients import Coefficients, per_model
-from moduli.merge._dare import drops
-from moduli.merge._driver import stream
-from moduli.merge._linear import combination, line
-from moduli.merge._recipe import Recipe, Row
-from moduli.merge._slerp import arc
-from moduli.merge._stock import shells
-from moduli.merge._task import sums
-from moduli.merge._ties import elections
+from moduli.merge import (
+    Coefficients,
+    MergeError,
+    Recipe,
+    Row,
+    arc,
+    combination,
+    drops,
+    elections,
+    line,
+    per_model,
+    shells,
+    stream,
+    sums,
+)
 
 from ._replace import PathLike
 from ._save import made, strings

@@ -35,16 +35,30 @@ Example:
 
 from ._batch_norm import reestimate_batch_norm
 from ._coefficients import Coefficient
+
+# What `moduli.io` merges files with, a name at a time.
+from ._coefficients import Coefficients as Coefficients
+from ._coefficients import per_model as per_model
 from ._dare import dare
+from ._dare import drops as drops
 from ._driver import Buffers, Integers, Policy
+from ._driver import stream as stream
 from ._errors import MergeError
 from ._fisher import fisher, fisher_information
+from ._linear import combination as combination
 from ._linear import lerp, linear
+from ._linear import line as line
+from ._recipe import Recipe as Recipe
+from ._recipe import Row as Row
+from ._slerp import arc as arc
 from ._slerp import slerp
 from ._soup import greedy_ingredients, greedy_soup, soup
+from ._stock import shells as shells
 from ._stock import stock
+from ._task import sums as sums
 from ._task import task_arithmetic, task_vector
 from ._ties import Elect, ties
+from ._ties import elections as elections
 from ._views import Model
 
 __all__ = [

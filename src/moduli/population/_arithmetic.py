@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from sys import getrefcount
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import count_references, in_transform
 from moduli.particles import is_differentiable, refuse_graph
 
 from ._core import Core
@@ -23,12 +23,12 @@ __all__ = ["Arithmetic"]
 
 def graphing() -> bool:
     """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
-    return is_differentiable() or torch._C._functorch.peek_interpreter_stack() is not None
+    return is_differentiable() or in_transform()
 
 
 def _binary(fn: Any, reflected: bool = False) -> Any:
     def method(self: Any, other: Any) -> Any:
-        return self._combined(fn, other, reflected, getrefcount(self), getrefcount(other))
+        return self._combined(fn, other, reflected, count_references(self), count_references(other))
 
     name = "__" + ("r" if reflected else "") + fn.__name__ + "__"
     method.__name__ = name
@@ -54,7 +54,7 @@ def _from_torch(
     fn = _TORCH.get(func)
     if fn is None or kwargs or len(args) != 2 or not isinstance(args[1], cls) or not isinstance(args[0], Tensor):
         return NotImplemented
-    return args[1]._combined(fn, args[0], True, getrefcount(args[1]), -1)
+    return args[1]._combined(fn, args[0], True, count_references(args[1]), -1)
 
 
 class _Probe:

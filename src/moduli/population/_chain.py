@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 from moduli import kernels
+from moduli._torch import in_transform
 
 __all__ = ["chain", "run"]
 
@@ -117,7 +118,7 @@ def run(layers: list[Layer], parameters: Sequence[Tensor], x: Any, block: int) -
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in parameters)):
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled(x.device.type):
+    if in_transform() or torch.is_autocast_enabled(x.device.type):
         return None
     widths = [parameters[layer.weight].shape[1] for layer in layers]
     if any(parameters[b.weight].shape[2] != width for b, width in zip(layers[1:], widths, strict=False)):

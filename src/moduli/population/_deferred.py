@@ -12,20 +12,20 @@ afterwards, or changes the population in place, has everything computed first th
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from moduli._torch import count_references, count_storage_uses, is_wrapped
 from moduli.layout import Layout
 
 if TYPE_CHECKING:
     from ._core import Core
     from ._values import Values
 
-from ._pool import _ALONE, _is_wrapped, _uses
+from ._pool import ALONE
 
 __all__ = ["Recipe", "Term", "accumulate", "compute", "deferrable", "negated", "scaled", "summed", "terms_of"]
 
@@ -98,18 +98,18 @@ def _alone(values: Values, leaves: list[Tensor] | None) -> bool:
     if (
         matrix.is_inference()
         or type(matrix) is not Tensor
-        or _is_wrapped(matrix)
+        or is_wrapped(matrix)
         or matrix.untyped_storage().is_shared()
     ):
         return False
     # What the count is for something that one list holds is seen on an object made here.
     alone = [object()]
-    if sys.getrefcount(values.held[0]) - 1 > sys.getrefcount(alone[0]):
+    if count_references(values.held[0]) - 1 > count_references(alone[0]):
         return False
-    if leaves and any(sys.getrefcount(leaves[i]) > sys.getrefcount(alone[0]) for i in range(len(leaves))):
+    if leaves and any(count_references(leaves[i]) > count_references(alone[0]) for i in range(len(leaves))):
         return False
-    expected = _ALONE + (values.slab is not None) + len(leaves or ())
-    return _uses(matrix.untyped_storage()._cdata) <= expected
+    expected = ALONE + (values.slab is not None) + len(leaves or ())
+    return ALONE > 0 and count_storage_uses(matrix) <= expected
 
 
 def scaled(terms: list[Term], factor: Any) -> list[Term]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
+from moduli._torch import pytree
 from moduli.labels import Axes, drop_axis, put_in_front, wrap
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moduli._torch import pytree
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError, adopt
 

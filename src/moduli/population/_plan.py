@@ -20,6 +20,7 @@ __all__ = ["FORMS", "Kind", "Plan", "choose", "kind_of"]
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Activations are at home where attention is.
 _KNOWN = {
     nn.ReLU,
@@ -165,7 +166,7 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
             return f"{path or 'the model'} is a {_named(module)}"
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"{path or 'the model'} has hooks"
-        if isinstance(module, nn.modules.dropout._DropoutNd | nn.MultiheadAttention):
+        if isinstance(module, (*_DROPOUTS, nn.MultiheadAttention)):
             return f"{path or 'the model'} is a {_named(module)}"
     return None
 

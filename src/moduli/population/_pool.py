@@ -6,14 +6,12 @@ arithmetic come and go, so the few that went last are kept for those that come n
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from moduli._torch import UNKNOWN, count_references, count_storage_uses, is_wrapped
 from moduli.layout import Group, Layout
 
 __all__ = ["Slab", "clear", "held", "take"]
@@ -25,12 +23,9 @@ _KEPT_BYTES = 1 << 30
 
 _free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 _lock = threading.Lock()
-_uses: Callable[[Any], int] = torch._C._storage_Use_Count
-
-_is_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _probe = torch.empty(1, device="cpu")
-# How often a storage is counted that one tensor holds.
-_ALONE = _uses(_probe.untyped_storage()._cdata)
+# How often a storage is counted that one tensor holds; where that is not known, nothing counts as free.
+ALONE = -1 if count_storage_uses(_probe) == UNKNOWN else count_storage_uses(_probe)
 
 
 class Slab:
@@ -57,8 +52,8 @@ class Slab:
                 # Whoever holds either may still read or write it.
                 free = (
                     _worth_keeping(vectors[-1])
-                    and sys.getrefcount(vectors[-1]) <= sys.getrefcount(alone[-1])
-                    and _uses(vectors[-1].untyped_storage()._cdata) <= _ALONE
+                    and count_references(vectors[-1]) <= count_references(alone[-1])
+                    and count_storage_uses(vectors[-1]) <= ALONE
                 )
                 vector = vectors.pop()
                 if free:
@@ -97,7 +92,7 @@ def _worth_keeping(vector: Tensor) -> bool:
         vector.numel() * vector.element_size() >= _LEAST
         and vector.device.type == "cpu"
         and type(vector) is Tensor
-        and not (vector.requires_grad or vector.is_inference() or _is_wrapped(vector))
+        and not (vector.requires_grad or vector.is_inference() or is_wrapped(vector))
     )
 
 

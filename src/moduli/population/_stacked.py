@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from moduli._torch import pytree
 
 from ._swap import Swap
 
