@@ -69,7 +69,7 @@ def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Attribute) and id(node) not in inner:
             dotted = _dotted(node)
             first, _, rest = dotted.partition(".")
-            names = [f"{modules[first]}.{rest}" if first in modules else f".{node.attr}"]
+            names = [f"{modules[first]}.{rest}" if first in modules else f".{dotted or node.attr}"]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("torch._"):
             names = [node.value] if node.value.replace(".", "").replace("_", "").isalnum() else []
         else:
