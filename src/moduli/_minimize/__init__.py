@@ -15,6 +15,7 @@ from torch import Tensor
 from ..optim import Module, Need
 from ._batched import Runs, minimize_batched
 from ._bounds import read_bounds
+from ._constraints import minimize_constrained, read_constraints
 from ._derivatives import Problem
 from ._direct import coordinate_descent, nelder_mead, powell
 from ._loop import Record, Stop, run_chain
@@ -36,6 +37,7 @@ def minimize(
     lower: Any = None,
     upper: Any = None,
     bounds_by: str = "auto",
+    constraints: Any = (),
     tol: float | None = None,
     max_evals: int | None = None,
     max_steps: int | None = None,
@@ -58,6 +60,9 @@ def minimize(
         upper: Upper bounds.
         bounds_by: "projection" (bfgs, lbfgs, cg, gd, adam project onto the box, lm and damped-newton keep an active set),
             "transform" of the variables, or "auto", which is projection where there is one.
+        constraints: {"type": "eq", "fun": c} for c(x) = 0 and {"type": "ineq", "fun": c} for c(x) >= 0, one or a list, as in
+            SciPy. They are met by an augmented Lagrangian around the method; `Result` has their multipliers and the residual
+            of the conditions of Karush, Kuhn and Tucker, which `tol` is then of (1e-6 in double precision, else 1e-3).
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
@@ -94,6 +99,14 @@ def minimize(
             raise ValueError(f"minimize: {name} is {limit}; allow at least one")
     if bounds_by not in ("auto", "projection", "transform"):
         raise ValueError(f"minimize: bounds_by is {bounds_by!r}; it is 'auto', 'projection' or 'transform'")
+    if constraints:
+        if batched:
+            raise ValueError("minimize: constraints take one start at a time; call minimize for each")
+        same = {"method": method, "bounds": bounds, "lower": lower, "upper": upper, "bounds_by": bounds_by}
+        return minimize_constrained(
+            minimize, fun, x0, read_constraints(constraints), tol=tol, max_evals=max_evals, callback=callback,
+            max_steps=max_steps, progress=progress, **same,
+        )  # fmt: skip
     name = canonical(method) if isinstance(method, str) else "links"
     point = Point(x0)
     low, high = read_bounds(point, bounds, lower, upper)

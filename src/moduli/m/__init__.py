@@ -15,6 +15,7 @@ Curvature and globalisation:
 
 Without gradients:
 
+* `constraints`: the method of multipliers;
 * `grad_approximation`: gradients from values; `smoothing`: of updates, or of the loss over a neighbourhood;
 * `evolution`: search distributions around one model; `population`: members of a population that learn from each other.
 
@@ -29,6 +30,7 @@ from . import (
     adaptive,
     clipping,
     conjugate_gradient,
+    constraints,
     evolution,
     grad_approximation,
     least_squares,
@@ -52,6 +54,7 @@ from . import (
 from .adaptive import *
 from .clipping import *
 from .conjugate_gradient import *
+from .constraints import *
 from .evolution import *
 from .grad_approximation import *
 from .least_squares import *
@@ -76,6 +79,7 @@ __all__: list[str] = []
 __all__ += adaptive.__all__
 __all__ += clipping.__all__
 __all__ += conjugate_gradient.__all__
+__all__ += constraints.__all__
 __all__ += evolution.__all__
 __all__ += grad_approximation.__all__
 __all__ += least_squares.__all__

@@ -1,0 +1,172 @@
+"""Minimisation under constraints: an augmented Lagrangian around any method."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..labels import Tensor as Labelled
+from ..m import AugmentedLagrangian
+from ._derivatives import Problem
+from ._point import Point
+from ._result import Result
+
+__all__ = ["minimize_constrained", "read_constraints"]
+
+
+class Constraint(NamedTuple):
+    """A function of the point that is zero, or at least zero."""
+
+    fun: Callable[[Any], Any]
+    inequality: bool
+
+    def values(self, x: Any) -> Tensor:
+        """The function as a vector."""
+        found = self.fun(x)
+        data = found.data if isinstance(found, Labelled) else torch.as_tensor(found)
+        return data.reshape(-1)
+
+
+def read_constraints(given: Any) -> list[Constraint]:
+    """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun, lb and ub."""
+    several = [given] if isinstance(given, Mapping) or hasattr(given, "fun") else list(given)
+    out: list[Constraint] = []
+    for one in several:
+        if isinstance(one, Mapping):
+            kind, fun = one.get("type"), one.get("fun")
+            if kind not in ("eq", "ineq") or not callable(fun):
+                raise ValueError(
+                    "minimize: a constraint is {'type': 'eq', 'fun': f} for f(x) = 0, or {'type': 'ineq', 'fun': f} for f(x) >= 0"
+                )
+            if one.get("args"):
+                raise TypeError("minimize: a constraint's args are not passed on; close over them in its fun")
+            out.append(Constraint(fun, kind == "ineq"))
+        elif callable(getattr(one, "fun", None)) and hasattr(one, "lb"):  # scipy.optimize.NonlinearConstraint
+            out += _between(one.fun, one.lb, one.ub)
+        else:
+            raise TypeError(
+                f"minimize: a constraint is a dictionary with 'type' and 'fun', not a {type(one).__name__}; write a linear "
+                "one as {'type': 'eq', 'fun': lambda x: A @ x - b}"
+            )
+    return out
+
+
+def _between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> list[Constraint]:
+    low, high = torch.as_tensor(lower, dtype=torch.float64), torch.as_tensor(upper, dtype=torch.float64)
+    if bool((low == high).all()):
+        return [Constraint(lambda x: fun(x) - low, False)]
+    out = []
+    if bool(low.isfinite().all()):
+        out.append(Constraint(lambda x: fun(x) - low, True))
+    if bool(high.isfinite().all()):
+        out.append(Constraint(lambda x: high - fun(x), True))
+    return out
+
+
+def minimize_constrained(
+    minimize: Callable[..., Result],
+    fun: Callable[[Any], Any],
+    x0: Any,
+    constraints: Sequence[Constraint],
+    *,
+    tol: float | None,
+    max_evals: int | None,
+    callback: Callable[[Result], Any] | None,
+    **options: Any,
+) -> Result:
+    """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
+    began = time.perf_counter()
+    point = Point(x0)
+    exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
+    tol = (1e-6 if exact else 1e-3) if tol is None else tol
+    spent, limit = 1, max_evals or max(20_000, 400 * point.size)
+    found = point.call(fun, point.leaves)
+    data = found.data if isinstance(found, Labelled) else found
+    residuals = isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1
+    with torch.no_grad():
+        seen = [one.values(point.result(point.leaves)).detach() for one in constraints]
+    multipliers = [torch.zeros_like(c) for c in seen]
+    mu, inner_tol, before = 10.0, 1e-2, math.inf
+    x, history, steps, last = x0, [], 0, None
+    reason, success, kkt = f"The limit of {limit} evaluations was reached.", False, math.inf
+
+    def augmented(p: Any) -> Any:
+        loss = fun(p)
+        values = [one.values(p) for one in constraints]
+        if residuals:
+            # Half the square of these is the augmented Lagrangian, up to a constant.
+            parts = [loss.data if isinstance(loss, Labelled) else loss]
+            for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
+                shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
+                parts.append(math.sqrt(mu) * (shifted.clamp(max=0) if one.inequality else shifted))
+            return torch.cat(parts)
+        total = loss.data if isinstance(loss, Labelled) else loss
+        for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
+            total = total + AugmentedLagrangian.term(c, multiplier, mu, one.inequality)
+        return total
+
+    while spent < limit - 1:
+        last = minimize(augmented, x, tol=inner_tol, max_evals=limit - spent - 1, **options)
+        x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
+        with torch.no_grad():
+            seen = [one.values(x).detach() for one in constraints]
+        violation = max(
+            AugmentedLagrangian.violation(c, one.inequality) for c, one in zip(seen, constraints, strict=True)
+        )
+        multipliers = [
+            AugmentedLagrangian.next_multiplier(c, multiplier, mu, one.inequality)
+            for c, multiplier, one in zip(seen, multipliers, constraints, strict=True)
+        ]
+        # The gradient of the Lagrangian with these multipliers is that of the augmented one with the last.
+        slack = max(
+            (float(torch.minimum(c.abs(), lam).max()) for c, lam, one in zip(seen, multipliers, constraints, strict=True)
+             if one.inequality and c.numel()),
+            default=0.0,
+        )  # fmt: skip
+        kkt = max(violation, slack, last.gradient_norm or 0.0)
+        history.append((spent, last.value))
+        if callback is not None and callback(dataclasses.replace(last, kkt_residual=kkt)):
+            reason = "The callback asked to stop."
+            break
+        if kkt <= tol:
+            reason, success = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}.", True
+            break
+        if "unbounded" in last.reason and mu > 1e8:
+            reason = last.reason
+            break
+        if violation > 0.25 * before:
+            if mu >= 1e10:
+                reason = f"The constraints can not be met: the least violation found is {violation:.2g}."
+                break
+            mu *= 10
+        before = min(before, violation)
+        inner_tol = max(0.1 * inner_tol, 0.5 * tol)
+    spent += 1
+    with torch.no_grad():
+        loss = point.call(fun, point.leaves) if last is None else fun(x)
+        data = (loss.data if isinstance(loss, Labelled) else loss).detach()
+    active = [
+        one.fun for c, lam, one in zip(seen, multipliers, constraints, strict=True)
+        if not one.inequality or bool((lam > c).all())
+    ]  # fmt: skip
+    return Result(
+        point.result(point.leaves) if last is None else x,
+        float(data) if data.numel() == 1 else 0.5 * float(data.abs().square().sum()),
+        reason,
+        success,
+        steps,
+        spent,
+        None if last is None else last.gradient_norm,
+        time.perf_counter() - began,
+        tuple(history),
+        "auto" if last is None else last.method,
+        multipliers=tuple(multipliers),
+        kkt_residual=kkt,
+        problem=Problem(fun, point, [None] * len(point.leaves) if last is None else last._known().fixed, active),
+    )

@@ -1,0 +1,5 @@
+"""Links that hold constraints."""
+
+from ._augmented_lagrangian import AugmentedLagrangian
+
+__all__ = ["AugmentedLagrangian"]

@@ -1,0 +1,17 @@
+"""Constraints; one that does not bind leaves the optimum where it is."""
+
+import torch
+
+from laws.registry import Row
+from moduli import m
+
+__all__ = ["ROWS"]
+
+
+def slack():
+    return torch.ones(2, dtype=torch.float64)
+
+
+ROWS = [
+    Row("AugmentedLagrangian", lambda: [m.AugmentedLagrangian(slack, inequality=True), m.LR(0.1)], closure=True),
+]

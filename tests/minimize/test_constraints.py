@@ -1,0 +1,126 @@
+"""Constraints: published optima of Hock and Schittkowski's problems, multipliers, error bars, networks."""
+
+import math
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import m, minimize
+
+D = torch.float64
+
+
+def eq(fun):
+    return {"type": "eq", "fun": fun}
+
+
+def ineq(fun):
+    return {"type": "ineq", "fun": fun}
+
+
+# number: (f, constraints, bounds, x0, the published optimum)
+PROBLEMS = {
+    6: (lambda x: (1 - x[0]) ** 2, [eq(lambda x: 10 * (x[1] - x[0] ** 2))], None, [-1.2, 1.0], 0.0),
+    7: (lambda x: torch.log(1 + x[0] ** 2) - x[1], [eq(lambda x: (1 + x[0] ** 2) ** 2 + x[1] ** 2 - 4)], None, [2.0, 2.0],
+        -math.sqrt(3)),
+    11: (lambda x: (x[0] - 5) ** 2 + x[1] ** 2 - 25, [ineq(lambda x: x[1] - x[0] ** 2)], None, [4.9, 0.1], -8.498464223),
+    12: (lambda x: 0.5 * x[0] ** 2 + x[1] ** 2 - x[0] * x[1] - 7 * x[0] - 7 * x[1],
+         [ineq(lambda x: 25 - 4 * x[0] ** 2 - x[1] ** 2)], None, [0.0, 0.0], -30.0),
+    21: (lambda x: 0.01 * x[0] ** 2 + x[1] ** 2 - 100, [ineq(lambda x: 10 * x[0] - x[1] - 10)], [(2, 50), (-50, 50)],
+         [3.0, -1.0], -99.96),
+    28: (lambda x: (x[0] + x[1]) ** 2 + (x[1] + x[2]) ** 2, [eq(lambda x: x[0] + 2 * x[1] + 3 * x[2] - 1)], None,
+         [-4.0, 1.0, 1.0], 0.0),
+    35: (lambda x: 9 - 8 * x[0] - 6 * x[1] - 4 * x[2] + 2 * x[0] ** 2 + 2 * x[1] ** 2 + x[2] ** 2 + 2 * x[0] * x[1]
+         + 2 * x[0] * x[2], [ineq(lambda x: 3 - x[0] - x[1] - 2 * x[2])], (0, None), [0.5, 0.5, 0.5], 1 / 9),
+    43: (lambda x: (x**2).sum() + x[2] ** 2 - 5 * x[0] - 5 * x[1] - 21 * x[2] + 7 * x[3],
+         [ineq(lambda x: torch.stack([
+             8 - (x**2).sum() - x[0] + x[1] - x[2] + x[3],
+             10 - (x**2).sum() - x[1] ** 2 - x[3] ** 2 + x[0] + x[3],
+             5 - 2 * x[0] ** 2 - x[1] ** 2 - x[2] ** 2 - 2 * x[0] + x[1] + x[3]]))], None, [0.0] * 4, -44.0),
+    71: (lambda x: x[0] * x[3] * (x[0] + x[1] + x[2]) + x[2],
+         [ineq(lambda x: x.prod() - 25), eq(lambda x: (x**2).sum() - 40)], (1, 5), [1.0, 5.0, 5.0, 1.0], 17.0140173),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["bfgs", "lbfgs"])
+@pytest.mark.parametrize("number", PROBLEMS)
+def test_published_optima(number, method):
+    fun, constraints, bounds, x0, best = PROBLEMS[number]
+    found = minimize(fun, x0, method, bounds=bounds, constraints=constraints)
+    assert found.success, found
+    assert found.value == pytest.approx(best, abs=2e-5, rel=1e-6)
+    assert found.kkt_residual <= 1e-6
+    for one in constraints:
+        c = torch.as_tensor(one["fun"](found.x))
+        assert float((c.abs() if one["type"] == "eq" else (-c).clamp(min=0)).max()) <= 1e-6
+
+
+def test_multipliers_are_those_of_the_lagrangian():
+    found = minimize(
+        lambda x: (x**2).sum(), [3.0, 1.0], constraints=[eq(lambda x: x.sum() - 1), ineq(lambda x: x[0] - 0.8)]
+    )
+    torch.testing.assert_close(found.x, torch.tensor([0.8, 0.2], dtype=D), atol=1e-5, rtol=0)
+    # 2x + lam (1, 1) - nu (1, 0) = 0
+    assert float(found.multipliers[0]) == pytest.approx(-0.4, abs=1e-5)
+    assert float(found.multipliers[1]) == pytest.approx(1.2, abs=1e-5)
+    free = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=ineq(lambda x: x[0] + 5))
+    assert float(free.multipliers[0]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_least_squares_under_constraints_with_error_bars():
+    t = torch.linspace(0, 1, 9, dtype=D)
+    y = 1 + 2 * t + 0.1 * torch.sin(40 * t)
+    found = minimize(
+        lambda p: p["a"] + p["b"] * t - y, {"a": 0.0, "b": 0.0}, "lm", bounds={"b": (0, None)},
+        constraints=[eq(lambda p: p["a"] + p["b"] - 3)],
+    )  # fmt: skip
+    assert found.success, found
+    assert found.method == "lm"
+    assert float(found.x["a"] + found.x["b"]) == pytest.approx(3.0, abs=1e-6)
+    # On the line a = 3 - b there is one parameter, with the derivative t - 1.
+    s2 = 2 * found.value / (9 - 1)
+    assert float(found.stderr["b"]) == pytest.approx(float((s2 / ((t - 1) ** 2).sum()) ** 0.5), rel=1e-6)
+    assert float(found.stderr["a"]) == pytest.approx(float(found.stderr["b"]), rel=1e-9)
+
+
+class Nonlinear:
+    """The attributes of scipy.optimize.NonlinearConstraint."""
+
+    fun, lb, ub = staticmethod(lambda x: x.sum()), 1.0, 2.0
+
+
+def test_scipys_objects_limits_and_what_is_refused():
+    found = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=[Nonlinear()])
+    torch.testing.assert_close(found.x, torch.tensor([0.5, 0.5], dtype=D), atol=1e-5, rtol=0)
+    short = minimize(lambda x: (x**2).sum(), [3.0, 1.0], constraints=[Nonlinear()], max_evals=12)
+    assert not short.success
+    assert short.evaluations <= 12
+    never = minimize(lambda x: (x**2).sum(), [3.0], constraints=[eq(lambda x: (x**2).sum() + 1)])
+    assert not never.success
+    assert "can not be met" in never.reason
+    with pytest.raises(ValueError, match="'type': 'eq'"):
+        minimize(lambda x: x.sum(), [1.0], constraints={"type": "less", "fun": abs})
+    with pytest.raises(TypeError, match="dictionary"):
+        minimize(lambda x: x.sum(), [1.0], constraints=[3])
+    with pytest.raises(ValueError, match="one start"):
+        minimize(lambda x: x.sum(), torch.zeros(2, 1, dtype=D), constraints=[Nonlinear()], batched=True)
+
+
+def test_a_network_under_a_constraint():
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1, bias=False).double()
+    x, y = torch.randn(32, 3, dtype=D), torch.randn(32, 1, dtype=D)
+    hold = m.AugmentedLagrangian(lambda net: net.weight.norm() - 1, every=20)
+    opt = mo.Optimizer(net, hold, m.Adam(), m.LR(2e-2))
+    for _ in range(800):
+        opt.step(mo.closure(lambda net: (net(x) - y).square().mean()))
+    assert float(net.weight.detach().norm()) == pytest.approx(1.0, abs=2e-3)
+    best = minimize(
+        lambda w: (x @ w[:, None] - y).square().mean(), [0.5, 0.5, 0.5], constraints=eq(lambda w: w.norm() - 1)
+    )
+    torch.testing.assert_close(net.weight.detach()[0], best.x, atol=2e-2, rtol=0)
+    with pytest.raises(TypeError, match="function"):
+        m.AugmentedLagrangian(3.0)
+    with pytest.raises(ValueError, match="mu"):
+        m.AugmentedLagrangian(abs, mu=-1.0)
