@@ -17,12 +17,12 @@ def _row(name, make, **options):
 
 
 ROWS = [
-    _row("OpenES", lambda: [m.OpenES(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.05),
-    _row("PGPE", lambda: [m.PGPE(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.05),
-    _row("ARS", lambda: [m.ARS(population=16), m.LR(0.1)], steps=200, tolerance=0.3),
-    _row("GuidedES", lambda: [m.GuidedES(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.1),
-    _row("SNES", lambda: [m.SNES(population=16, sigma=0.5)], steps=200),
+    _row("OpenES", lambda: [m.OpenES(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.01),
+    _row("PGPE", lambda: [m.PGPE(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.03),
+    _row("ARS", lambda: [m.ARS(population=16), m.LR(0.1)], steps=200, tolerance=0.05),
+    _row("GuidedES", lambda: [m.GuidedES(population=16), m.Adam(), m.LR(0.1)], steps=200, tolerance=0.03),
+    _row("SNES", lambda: [m.SNES(population=16, sigma=0.5)], steps=200, tolerance=1e-8),
     _row("XNES", lambda: [m.XNES(population=16, sigma=0.5)], steps=200),
-    _row("CMAES", lambda: [m.CMAES(sigma=0.5)], steps=200),
+    _row("CMAES", lambda: [m.CMAES(sigma=0.5)], steps=200, tolerance=1e-8),
     _row("CMAES, separable", lambda: [m.CMAES(sigma=0.5, covariance="separable")], steps=200),
 ]

@@ -18,8 +18,8 @@ class AugmentedLagrangian(Reformulation):
 
     For equalities $f + \lambda^Tc + \tfrac{\mu}{2}\|c\|^2$; for inequalities
     $f + \tfrac{1}{2\mu}\sum (\max(0, \lambda - \mu c)^2 - \lambda^2)$. After `every` steps the multipliers follow,
-    $\lambda \leftarrow \lambda + \mu c$ or $\max(0, \lambda - \mu c)$, and $\mu$ grows where the constraint is not violated
-    by a quarter less than before. It comes before the links that it is for: gradients, line searches and trust regions see
+    $\lambda \leftarrow \lambda + \mu c$ or $\max(0, \lambda - \mu c)$, and $\mu$ grows where the constraint is violated by
+    more than `tol`, and not by a quarter less than before. It comes before the links that it is for: gradients, line searches and trust regions see
     the augmented loss, while `step` returns it too.
 
     Args:
@@ -28,6 +28,7 @@ class AugmentedLagrangian(Reformulation):
         mu: The first penalty.
         growth: The factor of the penalty.
         mu_max: Its limit.
+        tol: A violation up to this does not make the penalty grow.
         every: How many steps the multipliers stay.
 
     Example:
@@ -53,7 +54,8 @@ class AugmentedLagrangian(Reformulation):
         inequality: bool = False,
         mu: float = 10.0,
         growth: float = 2.0,
-        mu_max: float = 1e6,
+        mu_max: float = 1e3,
+        tol: float = 1e-3,
         every: int = 50,
     ) -> None:
         if not callable(constraint):
@@ -63,7 +65,7 @@ class AugmentedLagrangian(Reformulation):
                 f"AugmentedLagrangian: mu={mu}, mu_max={mu_max}, growth={growth}, every={every}; they obey "
                 "0 < mu <= mu_max, growth >= 1 and every >= 1"
             )
-        super().__init__({"mu": mu, "growth": growth, "mu_max": mu_max})
+        super().__init__({"mu": mu, "growth": growth, "mu_max": mu_max, "tol": tol})
         self.inequality, self.every = inequality, every
         self._asked = Closure(constraint)
 
@@ -109,7 +111,7 @@ class AugmentedLagrangian(Reformulation):
         multiplier, mu = self._now(c, setting)
         violation = self.violation(c, self.inequality)
         self.global_state["multiplier"] = self.next_multiplier(c, multiplier, mu, self.inequality)
-        if violation > 0.75 * self.global_state.get("violation", torch.inf):
+        if violation > max(float(setting["tol"]), 0.75 * self.global_state.get("violation", torch.inf)):
             self.global_state["mu"] = min(mu * float(setting["growth"]), float(setting["mu_max"]))
         self.global_state["violation"] = violation
 
