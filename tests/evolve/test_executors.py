@@ -60,6 +60,19 @@ def executor(request):
         each.close()
 
 
+def test_ray_with_too_few_processors_is_a_smaller_pool_or_an_error(ray_cluster):
+    with pytest.warns(EvaluationWarning, match="enough for 2 workers of the 5 asked for"):
+        assert Ray(5).workers == 2
+    with pytest.raises(ValueError, match="an actor needs 1 GPU, and the Ray cluster has 0"):
+        Ray(1, num_gpus=1)
+    with pytest.raises(ValueError, match="an actor needs 64 CPU"):
+        Ray(num_cpus=64)
+    # All processors are taken by the actors of another executor.
+    ray_cluster.map(sphere, X)
+    with pytest.raises(RuntimeError, match="did not start within"):
+        Ray(1, start_timeout=5.0).map(sphere, X)
+
+
 def faulty(kind, tmp_path, bad=4.0, times=1):
     return Faulty(kind, tmp_path, bad, times)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._executor import seeded
+from ._executor import EvaluationWarning, seeded
 from ._workers import Answer, Workers
 
 __all__ = ["Ray"]
@@ -23,13 +23,15 @@ class Ray(Workers):
     """Actors on Ray, here or on a cluster. Needs the extra: `pip install moduli[ray]`.
 
     Members travel as flat NumPy arrays through the object store, from which an actor reads them without a copy. The fitness
-    is sent once. Ray is started with its defaults unless `ray.init` was called before.
+    is sent once. Ray is started with its defaults unless `ray.init` was called before. Where the cluster has not the
+    resources for so many actors there are fewer, and a warning; where it has them for none, an error.
 
     Args:
         workers: How many actors; by default as many as the cluster has processors.
         timeout: Seconds that one member may take; None waits forever.
         retries: How often a member that failed is tried again elsewhere.
         threads: How many threads torch uses in each actor.
+        start_timeout: Seconds that actors may take to start; a cluster that lost the resources for them is an error then.
         **options: Options of the actors: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, and so on.
 
     Example:
@@ -45,6 +47,7 @@ class Ray(Workers):
         timeout: float | None = None,
         retries: int = 1,
         threads: int = 1,
+        start_timeout: float = 120.0,
         **options: Any,
     ) -> None:
         try:
@@ -53,12 +56,36 @@ class Ray(Workers):
             raise ModuleNotFoundError("Ray is not installed; use `pip install moduli[ray]`", name="ray") from error
         if not self._ray.is_initialized():
             self._ray.init(log_to_driver=False, include_dashboard=False)
-        super().__init__(workers or int(self._ray.cluster_resources().get("CPU", 1)), timeout, retries)
-        self.threads, self.options = threads, options
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers} must be at least 1")
+        if not start_timeout > 0:
+            raise ValueError(f"start_timeout={start_timeout}: give seconds")
+        super().__init__(self._affordable(workers, options), timeout, retries)
+        self.threads, self.options, self.start_timeout = threads, options, start_timeout
         self._fitness: Callable[[Tensor], Any] | None = None
         self._sent: Any = None
         self._actors: dict[int, Any] = {}
         self._running: dict[int, Any] = {}
+
+    def _affordable(self, workers: int | None, options: dict[str, Any]) -> int:
+        """How many actors the cluster has the resources for, at most as many as were asked for."""
+        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        there = self._ray.cluster_resources()
+        most = [(int(there.get(kind, 0) // need), kind, need) for kind, need in asked.items() if need]
+        if not most:
+            return workers or int(there.get("CPU", 1))
+        fits, kind, need = min(most)
+        if fits < 1:
+            raise ValueError(
+                f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}; ask for less, or add a node"
+            )
+        if workers is not None and workers > fits:
+            warnings.warn(
+                f"Ray has {there.get(kind, 0):g} {kind}, which is enough for {fits} workers of the {workers} asked for",
+                EvaluationWarning,
+                stacklevel=3,
+            )
+        return min(workers or fits, fits)
 
     def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
         told = [self._launch(worker) for worker in range(self.workers) if worker not in self._actors]
@@ -74,8 +101,17 @@ class Ray(Workers):
 
     def _tell(self, actors: list[Any]) -> None:
         """Give the fitness to actors and wait until they have it: to start is not part of the time of a member."""
-        with suppress(self._ray.exceptions.RayActorError):  # it is dead then, which `_collect` notices
-            self._ray.get([actor.learn.remote(self._sent) for actor in actors])
+        told = [actor.learn.remote(self._sent) for actor in actors]
+        try:
+            self._ray.get(told, timeout=self.start_timeout)
+        except self._ray.exceptions.RayActorError:
+            return  # it is dead then, which `_collect` notices
+        except self._ray.exceptions.GetTimeoutError as error:
+            self.close()
+            raise RuntimeError(
+                f"actors did not start within {self.start_timeout} seconds: the cluster has lost resources, or others use "
+                "them; a search with a checkpoint can be resumed"
+            ) from error
 
     def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
         # NumPy arrays go through the object store without pickling; tensors would be copied several times.

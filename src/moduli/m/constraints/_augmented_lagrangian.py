@@ -19,8 +19,8 @@ class AugmentedLagrangian(Reformulation):
     For equalities $f + \lambda^Tc + \tfrac{\mu}{2}\|c\|^2$; for inequalities
     $f + \tfrac{1}{2\mu}\sum (\max(0, \lambda - \mu c)^2 - \lambda^2)$. After `every` steps the multipliers follow,
     $\lambda \leftarrow \lambda + \mu c$ or $\max(0, \lambda - \mu c)$, and $\mu$ grows where the constraint is violated by
-    more than `tol`, and not by a quarter less than before. It comes before the links that it is for: gradients, line searches and trust regions see
-    the augmented loss, while `step` returns it too.
+    more than `tol`, and not by a quarter less than before. It comes before the links that it is for: gradients, line
+    searches and trust regions see the augmented loss, and so does what `step` returns.
 
     Args:
         constraint: A function of the model that the optimizer was given, or of nothing; a number or several.
