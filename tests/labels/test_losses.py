@@ -44,8 +44,30 @@ def test_cross_entropy_refuses_what_does_not_fit():
         F.cross_entropy(logits(), mo.tensor(TARGET, "item where", item=list("abcd")))
     with pytest.raises(ValueError, match="only on the right"):
         F.cross_entropy(logits(), mo.tensor(TARGET, "item place", item=list("abce")))
-    with pytest.raises(TypeError, match="ignore_index and reduction alone"):
-        F.cross_entropy(logits(), mo.tensor(TARGET, "item place"), label_smoothing=0.1)
+    with pytest.raises(ValueError, match="reduction"):
+        F.cross_entropy(logits(), mo.tensor(TARGET, "item place", item=list("abcd")), reduction="median")
+    with pytest.raises(ValueError, match="'kind'"):
+        F.cross_entropy(logits(), TARGET, weight=mo.tensor([1.0, 2.0, 3.0], kind=["cat", "dog", "cow"]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("ignored", [-100, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropy_takes_all_options(reduction, smoothing, ignored, weighted, soft):
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    # Ignoring a class is for targets that name one.
+    options |= {} if soft else {"ignore_index": ignored}
+    weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    aim = torch.softmax(LOGITS.flip(0), 1) if soft else torch.where(TARGET == -100, ignored, TARGET)
+    expected = F.cross_entropy(LOGITS, aim, weights if weighted else None, **options)
+    target = mo.tensor(aim, "item kind place" if soft else "item place", item=list("abcd"))
+    labelled = mo.tensor(weights.flip(0), kind=["owl", "dog", "cat"])
+    for weight in (labelled, weights) if weighted else (None,):
+        found = F.cross_entropy(logits(), target, weight, **options)
+        torch.testing.assert_close(found.data, expected)
+        assert found.names == (("item", "place") if reduction == "none" else ())
 
 
 def test_gradients_and_compiled_code():

@@ -89,6 +89,74 @@ def test_backward_aligns_its_gradient():
 # -- torch.func --------------------------------------------------------------------------------------------------------
 
 
+def parameters():
+    return {
+        "w": mo.tensor(torch.randn(2, 3, dtype=torch.float64), out=["p", "q"], k=["a", "b", "c"]),
+        "b": mo.tensor(torch.randn(2, dtype=torch.float64), out=["p", "q"]),
+        "plain": torch.randn(2, dtype=torch.float64),
+    }
+
+
+def model(p):
+    x = mo.tensor(torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64), k=["c", "a", "b"])
+    return mo.tanh(mo.dot(p["w"], x, over="k")) * p["b"] + p["plain"]
+
+
+def raw_model(p):
+    return torch.tanh(p["w"] @ torch.tensor([-1.0, 2.0, 1.0], dtype=torch.float64)) * p["b"] + p["plain"]
+
+
+@pytest.mark.parametrize("total", [False, True])
+@pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd])
+def test_jacobians_by_dicts_have_the_axes_of_output_and_input(jacobian, total):
+    p = parameters()
+    raw = {name: value.data for name, value in p.items()}
+    function = (lambda p: (model(p) ** 2).sum()) if total else model
+    found = jacobian(function)(p)
+    wanted = jacobian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
+    assert list(found) == list(p)
+    for name in p:
+        torch.testing.assert_close(found[name].data, wanted[name])
+        assert repr(found[name])
+    if total:
+        assert found["w"].dims == p["w"].dims
+        assert found["b"].dims == p["b"].dims
+    else:
+        # A name can stand for one axis only: the input's "out" keeps its labels.
+        assert found["w"].names == ("out", None, "k")
+        assert found["w"].dims[1].labels == ("p", "q")
+        assert found["plain"].names == ("out", None)
+
+
+@pytest.mark.parametrize("total", [False, True])
+@pytest.mark.parametrize(
+    "hessian",
+    [
+        torch.func.hessian,
+        lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+        lambda f: torch.func.jacfwd(torch.func.jacfwd(f)),
+    ],
+)
+def test_hessians_by_dicts_are_dicts_of_dicts(hessian, total):
+    p = parameters()
+    raw = {name: value.data for name, value in p.items()}
+    found = hessian((lambda p: (model(p) ** 2).sum()) if total else model)(p)
+    wanted = hessian((lambda p: (raw_model(p) ** 2).sum()) if total else raw_model)(raw)
+    for first in p:
+        for second in p:
+            torch.testing.assert_close(found[first][second].data, wanted[first][second])
+            assert repr(found[first][second])
+    assert found["w"]["b"].names == (("out", "k", None) if total else ("out", None, "k", None))
+
+
+def test_outputs_in_containers_have_a_jacobian_each():
+    p = parameters()
+    found = torch.func.jacrev(lambda p: {"y": model(p), "pair": (model(p).sum(), p["b"] * 2)})(p)
+    assert found["y"]["w"].names == ("out", None, "k")
+    assert found["pair"][0]["w"].names == ("out", "k")
+    torch.testing.assert_close(found["pair"][1]["b"].data, 2 * torch.eye(2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd])
 def test_jacobians_have_the_axes_of_output_and_input(jacobian):
     def function(x):

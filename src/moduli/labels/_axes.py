@@ -37,6 +37,7 @@ _MOST_PLANS: Final = 512
 
 
 @constant(
+    "bare",
     "exact_plan",
     "exact_product",
     "firm",

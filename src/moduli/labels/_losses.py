@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from . import _reduce as reduce
-from ._axes import Axes, intern_pairs, static
+from ._axes import SCALAR, Axes, intern_pairs, static
 from ._elementwise import elementwise
 from ._pairing import align
 from ._tensor import RULES, Tensor, as_tensor, finish
@@ -70,7 +70,7 @@ for _name in (
 def _cross_entropy(
     input: Tensor,
     target: Any,
-    weight: None = None,
+    weight: Any = None,
     size_average: None = None,
     ignore_index: int = -100,
     reduce: None = None,
@@ -79,40 +79,47 @@ def _cross_entropy(
 ) -> Tensor:
     """Classes along the second axis (the only one, if there is one), as in torch.
 
-    A target of integers gives the class of every other position; one of floats, paired with the input, probabilities.
+    A target of integers gives the class of every other position; one of floats, paired with the input, probabilities. A
+    weight is paired with the classes.
     """
-    if weight is not None or size_average is not None or reduce is not None or label_smoothing:
-        raise TypeError(
-            "cross_entropy of labelled tensors takes ignore_index and reduction alone; "
-            "for weights or smoothing apply it to t.data"
-        )
+    if size_average is not None or reduce is not None:
+        raise TypeError("cross_entropy of labelled tensors takes reduction=, not size_average= or reduce=")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     if not isinstance(input, Tensor):
         raise TypeError("cross_entropy takes labelled logits; label them like the target, or use target.data")
     target = as_tensor(target)
-    at, rest = _classes(input._axes)
-    scores = torch.log_softmax(input._data, at)
-    if target._data.is_floating_point():
-        losses = elementwise(torch.mul, finish(-scores, input._axes), target).sum(at)
-        return _total(losses, reduction)
-    scores = scores.movedim(at, -1)
-    # The class axis is last and no axis of the target: align the positions on one class, then gather.
-    axes, one, aim = align(rest, target._axes, scores[..., 0], target._data)
-    if axes is not rest:
-        raise ValueError(f"a target with {target._axes.listing()} does not fit logits whose other axes are {rest!r}")
-    counted = aim != ignore_index
-    chosen = scores.gather(-1, torch.where(counted, aim, 0).expand(one.shape).unsqueeze(-1)).squeeze(-1)
-    losses = finish(torch.where(counted, -chosen, 0.0), rest)
-    if reduction == "mean":
-        return _total(losses, "sum") / counted.expand(one.shape).sum()
-    return _total(losses, reduction)
+    at, rest, classes = _classes(input._axes)
+    logits, soft = input._data, target._data.is_floating_point()
+    # One class has the axes of a target of integers.
+    meets, whole = (input._axes, logits) if soft else (rest, logits.select(at, 0))
+    axes, _, aim = align(meets, target._axes, whole, target._data)
+    if axes.bare() is not meets.bare():
+        raise ValueError(
+            f"a target with {target._axes.listing()} does not fit logits, whose axes to meet are {meets!r}"
+        )
+    if weight is not None:
+        weight = as_tensor(weight)
+        _, _, weight = align(classes, weight._axes, logits.select(at, 0).new_empty(logits.shape[at]), weight._data)
+    losses = F.cross_entropy(
+        logits,
+        aim.expand(whole.shape),
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return finish(losses, rest if reduction == "none" else SCALAR)
 
 
 @static
-def _classes(axes: Axes) -> tuple[int, Axes]:
+def _classes(axes: Axes) -> tuple[int, Axes, Axes]:
+    """Where the classes are, the axes of the positions, and the axis of the classes."""
     if not axes.ndim:
         raise ValueError("cross_entropy needs logits with an axis of classes")
     at = 1 if axes.ndim > 1 else 0
-    return at, intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
+    pairs = axes.pairs()
+    return at, intern_pairs(pairs[:at] + pairs[at + 1 :]), intern_pairs([pairs[at]])
 
 
 RULES[F.cross_entropy] = _cross_entropy

@@ -39,11 +39,14 @@ def _flatten_with_keys(t: Tensor) -> tuple[list[tuple[Any, Any]], _Context]:
     return [(pytree.GetAttrKey("data"), leaves[0])], context
 
 
-def _unflatten(leaves: Iterable[Any], context: _Context) -> Tensor:
+def _unflatten(leaves: Iterable[Any], context: _Context) -> Any:
     (leaf,) = leaves
     axes, shape, level = context
     if isinstance(leaf, Tensor):
         return _derivative(leaf, axes)
+    if isinstance(leaf, (dict, list, tuple)):
+        # The derivatives by all inputs, put back where the one output was: one for each input.
+        return pytree.tree_map(lambda each: _derivative(each, axes), leaf, is_leaf=_is_labelled)
     if not isinstance(leaf, torch.Tensor):
         return wrap(leaf, axes)
     return wrap(leaf, _fitting(leaf, axes, shape, level))
@@ -71,8 +74,12 @@ def _taken(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None
     return batch_axis(leaf, level)
 
 
-def _derivative(inner: Tensor, outer: Axes) -> Tensor:
+def _derivative(inner: Any, outer: Axes) -> Any:
     """A Jacobian: leaves with the axes of the input, put back where the output was. It has the axes of both."""
+    if not isinstance(inner, Tensor):
+        if not isinstance(inner, torch.Tensor) or inner.ndim < outer.ndim:
+            return inner
+        inner = wrap(inner, unnamed(inner.ndim - outer.ndim))
     meant = inner._axes.meant if isinstance(inner._axes, UnfitAxes) else inner._axes
     if not isinstance(inner._data, torch.Tensor) or inner._data.ndim != outer.ndim + meant.ndim:
         return wrap(inner._data, UnfitAxes.of(outer))
