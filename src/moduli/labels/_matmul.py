@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
@@ -207,9 +208,17 @@ def _rmatmul(self: Tensor, other: Any) -> Any:
 Tensor.__matmul__ = _matmul  # type: ignore[method-assign,assignment]
 Tensor.__rmatmul__ = _rmatmul  # type: ignore[method-assign,assignment]
 
+
+def _rule(a: Any, b: Any) -> Any:
+    """`matmul`, by the shortest way there is for two labelled tensors outside of compiled code."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and not is_dynamo_compiling():
+        return _matmul(a, b)
+    return matmul(a, b)
+
+
 RULES.update(
     {
-        torch.matmul: matmul,
+        torch.matmul: _rule,
         torch.mm: matmul,
         torch.mv: matmul,
         torch.bmm: matmul,

@@ -7,7 +7,7 @@ containers they were found in and the state of torch are as they were.
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -149,10 +149,12 @@ _is_set_to: Final = torch.Tensor.is_set_to
 class Scope:
     """The values of one outermost `with cached():`."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "recorders")
 
     def __init__(self) -> None:
         self.entries: dict[Key, Entry] = {}
+        # What records the computations under way, one inside the other.
+        self.recorders: list[Recorder] = []
 
 
 scopes: Final[list[Scope]] = []
@@ -160,12 +162,11 @@ scopes: Final[list[Scope]] = []
 
 
 class _Local(threading.local):
-    """What belongs to one thread: its scope, the values being computed, and what records them."""
+    """What belongs to one thread: its scope, and the values being computed."""
 
     def __init__(self) -> None:
         self.scope: Scope | None = None
         self.active: dict[Key, tuple[nn.Module, str]] = {}
-        self.recorders: list[Recorder] = []
 
 
 _local: Final = _Local()
@@ -219,36 +220,59 @@ def reuse(owner: nn.Module, token: object, name: str, function: Any, call: Calla
         function: What refers to its sources, if the owner does not.
         call: Computes it from the owner.
     """
-    scope, surrounding, recorders = _local.scope, ambient(), _local.recorders
+    scope = _local.scope
+    surrounding = None if scope is None else ambient()
     if scope is None or surrounding is None:
         return compute(owner, token, name, call)
+    key = (id(owner), token)
+    entry = scope.entries.get(key)
+    if entry is not None and entry.owner() is owner:
+        if not scope.recorders:
+            if entry.holds(surrounding):
+                return entry.value
+        else:
+            with _pausing(scope.recorders):
+                if entry.holds(surrounding):
+                    _absorb(scope, entry)
+                    return entry.value
+    return _record(scope, owner, token, name, function, call, surrounding)
+
+
+def _record(
+    scope: Scope,
+    owner: nn.Module,
+    token: object,
+    name: str,
+    function: Any,
+    call: Callable[[Any], Any],
+    surrounding: Ambient,
+) -> Any:
+    """Compute a value, and keep it if it can be told when it no longer holds."""
     # Taken before the computation: what is dropped meanwhile is another dict.
     entries, key = scope.entries, (id(owner), token)
-    with _pausing(recorders) if recorders else _NOTHING:
-        entry = entries.get(key)
-        if entry is not None and entry.owner() is owner and entry.holds(surrounding):
-            for recorder in recorders:
-                recorder.absorb(entry.leaf, entry.sources, entry.places)
-            return entry.value
     before, recorder = attributes(owner), Recorder()
-    recorders.append(recorder)
+    scope.recorders.append(recorder)
     try:
         with recorder:
             value = _compute_countable(owner, token, name, call)
     finally:
-        recorders.pop()
-    with _pausing(recorders):
-        leaf = _leaf(value)
-        places = locate(owner, before, function, recorder) if recorder.conclude(leaf) else None
+        scope.recorders.pop()
+    with _pausing(scope.recorders):
+        places = locate(owner, before, function, recorder) if recorder.conclude(_leaf(value)) else None
         if places is None:
             entries.pop(key, None)
         else:
-            sources = [tensor for tensor, _ in recorder.sources.values()]
             home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
+            sources = [tensor for tensor, _ in recorder.sources.values()]
             entries[key] = Entry(home, value, sources, places, surrounding)
-            for outer in recorders:
-                outer.absorb(leaf, sources, places)
+            _absorb(scope, entries[key])
     return value
+
+
+def _absorb(scope: Scope, entry: Entry) -> None:
+    """A computation around this one read the same sources, and may not know where they are kept."""
+    for recorder in scope.recorders:
+        recorder.absorb(entry.leaf, entry.sources, entry.places)
 
 
 def _compute_countable(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:
@@ -269,9 +293,6 @@ def _pausing(recorders: list[Recorder]) -> Iterator[None]:
     finally:
         for recorder in recorders:
             recorder.paused = False
-
-
-_NOTHING: Final = nullcontext()
 
 
 def _leaf(value: Any) -> torch.Tensor:
