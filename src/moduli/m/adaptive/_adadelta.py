@@ -55,7 +55,7 @@ class Adadelta(TensorTransform):
         rho, eps = setting["rho"], setting["eps"]
         state["square_avg"].mul_(rho).addcmul_(tensor, tensor * (1 - rho))
         ratio = tensor * tensor / (state["square_avg"] + eps)
-        state["acc_delta"].copy_(state["acc_delta"] * rho + (state["acc_delta"] + eps) * ratio * (1 - rho))
+        state["acc_delta"] = state["acc_delta"] * rho + (state["acc_delta"] + eps) * ratio * (1 - rho)
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

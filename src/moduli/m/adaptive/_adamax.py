@@ -56,7 +56,7 @@ class Adamax(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
-        state["exp_inf"].copy_(torch.maximum(state["exp_inf"] * setting["beta2"], tensor.abs() + setting["eps"]))
+        state["exp_inf"] = torch.maximum(state["exp_inf"] * setting["beta2"], tensor.abs() + setting["eps"])
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -69,8 +69,8 @@ class RAdam(TensorTransform):
         limit = 2 / (1 - beta2) - 1
         length = limit - 2 * t * power / (1 - power)
         known = (length > 5) * 1.0
-        # Where the variance is unknown yet the root would be of a negative number: the factor makes it zero.
-        rectified = known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
-        scaled = (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
+        # Where the variance is unknown yet the root would be of a negative number: it is that of one, times zero.
+        rectified = known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) + (1 - known)
+        scaled = known * (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
         out: Tensor = state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))
         return out
