@@ -86,7 +86,7 @@ def test_settings_of_a_link():
 def test_arguments_are_explained():
     with pytest.raises(TypeError, match=r"Adam\(0.001\): a step size is a link of its own: Adam\(\), LR\(0.001\)"):
         m.Adam(1e-3)
-    with pytest.raises(TypeError, match="Adam has no setting 'lr'; it takes beta1"):
+    with pytest.raises(TypeError, match="Adam has no setting 'lr'; "):
         m.Adam(lr=1e-3)
     with pytest.raises(TypeError, match="is a link; pass links to set_child"):
         Module.__init__(Half(), {"x": Half()})
@@ -430,9 +430,8 @@ def test_only_one_hessian_under_a_link():
 
 def test_one_vector_has_one_setting():
     a, b = parameter(1.0), parameter(2.0)
-    opt = Optimizer([{"params": [a], "beta": 0.5}, {"params": [b]}], Vector())
-    with pytest.raises(ValueError, match="works on all parameters as one vector"):
-        opt.step(mo.closure(lambda: (a * b).sum()))
+    with pytest.raises(ValueError, match="Vector has one value of beta for all parameters"):
+        Optimizer([{"params": [a], "beta": 0.5}, {"params": [b]}], Vector())
 
 
 def test_a_vector_starts_afresh_when_a_parameter_joins():

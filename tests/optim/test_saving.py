@@ -124,8 +124,8 @@ def test_growth_starts_new_parameters_and_vectors_fresh_and_reports_what_is_gone
     state = through_file(opt.state_dict())
     c = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
     bigger = Optimizer([("a", a), ("b", b), ("c", c)], Momentum(), Vector(), m.LR(0.1))
-    with pytest.warns(UserWarning, match="1.Vector starts afresh"):
-        bigger.load_state_dict(state)
+    with pytest.warns(UserWarning, match="1.Vector would start afresh"):
+        bigger.load_state_dict(state, strict=False)
     assert torch.equal(bigger.link("Momentum").state[a]["buffer"], opt.link("Momentum").state[a]["buffer"])
     assert not bigger.link("Vector").state[a]
     bigger.step(mo.closure(lambda: (a * b).sum() * c.sum()))
@@ -133,7 +133,7 @@ def test_growth_starts_new_parameters_and_vectors_fresh_and_reports_what_is_gone
     old = Optimizer([("a", a), ("b", b)], Momentum(), m.LR(0.1))
     old.step(mo.closure(lambda: (a * b).sum()))
     with pytest.warns(UserWarning, match="saved state of b has no parameter here"):
-        smaller.load_state_dict(old.state_dict())
+        smaller.load_state_dict(old.state_dict(), strict=False)
 
 
 class Branch(Module):

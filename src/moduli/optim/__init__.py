@@ -18,6 +18,7 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 """
 
 from . import chain, functional, modular, module, objective, reformulation, schedules, transform
+from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
 from ._dense_hessian import HESSIAN_METHODS
 from ._fusion import FusedRun
@@ -48,6 +49,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "Reformulation",
+    "Schedule",
     "StandIns",
     "TensorTransform",
     "Transform",

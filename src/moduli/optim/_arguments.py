@@ -1,16 +1,61 @@
-"""What a link says where it is given arguments that it does not take."""
+"""What a link does with the arguments it is made with: unknown ones are refused by name, functions of the step understood."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-__all__ = ["LinkType"]
+from torch import Tensor
+
+__all__ = ["LinkType", "Schedule", "as_schedule"]
+
+
+class Schedule:
+    """A number that is a function of the step, counted from zero.
+
+    A function given for an argument that is a number (it has one as its default, or is annotated as one) becomes a schedule
+    by itself; any other function stays what it is. Say `Schedule(fn)` where a link does not tell.
+
+    Example:
+        >>> from moduli import m, optim
+        >>> optim.Schedule(lambda step: 0.1 / (step + 1))(1)
+        0.05
+        >>> isinstance(m.LR(lambda step: 0.1).defaults["lr"], optim.Schedule)
+        True
+    """
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[int], Any]) -> None:
+        if not callable(fn):
+            raise TypeError(f"a schedule is a function of the step, got {fn!r}")
+        self.fn = fn
+
+    def __call__(self, step: int) -> Any:
+        return self.fn(step)
+
+    def __repr__(self) -> str:
+        return repr(self.fn)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and other.fn == self.fn
+
+    def __hash__(self) -> int:
+        return hash(self.fn)
+
+
+def as_schedule(value: Any, default: Any) -> Any:
+    """A function given for a setting that is a number, as a schedule; anything else as it is."""
+    number = isinstance(default, float | int | Tensor | Schedule) and not isinstance(default, bool)
+    return Schedule(value) if number and _is_function(value) else value
 
 
 class LinkType(ABCMeta):
-    """Explains the commonest mistake: a positional argument where a link takes keywords."""
+    """Explains arguments that a link does not take, and makes schedules of functions where it takes numbers."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -19,32 +64,102 @@ class LinkType(ABCMeta):
         return known.replace(parameters=list(known.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        schedules: dict[str, Schedule] = {}
+        if any(map(_is_function, args)) or any(map(_is_function, kwargs.values())):
+            args, kwargs, schedules = _make_schedules(cls, args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
-        except TypeError as error:
-            signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-            try:
-                signature.bind(None, *args, **kwargs)
-            except TypeError:
-                raise TypeError(_explain_arguments(cls, signature, args, kwargs, error)) from None
-            raise
+            link = super().__call__(*args, **kwargs)
+        except (TypeError, RuntimeError) as error:
+            said = _explain(cls, args, kwargs, schedules, error)
+            if said is None:
+                raise
+            raise TypeError(said) from None
+        held = {id(value) for _, part in link.links() for value in part.defaults.values()} if schedules else ()
+        for key, schedule in schedules.items():
+            if id(schedule) not in held:
+                raise TypeError(_refuse_schedule(cls, key))
+        return link
 
 
-def _explain_arguments(
-    cls: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
-) -> str:
-    name = cls.__name__
+@cache
+def accepted(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class by name, with those that it hands on to the classes it is made from."""
+    out: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        for parameter in parameters:
+            named = parameter.kind is parameter.KEYWORD_ONLY or (
+                not out and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            )
+            if named and not parameter.name.startswith("_"):
+                out.setdefault(parameter.name, parameter)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return out
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type | Tensor | Schedule) and not isinstance(type(value), LinkType)
+
+
+def _is_number(parameter: inspect.Parameter | None) -> bool:
+    """Whether an argument is declared a number, or at least no function."""
+    if parameter is None:
+        return False
+    if isinstance(parameter.default, int | float):
+        return True
+    written = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
+    told = parameter.annotation is not parameter.empty
+    return told and any(word in written for word in ("float", "int", "Any", "Operand")) and "Callable" not in written
+
+
+def _make_schedules(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
+    known = accepted(cls)
+    places = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    given = list(args)
+    made: dict[str, Schedule] = {}
+    for i, (value, parameter) in enumerate(zip(args, places, strict=False)):
+        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if positional and _is_function(value) and _is_number(parameter):
+            given[i] = made[parameter.name] = Schedule(value)
+    for key, value in kwargs.items():
+        if _is_function(value) and _is_number(known.get(key)):
+            made[key] = Schedule(value)
+    return tuple(given), {**kwargs, **{key: made[key] for key in kwargs if key in made}}, made
+
+
+def _refuse_schedule(cls: type, key: str) -> str:
+    return f"{cls.__name__}: {key} can't be a function of the step; give a number"
+
+
+def _explain(
+    cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], schedules: Mapping[str, Any], error: Exception
+) -> str | None:
+    name, known = cls.__name__, list(accepted(cls))
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     kinds = inspect.Parameter
-    known = [p for p in signature.parameters.values() if p.name != "self"]
-    keywords = [p.name for p in known if p.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    positional = [p for p in known if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    unknown = [key for key in kwargs if key not in keywords]
-    if unknown:
-        return f"{name} has no setting {unknown[0]!r}; it takes {', '.join(keywords) or 'no arguments'}"
-    if len(args) > len(positional):
+    unknown = [key for key in kwargs if key not in known]
+    if unknown and "unexpected keyword argument" in str(error):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}? It" if near else "it"
+        return f"{name} has no setting {unknown[0]!r}; {hint} takes {', '.join(known) or 'no arguments'}"
+    parameters = list(signature.parameters.values())[1:]
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    open_ended = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
+    if len(args) > len(positional) and not open_ended:
         text = ", ".join(map(repr, args))
-        hint = f"its settings are keywords: {', '.join(keywords) or 'none'}"
-        if len(args) == 1 and isinstance(args[0], float | int) and "lr" not in keywords:
+        hint = f"its settings are keywords: {', '.join(known) or 'none'}"
+        if len(args) == 1 and type(args[0]) in (float, int) and "lr" not in known:
             hint = f"a step size is a link of its own: {name}(), LR({args[0]!r}); {hint}"
         return f"{name}({text}): {hint}"
-    return f"{name}: {error}"
+    if schedules:
+        return " and ".join(_refuse_schedule(cls, key) for key in schedules)
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError:
+        return f"{name}: {error}"
+    return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._arguments import as_schedule
 from ._settings import check_number, is_per_member
 
 if TYPE_CHECKING:
@@ -158,14 +159,14 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
     out: dict[str, Any] = {}
     for key, value in group.items():
         if key in link.defaults:
-            out[key] = scale_members(link.defaults[key], value, shown.get(key))
+            out[key] = as_schedule(scale_members(link.defaults[key], value, shown.get(key)), link.defaults[key])
     for key, names in link.aliases.items():
         if key in group and group[key] is not shown.get(key) and group[key] != shown.get(key):
             value = group[key]
             out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
     for key, value in group.items():
         if "." in key and (name := _address(key, link)) is not None and name in link.defaults:
-            out[name] = value
+            out[name] = as_schedule(value, link.defaults[name])
     return out
 
 
@@ -240,7 +241,7 @@ def listed(params: Any) -> Any:
         return [params]
     if isinstance(params, set):
         raise TypeError("parameters are given as a set, which has no order; give a list")
-    return list(params)
+    return [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in params]
 
 
 def names_of(params: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from . import _groups, _members
 from ._plain import decode, encode
+from ._renaming import rename
 from ._stand_ins import StandIns
 from ._vector_state import VECTOR, Vector
 
@@ -83,6 +85,12 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         "param_groups": groups,
         "links": links,
         "shapes": {binding.names[param]: tuple(param.shape) for param in params},
+        "dtypes": {binding.names[param]: str(param.dtype) for param in params},
+        "user": {
+            binding.names[param]: encode(dict(row), "optimizer.state")
+            for param, row in optimizer.state.items()
+            if row and param in binding.names
+        },
         "order": [binding.names[param] for param in params if param.requires_grad],
         "current_step": optimizer.current_step,
         "num_evaluations": optimizer.num_evaluations,
@@ -99,10 +107,14 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
 
 def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
     """Take over saved state; everything is checked before anything changes."""
-    _check(optimizer, saved, strict)
+    _check_format(saved)
     binding = optimizer.binding
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    saved = rename(saved, {binding.names[param]: tuple(param.shape) for param in params})
+    _check(optimizer, saved, strict)
     by_name = {name: param for param, name in binding.names.items()}
     known = dict(optimizer._links)
+    dtypes = saved.get("dtypes", {})
     _make_stand_ins(optimizer, saved)
     if optimizer.rows is not None:
         optimizer.rows.dissolve()
@@ -130,7 +142,17 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
                 gone.append(name)
                 break
             found = decode(value, param.device if param.numel() else None)
+            found = _cast(found, dtypes.get(name.partition("[")[0]), param)
             rows[path].setdefault(param, {})[field] = vectors[path].permute(found) if whole else found
+    gone += [name for name in saved["shapes"] if name not in by_name and saved.get("user", {}).get(name)]
+    fresh = [path for path, vector in vectors.items() if vector.fresh]
+    dropped = [f"saved state of {name} has no parameter here" for name in sorted(set(gone))]
+    dropped += [
+        f"{path} would start afresh: its state is over all parameters together, and they are not the same"
+        for path in fresh
+    ]
+    if dropped and strict:
+        raise ValueError(f"{'; '.join(dropped)}. Load with strict=False to leave it out")
     for path, link in known.items():
         entry = saved["links"].get(path)
         if entry is None:
@@ -152,17 +174,32 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     optimizer.should_terminate = bool(saved["should_terminate"])
     optimizer.reasons = list(saved["reasons"])
     optimizer._carried = None
-    if gone:
-        warnings.warn(f"saved state of {', '.join(sorted(gone))} has no parameter here and is left out", stacklevel=4)
-    fresh = [path for path, vector in vectors.items() if vector.fresh]
-    if fresh:
-        warnings.warn(
-            f"{', '.join(fresh)} starts afresh: its state is over all parameters together, and they are not the same",
-            stacklevel=4,
-        )
+    optimizer.state.clear()
+    for name, row in saved.get("user", {}).items():
+        if name in by_name:
+            optimizer.state[by_name[name]] = decode(row, by_name[name].device)
+    for text in dropped:
+        warnings.warn(f"{text}, and is left out", stacklevel=4)
 
 
-def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
+def _cast(value: Any, saved: str | None, param: Tensor) -> Any:
+    """Numbers in the precision of the saved parameter, in that of the parameter here; others (counts, scales) as they are."""
+    if isinstance(value, Tensor):
+        before = getattr(torch, saved.removeprefix("torch.")) if saved else param.dtype
+        for old, new in ((before, param.dtype), (before.to_real(), param.dtype.to_real())):
+            if value.dtype is old:
+                return value.to(new)
+        return value
+    if isinstance(value, dict):
+        return {key: _cast(item, saved, param) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, saved, param) for item in value)
+    if isinstance(value, deque):
+        return deque((_cast(item, saved, param) for item in value), value.maxlen)
+    return value
+
+
+def _check_format(saved: Mapping[str, Any]) -> None:
     for key in ("format", "state", "param_groups", "links", "shapes", "order", "current_step"):
         if key not in saved:
             raise ValueError(
@@ -170,6 +207,9 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             )
     if saved["format"] > FORMAT:
         raise ValueError(f"the state was saved in format {saved['format']}; this version reads up to {FORMAT}")
+
+
+def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
     if saved.get("members") != optimizer.binding.members:
         raise ValueError(
             f"the state is of {saved.get('members') or 'no'} members, here are {optimizer.binding.members or 'none'}"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._arguments import Schedule
+
 if TYPE_CHECKING:
     from ._binding import Binding
 
@@ -49,7 +51,7 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
             if value.dim() != 0 or torch.is_grad_enabled():  # in a step that is differentiated it stays a tensor
                 continue
             value = value.item()
-        elif callable(value) and not isinstance(value, type) and getattr(value, "is_schedule", True):
+        elif isinstance(value, Schedule):
             value = value(step)
             if isinstance(value, Tensor) and value.dim() == 0 and not torch.is_grad_enabled():
                 value = value.item()

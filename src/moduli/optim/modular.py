@@ -253,9 +253,15 @@ class Optimizer(torch.optim.Optimizer):
                 group[key] = tuple(group.get(name, old) for name, old in zip(names, shown, strict=True))
         _add_param_group(self, group)
         group.pop("differentiable", None)  # one of the optimizer, not of its groups
-        if self._built:
+        if not self._built:
+            return
+        try:
             self._name()
             self._sync()
+        except ValueError:
+            self.param_groups.pop()
+            self._name()
+            raise
 
     def _new_parameters(self, pattern: str) -> list[tuple[str, Tensor]]:
         if self.model is None:
@@ -311,6 +317,13 @@ class Optimizer(torch.optim.Optimizer):
                 for i, options in enumerate(self._options)
             ]
             link.settings.refresh()
+        try:
+            params = [param for group in groups for param in group["params"]]
+            for link in self.modules:
+                link.check_shared(params)
+        except ValueError:
+            self._options = []  # to be looked at again
+            raise
 
     # ------------------------------------------------------------------ stepping
 
@@ -540,10 +553,10 @@ class Optimizer(torch.optim.Optimizer):
 
         Args:
             state_dict: From `state_dict`, of an optimizer with the same links.
-            strict: False to skip links that are not in both chains.
+            strict: False to leave out links that are not in both chains, and state of parameters that are not here.
 
         Raises:
-            ValueError: The chains differ, or a tensor has another shape.
+            ValueError: The chains differ, a tensor has another shape, or something would be left out.
         """
         given = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():

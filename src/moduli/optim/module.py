@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from ._arguments import LinkType
+from ._arguments import LinkType, as_schedule
+from ._groups import same
 from ._needs import ChainError, Need
 from ._processes import COMMON_SEED
 from ._settings import Settings, check_members, check_number
@@ -53,6 +54,10 @@ class Module(metaclass=LinkType):
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
+        shared_settings: Settings of which there is one value for all parameters that it sees (True: all of them, as for links with
+            `vector_state`); groups that give it two are refused.
+        fixed_settings: Settings that can't be changed once it is made: groups that do are refused.
+        divides_params: Whether its children see some of the parameters each.
         aliases: Names in parameter groups that stand for several settings, such as "betas".
 
     Example:
@@ -74,6 +79,9 @@ class Module(metaclass=LinkType):
     sharded: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False
+    shared_settings: ClassVar[bool | tuple[str, ...]] = ()
+    fixed_settings: ClassVar[tuple[str, ...]] = ()
+    divides_params: ClassVar[bool] = False
     aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
@@ -157,7 +165,41 @@ class Module(metaclass=LinkType):
                 found = param[1] if isinstance(param, tuple) else param
                 self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
         self.settings.forget()
+        owner = self._owner() if self._owner is not None else None
+        if owner is not None:
+            owner.relink()
         return self
+
+    def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
+        """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
+
+        Args:
+            params: The parameters that it sees.
+            every: Whether it sees them as one tensor, so that there is one value of every setting.
+        """
+        if not self.divides_params:
+            for child in self.children.values():
+                child.check_shared(params, every)
+        if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
+            return
+        raws = list({id(raw): raw for raw in self.settings.raw_of_all(params)}.values())
+        for raw in raws if self.fixed_settings else ():
+            for key in self.fixed_settings:
+                if not same({key: raw[key]}, {key: self.defaults[key]}):
+                    raise ValueError(
+                        f"a group sets {key}={raw[key]!r}, but {type(self).__name__} was made with {self.defaults[key]!r}, "
+                        f"which can't be changed; say {type(self).__name__}({key}={raw[key]!r})"
+                    )
+        whole = every or self.vector_state or self.shared_settings is True
+        keys = tuple(self.defaults) if whole else self.shared_settings
+        for key in keys or ():  # type: ignore[union-attr]
+            for other in raws[1:]:
+                first = raws[0]
+                if key in first and not same({key: first[key]}, {key: other[key]}):
+                    raise ValueError(
+                        f"{type(self).__name__} has one value of {key} for all parameters that it sees, but groups give it "
+                        f"{first[key]!r} and {other[key]!r}; give one, or use m.Split to let it see some of them"
+                    )
 
     def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
@@ -167,7 +209,7 @@ class Module(metaclass=LinkType):
                 names = self.aliases[key]
                 out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
             else:
-                out[key] = value
+                out[key] = as_schedule(value, self.defaults.get(key))
         return out
 
     def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
@@ -258,6 +300,8 @@ class Module(metaclass=LinkType):
         if child is None:
             return tensors
         given = [tensor.clone() for tensor in tensors] if clone else list(tensors)
+        if objective is not None and len(given) < len(objective.params):
+            child.check_shared(objective.params, every=True)
         if params is not None:
             return transform_tensors(child, given, params, grads, loss, closure, objective)
         stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())

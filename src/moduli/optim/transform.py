@@ -299,7 +299,7 @@ class TensorTransform(Transform):
         grads = objective.get_grads() if self.uses_grad else None
         params = objective.params
         if self.concat_params:
-            _one_setting(self, settings)
+            self.check_shared(params)
             return (
                 [],
                 [to_vector([as_real(tensor) for tensor in tensors])],
@@ -424,20 +424,3 @@ def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
         else value
         for key, value in setting.items()
     }
-
-
-def _one_setting(link: TensorTransform, settings: Sequence[Setting]) -> None:
-    first = settings[0]
-    for setting in settings[1:]:
-        if setting is not first and any(not _equal(value, setting[key]) for key, value in first.items()):
-            key = next(key for key, value in first.items() if not _equal(value, setting[key]))
-            raise ValueError(
-                f"{type(link).__name__} works on all parameters as one vector (concat_params=True), but groups give it "
-                f"{key}={first[key]!r} and {key}={setting[key]!r}; give one value, or put it into m.Split per group"
-            )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
-    return bool(a == b)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..optim import Module, Optimizer, flatten
 from ._case import Case, NotApplicable
 from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
-from ._settings import numbers
+from ._settings import arguments, numbers
 
 __all__ = ["LAWS"]
 
@@ -129,24 +129,6 @@ def _refused(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any,
         raise case.fail(law, f"{what} is accepted")
 
 
-def _arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
-    """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
-    known = inspect.signature(type(link).__init__).parameters
-    if key not in known:
-        return None
-    out = {key: value}
-    for name, parameter in list(known.items())[1:]:
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or name == key:
-            continue
-        if parameter.default is parameter.empty:
-            if name not in link.defaults:
-                return None
-            out[name] = link.defaults[name]
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            return None
-    return out
-
-
 @eager
 def nan(case: Case) -> None:
     """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
@@ -166,9 +148,9 @@ def _no_nan(case: Case, name: str, key: str) -> None:
     by_link = f"{name}.set_param_groups with {key}=NaN"
     _refused(case, "nan", by_link, lambda: link.set_param_groups(group), ValueError, name, key)
     _refused(case, "nan", f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key)
-    arguments = _arguments(link, key, math.nan)
-    if arguments is not None:
-        _refused(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**arguments), ValueError, name)
+    given = arguments(link, key, math.nan)
+    if given is not None:
+        _refused(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
     opt.param_groups[0][f"{name.lower()}.{key}"] = math.nan
     start = snapshot(at.params)
     _refused(case, "nan", f"a step with {name}.{key}=NaN", lambda: step(case, opt, at), ValueError, key)

@@ -160,9 +160,10 @@ def grown(case: Case) -> None:
         for mine, theirs in zip(extra.params, at.params, strict=False):
             mine.copy_(theirs)
     bigger = optimizer(case, [*zip(_NAMES, extra.params[:2], strict=True), ("new", extra.params[2])])
+    whole_vector = any(map(_vector, case.links()))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if any(map(_vector, case.links())) else "error")
-        bigger.load_state_dict(state)
+        warnings.simplefilter("ignore" if whole_vector else "error")
+        bigger.load_state_dict(state, strict=not whole_vector)
     start = snapshot(extra.params)
     for _ in range(2):
         step(case, bigger, extra)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..optim import FusedRun, Module, Optimizer
+from ..optim import FusedRun, Module, Optimizer, Schedule
 from ._case import Case, NotApplicable
-from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
+from ._problems import Problem, eager, moved, optimizer, problem, same, snapshot, step
 
 __all__ = ["LAWS", "numbers"]
 
@@ -83,6 +84,132 @@ def groups(case: Case) -> None:
                 raise case.fail("groups", f"{name}.{key}={new:g} given by {where} is not obeyed: {gap}")
 
 
+def _settings(links: Sequence[Module]) -> Iterator[tuple[str, str, Any, Any]]:
+    """(class, setting, value, another value) of every setting that is a number or a choice of two."""
+    seen = set()
+    for top in links:
+        for _, link in top.links():
+            for key, value in link.defaults.items():
+                found = (type(link).__name__, key)
+                if found in seen or not isinstance(value, bool | int | float):
+                    continue
+                seen.add(found)
+                other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else _other(value)
+                yield *found, value, other
+
+
+_THREE = ((3, 2), (4,), (2, 3))
+
+
+@eager
+def per_group(case: Case) -> None:
+    """A setting of one group is obeyed for its parameters, or refused in a sentence that names it."""
+    if case.members:
+        raise NotApplicable("a population says itself what its parameters are")
+    found = list(_settings(case.links()))
+    if not found:
+        raise NotApplicable("it has no settings")
+
+    def trial(groups: Callable[[list[Tensor]], Any]) -> list[Tensor]:
+        at = problem(case, _THREE, kind="bowl")  # what happens to one parameter does not reach another by the loss
+        opt = optimizer(case, groups(list(at.params)))
+        torch.manual_seed(1)
+        for _ in range(3):
+            step(case, opt, at)
+        return snapshot(at.params)
+
+    plain = trial(lambda params: params)
+    broken: list[str] = []
+    for name, key, _, new in found:
+        address = f"{name}.{key}"
+
+        def all_of(params: Any, address: str = address, new: Any = new) -> Any:
+            return [{"params": params, address: new}]
+
+        try:
+            everywhere = trial(all_of)
+        except ValueError:
+            continue  # no value that this link can have here
+        if not moved(plain[1:], everywhere[1:]):
+            continue
+
+        def some(params: Any, address: str = address, new: Any = new) -> Any:
+            return [{"params": params[:1]}, {"params": params[1:], address: new}]
+
+        try:
+            partly = trial(some)
+        except ValueError as error:
+            if key not in str(error) or name not in str(error):
+                broken.append(f"{address} of one group is refused without naming both: {error}")
+            continue
+        if not moved(plain, partly):
+            broken.append(f"{address}={new} of the second group is ignored")
+    if broken:
+        raise case.fail("per_group", "; ".join(broken))
+
+
+def arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
+    """Keyword arguments to build another such link with one setting changed; None where that can't be said."""
+    known = inspect.signature(type(link).__init__).parameters
+    if key not in known:
+        return None
+    out = {key: value}
+    for name, parameter in list(known.items())[1:]:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or name == key:
+            continue
+        if parameter.default is parameter.empty:
+            if name not in link.defaults:
+                return None
+            out[name] = link.defaults[name]
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return None
+    return out
+
+
+class _Always:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, step: int) -> Any:
+        return self.value
+
+
+@eager
+def functions(case: Case) -> None:
+    """A number given as a function of the step does what the number does, or is refused by name when it is given."""
+    found = [row for row in _settings(case.links()) if not isinstance(row[2], bool)]
+    if not found:
+        raise NotApplicable("it has no numbers to set")
+    plain = _trial(case, lambda opt, at: None)
+    for name, key, value, _ in found:
+        function = Schedule(_Always(value))
+        link = next(_all(case.links(), name))
+        given = arguments(link, key, function.fn)
+        if given is not None:
+            try:
+                cast("Any", type(link))(**given)
+            except (TypeError, ValueError) as error:
+                if name not in str(error) or key not in str(error):
+                    raise case.fail(
+                        "functions", f"{name}({key}=a function) is refused without naming both: {error}"
+                    ) from error
+                continue
+
+        def schedule(opt: Optimizer, at: Problem, name: str = name, key: str = key, value: Any = function) -> None:
+            for part in _all(opt.modules, name):
+                if part.defaults[key] == value.fn.value:
+                    part.defaults[key] = value
+            for group in opt.param_groups:  # what the optimizer shows to schedulers is older than this change
+                group.pop(key, None)
+
+        try:
+            got = _trial(case, schedule)
+        except (TypeError, RuntimeError) as error:
+            raise case.fail("functions", f"{name}.{key} as a function: {type(error).__name__}: {error}") from error
+        if (gap := same(got, plain, 1e-12)) is not None:
+            raise case.fail("functions", f"{name}.{key} as a function that is always {value}: {gap}")
+
+
 @eager
 def split_groups(case: Case) -> None:
     """Parameters in two groups with equal settings move as in one; settings of one group do not reach another."""
@@ -100,9 +227,9 @@ def split_groups(case: Case) -> None:
     if "lr" not in opt.param_groups[0]:
         return
     still = problem(case)
-    opt = optimizer(case, [{"params": [still.params[0]], "lr": 0.0}, {"params": [still.params[1]]}])
     start = snapshot(still.params)
     try:
+        opt = optimizer(case, [{"params": [still.params[0]], "lr": 0.0}, {"params": [still.params[1]]}])
         step(case, opt, still)
         if torch.equal(start[1], still.params[1].detach()):
             step(case, opt, still)  # the first step of some links only measures
@@ -181,6 +308,8 @@ def no_rebuild(case: Case) -> None:
 
 LAWS = {
     "groups": groups,
+    "functions": functions,
+    "per_group": per_group,
     "split_groups": split_groups,
     "schedulers": schedulers,
     "no_rebuild": no_rebuild,

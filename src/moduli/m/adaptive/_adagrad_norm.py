@@ -42,6 +42,7 @@ class AdagradNorm(TensorTransform):
         R. Ward, X. Wu, L. Bottou, "AdaGrad stepsizes: sharp convergence over nonconvex landscapes", ICML 2019.
     """
 
+    shared_settings = ("layerwise",)
     differentiable = True
     counts = True
 

@@ -38,6 +38,7 @@ class AdaptiveHeavyBall(Transform):
         method with Polyak step-sizes", arXiv:2210.06367.
     """
 
+    shared_settings = ("f_star",)
     needs = frozenset({Need.GRADIENT, Need.LOSS})
     vector_state = True
 

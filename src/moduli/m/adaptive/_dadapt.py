@@ -46,6 +46,7 @@ class DAdaptAdam(TensorTransform):
         A. Defazio, K. Mishchenko, "Learning-rate-free learning by D-adaptation", ICML 2023, Algorithm 5.
     """
 
+    shared_settings = ("d0", "growth_rate")
     aliases = {"betas": ("beta1", "beta2")}
 
     def __init__(

@@ -49,6 +49,7 @@ class Prodigy(TensorTransform):
         K. Mishchenko, A. Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024, Algorithm 4.
     """
 
+    shared_settings = ("d0", "d_coef", "growth_rate", "beta3")
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
 

@@ -45,6 +45,8 @@ class SAM(Reformulation):
         J. Kwon, J. Kim, H. Park, I. K. Choi, "ASAM: adaptive sharpness-aware minimization", ICML 2021.
     """
 
+    shared_settings = ("p", "eps")
+
     def __init__(
         self,
         *,

@@ -32,10 +32,11 @@ class BacktrackOnSignChange(TensorTransform):
         M. Riedmiller, H. Braun, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm", 1993.
     """
 
+    shared_settings = ("use_grad",)
     elementwise = True
 
     def __init__(self, *, use_grad: bool = False, backtrack: bool = True) -> None:
-        super().__init__({"use_grad": use_grad, "backtrack": backtrack}, uses_grad=use_grad)
+        super().__init__({"use_grad": use_grad, "backtrack": backtrack}, uses_grad=True)
         self.add_projected_keys("grad", "previous", "last")
 
     def single_tensor_initialize(

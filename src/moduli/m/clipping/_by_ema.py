@@ -41,6 +41,7 @@ class ClipNormByEMA(TensorTransform):
         [tensor([1.5000])]
     """
 
+    shared_settings = ("tensorwise",)
     differentiable = True
     normalize: bool = False
 

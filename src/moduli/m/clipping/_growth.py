@@ -48,6 +48,7 @@ class ClipNormGrowth(TensorTransform):
         [tensor([2.])]
     """
 
+    shared_settings = ("tensorwise",)
     differentiable = True
 
     def __init__(

@@ -41,6 +41,7 @@ class ConjugateGradient(Transform):
         W. W. Hager, H. Zhang, "A survey of nonlinear conjugate gradient methods", Pacific J. Optim. 2 (2006).
     """
 
+    shared_settings = True
     vector_state = True
 
     def __init__(

@@ -32,6 +32,7 @@ class GradApproximator(Reformulation):
         True
     """
 
+    shared_settings = True
     needs = frozenset({Need.CLOSURE})
 
     def __init__(self, defaults: dict[str, Any] | None = None, modules: Chainable | None = None) -> None:

@@ -42,6 +42,7 @@ class CD(Module):
         S. J. Wright, "Coordinate descent algorithms", Math. Programming 151 (2015).
     """
 
+    shared_settings = True
     needs = frozenset({Need.LOSS, Need.CLOSURE})
 
     def __init__(

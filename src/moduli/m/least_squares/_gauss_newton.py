@@ -43,6 +43,7 @@ class GaussNewton(Transform):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 10.3.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
     vector_state = True
     hessian = "matrix"

@@ -38,6 +38,7 @@ class LineSearchBase(Module):
         tensor([0.])
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     sharded = True
 

@@ -28,6 +28,7 @@ class GradientAccumulation(Module):
         tensor([-2.])
     """
 
+    shared_settings = True
     differentiable = True
     members = "matrix"
 

@@ -40,6 +40,7 @@ class Split(Module):
         True
     """
 
+    divides_params = True
     differentiable = True
     needs = frozenset()
     members = True
@@ -96,6 +97,7 @@ class Split(Module):
             indices = [i for i, found in enumerate(passed) if found is wanted]
             if key in self.children and indices:
                 part = _part(objective, indices)
+                self.children[key].check_shared(part.params)
                 others = [p for i, p in enumerate(objective.params) if passed[i] is not wanted]
                 # A step that is differentiated leaves no gradients anywhere.
                 with _untouched([] if objective.differentiable else others):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class Wrap(Module):
     def all_needs(self) -> frozenset[Need]:
         """The gradient; evaluations too, where the foreign optimizer makes some."""
         return super().all_needs() | (frozenset({Need.LOSS, Need.CLOSURE}) if self.evaluates else frozenset())
+
+    def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
+        """Foreign optimizers that evaluate (L-BFGS) have one group."""
+        super().check_shared(params, every or self.evaluates)
 
     def _optimizer(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """The foreign optimizer, over stand-ins: it never sees the parameters themselves, so nothing moves twice."""

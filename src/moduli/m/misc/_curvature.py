@@ -31,6 +31,8 @@ class HpuEstimate(Module):
         ('update = [[0.0]]', 'update = [[-')
     """
 
+    shared_settings = True
+
     def update(self, objective: Objective) -> None:
         """Compare with the last step."""
         params, updates = objective.params, objective.peek_updates()
@@ -86,6 +88,7 @@ class RandomHvp(Module):
         (2007).
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
     def __init__(

@@ -31,6 +31,7 @@ class EscapeAnnealing(Module):
         True
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
 
     def __init__(

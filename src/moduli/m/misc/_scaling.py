@@ -96,6 +96,7 @@ class NoiseSign(Module):
         [tensor([ 1., -1.])]
     """
 
+    shared_settings = True
     members = True
 
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:

@@ -35,6 +35,7 @@ class UpdateGradientSignConsistency(TensorTransform):
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
 
+    fixed_settings = ("normalize",)
     differentiable = True
     elementwise = True
 

@@ -45,6 +45,7 @@ class Cautious(TensorTransform):
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
 
+    fixed_settings = ("normalize",)
     differentiable = True
     elementwise = True
 

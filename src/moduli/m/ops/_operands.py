@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, as_real, restore_complex
+from ...optim import Chainable, Module, Objective, Schedule, as_real, restore_complex
 from ...optim import step as run
 
 __all__ = ["MultiOperation", "Operand", "as_tensor", "in_pairs", "numbers", "present"]
@@ -32,11 +32,14 @@ class MultiOperation(Module):
 
     def __init__(self, defaults: dict[str, Any] | None = None, **operands: Operand | None) -> None:
         super().__init__(
-            {**(defaults or {}), **{k: v for k, v in operands.items() if isinstance(v, float | int | Tensor)}}
+            {
+                **(defaults or {}),
+                **{k: v for k, v in operands.items() if isinstance(v, float | int | Tensor | Schedule)},
+            }
         )
         self.operands = list(operands)
         for key, value in operands.items():
-            if value is not None and not isinstance(value, float | int | Tensor):
+            if value is not None and not isinstance(value, float | int | Tensor | Schedule):
                 self.set_child(key, value)
 
     @abstractmethod

@@ -137,6 +137,8 @@ class RandomSample(_Source):
         tensor([1., 1.])
     """
 
+    shared_settings = True
+
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
         check_noise(type(self).__name__, distribution, variance)
         super().__init__({"distribution": distribution, "variance": variance})

@@ -137,6 +137,7 @@ class GGTBasis(Module):
         shown = vector.new_zeros(self.history_size)
         shown[: len(columns)] = inside
         stand_ins = self._stand_ins.setdefault(self._key(), StandIns())
+        self.children["modules"].check_shared(objective.params, every=True)
         with stand_ins.pointed_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
             made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
         made = made[: len(columns)]

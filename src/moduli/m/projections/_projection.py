@@ -77,6 +77,8 @@ class Projection(Module):
         keys = self.prepare(params)
         shown = [t.clone() for t in self._shown([param.detach() for param in params])]
         child = self.children["modules"]
+        if len(shown) < len(params):
+            child.check_shared(params, every=True)
         with ExitStack() as stack:
             fakes = [
                 stack.enter_context(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -71,7 +72,7 @@ class QuasiNewton(Transform):
         scale_first: bool = True,
         update_freq: int = 1,
         inner: Chainable | None = None,
-        **more: Any,
+        _more: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
         if ("inverse" if inverse else "hessian") not in self.rules:
@@ -95,7 +96,7 @@ class QuasiNewton(Transform):
                 "restart_interval": restart_interval,
                 "beta": beta,
                 "scale_first": scale_first,
-                **more,
+                **(_more or {}),
             },
             update_freq=update_freq,
             inner=inner,

@@ -40,7 +40,7 @@ class ShorR(QuasiNewton):
     def __init__(self, *, alpha: float = 0.5, init_scale: float | str = 1, **settings: Any) -> None:
         if not 0 <= alpha < 1:
             raise ValueError(f"ShorR: alpha is {alpha}; space is dilated by 1 / alpha, so it is in [0, 1)")
-        super().__init__(alpha=alpha, init_scale=init_scale, **settings)
+        super().__init__(_more={"alpha": alpha}, init_scale=init_scale, **settings)
 
 
 class ProjectedGradientMethod(QuasiNewton):
@@ -79,7 +79,7 @@ class ProjectedGradientMethod(QuasiNewton):
         **settings: Any,
     ) -> None:
         super().__init__(
-            alpha=0.0,
+            _more={"alpha": 0.0},
             init_scale=init_scale,
             restart_interval=restart_interval,
             ptol_restart=ptol_restart,

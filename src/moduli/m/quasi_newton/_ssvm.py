@@ -38,4 +38,4 @@ class SSVM(QuasiNewton):
     def __init__(self, *, switch: int = 3, **settings: Any) -> None:
         if switch not in (1, 2, 3, 4):
             raise ValueError(f"SSVM: switch is {switch!r}; the strategies are 1, 2, 3 and 4")
-        super().__init__(switch=switch, **settings)
+        super().__init__(_more={"switch": switch}, **settings)

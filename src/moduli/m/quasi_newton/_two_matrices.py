@@ -50,7 +50,7 @@ class ProjectedNewtonRaphson(QuasiNewton):
         **settings: Any,
     ) -> None:
         super().__init__(
-            alpha=0.0,
+            _more={"alpha": 0.0},
             init_scale=init_scale,
             restart_interval=restart_interval,
             ptol_restart=ptol_restart,

@@ -30,6 +30,7 @@ class RestartStrategy(Module):
         modules: The links to reset.
     """
 
+    shared_settings = True
     needs = frozenset()
 
     def __init__(self, defaults: dict[str, Any] | None = None, modules: Chainable | None = None) -> None:
@@ -224,6 +225,8 @@ class BirginMartinezRestart(Module):
         E. G. Birgin, J. M. Martínez, "A spectral conjugate gradient method for unconstrained optimization", Applied
         Mathematics and Optimization 43 (2001).
     """
+
+    shared_settings = True
 
     def __init__(self, module: Chainable, *, cond: float = 1e-3) -> None:
         super().__init__({"cond": cond})

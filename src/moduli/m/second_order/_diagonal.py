@@ -27,6 +27,7 @@ class HutchinsonBase(Transform):
         tfms: Links that transform copies of what is remembered before it is used, by argument.
     """
 
+    shared_settings = ("n_samples", "zHz", "distribution", "hvp_method", "h")
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
     def __init__(

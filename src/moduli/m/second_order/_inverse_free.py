@@ -42,6 +42,7 @@ class InverseFreeNewton(Transform):
         "Inverse-free Newton's method", 2025.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     vector_state = True
     hessian = "matrix"

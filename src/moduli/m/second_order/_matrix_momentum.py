@@ -44,6 +44,7 @@ class MatrixMomentum(Transform):
         G. B. Orr, T. K. Leen, "Using curvature information for fast stochastic search", NeurIPS 1996.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True
 

@@ -61,6 +61,7 @@ class MultipointNewton(Module):
         0.00428
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.CLOSURE, Need.HESSIAN})
 
     def __init__(self, *, lstsq: bool = False, derivatives_method: str = "batched_autograd") -> None:

@@ -38,6 +38,7 @@ class NaturalGradient(Transform):
         S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
     vector_state = True
     hessian = "matrix"

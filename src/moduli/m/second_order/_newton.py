@@ -47,6 +47,7 @@ class Newton(Transform):
         attacking the saddle point problem in high-dimensional non-convex optimization", NeurIPS 2014.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     vector_state = True
     hessian = "matrix"

@@ -53,6 +53,7 @@ class SubspaceNewton(Transform):
         C.-P. Lee, C.-J. Lin, "The common-directions method for regularized empirical risk minimization", JMLR 20 (2019).
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True
     hessian = "matrix"

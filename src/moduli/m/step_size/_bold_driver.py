@@ -39,6 +39,7 @@ class BoldDriver(Transform):
         R. Battiti, "Accelerated backpropagation learning: two optimization methods", Complex Systems 1989.
     """
 
+    shared = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 
     def __init__(

@@ -52,6 +52,7 @@ class PolyakStepSize(Transform):
         B. T. Polyak, "Introduction to optimization", 1987.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 
     def __init__(

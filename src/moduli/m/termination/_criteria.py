@@ -39,6 +39,7 @@ class TerminationCriteria(Module):
         n: How many steps in a row.
     """
 
+    shared_settings = True
     needs = frozenset()
 
     def __init__(self, defaults: dict[str, Any] | None = None, n: int = 1) -> None:

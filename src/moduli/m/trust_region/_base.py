@@ -46,6 +46,7 @@ class TrustRegionBase(Module):
         inner: Links that transform the gradient before the model is made.
     """
 
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     solves: ClassVar[bool] = False
     """Whether systems are solved with the Hessian, for which products alone are not enough."""

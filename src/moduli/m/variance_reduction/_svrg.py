@@ -49,6 +49,8 @@ class SVRG(Reformulation):
         Y. Yin et al., "A coefficient makes SVRG effective", 2023 (alpha).
     """
 
+    shared = True
+
     def __init__(
         self,
         svrg_steps: int,
