@@ -27,7 +27,7 @@ class _PSGDNewton(Transform):
         **common: Those of all: see the subclasses.
     """
 
-    shared = ("damping", "update_probability")
+    shared_settings = ("damping", "update_probability")
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
 
     def __init__(

@@ -39,7 +39,7 @@ class BoldDriver(Transform):
         R. Battiti, "Accelerated backpropagation learning: two optimization methods", Complex Systems 1989.
     """
 
-    shared = True
+    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 
     def __init__(

@@ -22,7 +22,7 @@ __all__ = ["DifferenceStep"]
 class DifferenceStep(Transform):
     """A step size found from $s = x - x_-$ and $y = g - g_-$; the first step has a given size."""
 
-    shared = True
+    shared_settings = True
 
     def __init__(self, defaults: dict[str, Any], alpha_0: float, use_grad: bool, inner: Chainable | None) -> None:
         positive(type(self).__name__, alpha_0=alpha_0)

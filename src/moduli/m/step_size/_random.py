@@ -30,7 +30,7 @@ class RandomStepSize(TensorTransform):
         (True, True)
     """
 
-    shared = ("seed",)
+    shared_settings = ("seed",)
 
     def __init__(
         self, *, low: float = 0.0, high: float = 1.0, parameterwise: bool = False, seed: int | None = None

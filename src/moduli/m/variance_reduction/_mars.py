@@ -41,7 +41,7 @@ class MARSCorrection(TensorTransform):
         models", 2024.
     """
 
-    shared = ("max_norm",)
+    shared_settings = ("max_norm",)
 
     def __init__(self, *, beta: float = 0.9, scaling: float = 0.025, max_norm: float | None = 1.0) -> None:
         fraction("MARSCorrection", beta=beta)

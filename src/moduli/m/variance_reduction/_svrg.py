@@ -49,7 +49,7 @@ class SVRG(Reformulation):
         Y. Yin et al., "A coefficient makes SVRG effective", 2023 (alpha).
     """
 
-    shared = True
+    shared_settings = True
 
     def __init__(
         self,
