@@ -152,6 +152,44 @@ class CountsMembers(TensorTransform):
         return {"size": 1.0 / sum(t.numel() for t in tensors)}
 
 
+class TouchesUpdate(TensorTransform):
+    def single_tensor_update(self, tensor, param, grad, loss, state, setting):
+        tensor.mul_(0.5)
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor
+
+
+class LearnsLate(TensorTransform):
+    def single_tensor_initialize(self, tensor, param, grad, loss, state, setting):
+        state["count"] = 0
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        state["count"] += 1
+        return tensor
+
+
+class FirstGroup(TensorTransform):
+    def __init__(self, *, factor=0.5):
+        super().__init__({"factor": factor})
+
+    def multi_tensor_apply(self, tensors, params, grads, loss, states, settings):
+        return [tensor * settings[0]["factor"] for tensor in tensors]
+
+
+class OnlyNumbers(FirstGroup):
+    def __init__(self, *, factor=0.5):
+        self.bigger = factor + 1
+        super().__init__(factor=factor)
+
+
+class CutsGraph(TensorTransform):
+    differentiable = True
+
+    def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
+        return tensor * tensor.detach()
+
+
 def slow(link):
     return lambda: [link(), m.LR(0.1)]
 
@@ -169,6 +207,11 @@ BROKEN = [
     ("saved", slow(Hidden), {}),
     ("loaded_in_place", slow(Hidden), {}),
     ("groups", slow(OwnDefaults), {}),
+    ("per_group", slow(FirstGroup), {}),
+    ("functions", slow(OwnDefaults), {}),
+    ("learning", slow(TouchesUpdate), {}),
+    ("applying", slow(LearnsLate), {}),
+    ("differentiable", slow(CutsGraph), {}),
     ("no_rebuild", slow(EveryNumber), {}),
     ("errors", slow(LeavesThemThere), {"closure": True}),
     ("leaks", slow(Hoards), {}),
@@ -197,6 +240,22 @@ def test_a_link_that_crashes_breaks_the_law_it_crashes_under():
 
     with pytest.raises(LawError, match="Crashes breaks the law 'pieces': KeyError: 'buffer'"):
         check_link(Crashes, laws=["pieces"])
+
+
+def test_all_broken_laws_are_reported():
+    with pytest.raises(LawError) as caught:
+        check_link(
+            slow(LearnsLate), name="culprit", laws=["applying", "learning", "optimum", "per_group"], tolerance=-1
+        )
+    assert [line.split("law ")[1].split(":")[0] for line in str(caught.value).splitlines()] == [
+        "'applying'",
+        "'optimum'",
+    ]
+
+
+def test_a_number_that_is_read_once_is_refused_by_name():
+    with pytest.raises(TypeError, match="OnlyNumbers: factor can't be a function of the step"):
+        OnlyNumbers(factor=lambda step: 0.5)
 
 
 def test_reports_and_reasons():

@@ -210,8 +210,14 @@ class Curvature:
         return _dense_hessian.hessian(cast("Objective", self), hessian_method, h, at_x0)
 
     def derivatives(self, order: int, at_x0: bool = True, method: str = "autograd") -> tuple[Any, ...]:
-        """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated."""
-        return _dense_hessian.derivatives(cast("Objective", self), order, at_x0)
+        """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated.
+
+        Args:
+            order: The highest.
+            at_x0: Whether the parameters are at the start of the step.
+            method: "autograd" differentiates element by element, "batched_autograd" all elements at once.
+        """
+        return _dense_hessian.derivatives(cast("Objective", self), order, at_x0, method)
 
     def derivatives_at(self, x: Tensor, order: int, method: str = "autograd") -> tuple[Any, ...]:
         """The same at another point, given as one vector; the parameters are put back."""
@@ -220,7 +226,7 @@ class Curvature:
             with torch.no_grad():
                 for p, v in zip(self.params, from_vector(x, self.params), strict=True):
                     p.copy_(v)
-            return _dense_hessian.derivatives(me, order, at_x0=False)
+            return _dense_hessian.derivatives(me, order, False, method)
 
     def list_Hvp_function(
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True

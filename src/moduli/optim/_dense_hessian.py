@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,26 +124,52 @@ def _of_values(objective: Objective, h: float, at_x0: bool) -> tuple[Tensor | No
     return loss, from_vector(gradient, objective.params), matrix
 
 
-def derivatives(objective: Objective, order: int, at_x0: bool) -> tuple[Any, ...]:
+def derivatives(objective: Objective, order: int, at_x0: bool, method: str) -> tuple[Any, ...]:
     """(loss, gradient, Hessian, ...) up to this order."""
     if order < 0:
         raise ValueError(f"order is {order}; it starts at 0, the loss itself")
+    if method not in ("autograd", "batched_autograd"):
+        raise ValueError(f"method is {method!r}; it can be 'autograd' or 'batched_autograd'")
     if order == 0:
         return (objective.get_loss(backward=False, at_x0=at_x0),)
     loss, grads = objective.get_loss_grads(create_graph=True, at_x0=at_x0)
-    out: list[Tensor] = [to_vector(grads)]
     with torch.enable_grad():
+        out: list[Tensor] = [to_vector(grads)]
         for _ in range(order - 1):
             flat = out[-1].reshape(-1)
-            rows = []
-            for element in flat:
-                if not element.requires_grad:
-                    rows.append(torch.zeros_like(out[0]).detach())
-                    continue
-                found = torch.autograd.grad(
-                    element, objective.params, create_graph=True, retain_graph=True, allow_unused=True
-                )
-                pieces = [torch.zeros_like(p) if f is None else f for f, p in zip(found, objective.params, strict=True)]
-                rows.append(to_vector(pieces))
-            out.append(torch.stack(rows).view(*out[-1].shape, out[0].numel()))
+            rows = (
+                _batched(flat, objective.params)
+                if method == "batched_autograd"
+                else _one_by_one(flat, objective.params)
+            )
+            out.append(rows.reshape(*out[-1].shape, out[0].numel()))
     return (loss, out[0].detach(), *reduce_derivatives(objective.reduce, [tensor.detach() for tensor in out[1:]]))
+
+
+def _row(found: Sequence[Tensor | None], params: Sequence[Tensor], batch: tuple[int, ...]) -> Tensor:
+    """Derivatives by each parameter as one vector (or several); where there are none, zeros."""
+    pieces = [
+        torch.zeros(*batch, p.numel(), dtype=p.dtype, device=p.device) if f is None else f.reshape(*batch, p.numel())
+        for f, p in zip(found, params, strict=True)
+    ]
+    return torch.cat(pieces, -1)
+
+
+def _one_by_one(flat: Tensor, params: Sequence[Tensor]) -> Tensor:
+    rows = []
+    for element in flat:
+        live = element.requires_grad
+        found = (
+            torch.autograd.grad(element, params, create_graph=True, allow_unused=True) if live else [None] * len(params)
+        )
+        rows.append(_row(found, params, ()))
+    return torch.stack(rows)
+
+
+def _batched(flat: Tensor, params: Sequence[Tensor]) -> Tensor:
+    size = (flat.numel(),)
+    if not flat.requires_grad:
+        return _row([None] * len(params), params, size)
+    eye = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
+    found = torch.autograd.grad(flat, params, eye, create_graph=True, allow_unused=True, is_grads_batched=True)
+    return _row(found, params, size)

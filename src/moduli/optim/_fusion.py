@@ -189,7 +189,7 @@ class FusedRun:
                 now = {id(raw): current(raw, step) for raw in raws}
                 forms, settings = [as_real(param) for param in members], [now[id(raw)] for raw in raws]
                 with link.shown(forms, rows, settings):
-                    link.initialize(
+                    link._fill_states(
                         [as_real(tensors[i]) for i in kept],
                         forms,
                         None if grads is None else [as_real(grads[i]) for i in kept],
@@ -407,7 +407,7 @@ def _initializes(link: TensorTransform) -> bool:
 
     if link.counts:
         return True
-    kind, hooks = type(link), ("single_tensor_initialize", "multi_tensor_initialize", "initialize")
+    kind, hooks = type(link), ("single_tensor_initialize", "multi_tensor_initialize")
     return any(getattr(kind, hook) is not getattr(TensorTransform, hook) for hook in hooks)
 
 

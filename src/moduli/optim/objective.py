@@ -133,7 +133,8 @@ class Objective(Curvature, Moving):
     @property
     def closure(self) -> Callable[..., Tensor] | None:
         """The closure as `closure(backward=True)`, or None; assigning one replaces it for the links that follow."""
-        return None if self.evaluator is None else self._ask
+        # Of the closure as it is now: one that replaces it may call it.
+        return None if self.evaluator is None else self.clone(clone_updates=False)._ask
 
     @closure.setter
     def closure(self, value: Callable[..., Any] | None) -> None:

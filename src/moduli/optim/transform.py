@@ -266,7 +266,7 @@ class TensorTransform(Transform):
 
     # ------------------------------------------------------------------ running them
 
-    def initialize(
+    def _fill_states(
         self,
         tensors: list[Tensor],
         params: list[Tensor],
@@ -333,7 +333,7 @@ class TensorTransform(Transform):
             return
         chosen = self._measured(objective, tensors, params, grads, chosen)
         with self._as_shown(objective, params, rows, chosen):
-            self.initialize(tensors, params, grads, loss, rows, chosen)
+            self._fill_states(tensors, params, grads, loss, rows, chosen)
             if self.counts:
                 for row in rows:
                     row["step"] = row["step"] + 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _differentiable, _numbers, _populations, _safety, _saving, _settings, _tensors
+from . import _differentiable, _learning, _numbers, _populations, _safety, _saving, _settings, _tensors
 from ._case import Case, LawError, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
@@ -19,6 +19,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
     **_safety.LAWS,
     **_populations.LAWS,
     **_differentiable.LAWS,
+    **_learning.LAWS,
 }
 """Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
 
@@ -77,7 +78,7 @@ def check_link(
         The laws that hold, and those that do not apply, with the reason.
 
     Raises:
-        LawError: A law is broken; the sentence names the law, the link, and what differed.
+        LawError: Laws are broken; the text names each of them, the link, and what differed.
 
     Example:
         >>> from moduli import m, optim
@@ -100,10 +101,17 @@ def check_link(
     case = Case(title, make, **options)
     held: list[str] = []
     skipped: dict[str, str] = {}
+    broken: list[LawError] = []
     for law in LAWS if laws is None else laws:
-        reason = check_law(case, law)
+        try:
+            reason = check_law(case, law)
+        except LawError as error:
+            broken.append(error)
+            continue
         if reason is None:
             held.append(law)
         else:
             skipped[law] = reason
+    if broken:
+        raise LawError("\n".join(map(str, broken))) from broken[0]
     return Report(title, tuple(held), skipped)

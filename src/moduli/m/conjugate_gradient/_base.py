@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...optim import Chainable, Objective, Transform
 from .._flat import flat, masked, unflat
@@ -76,18 +77,22 @@ class ConjugateGradient(Transform):
             state["beta"] = beta if math.isfinite(beta) else 0.0
         state["age"] = state.get("age", 0) + 1 if known and state["beta"] != 0.0 else 1
         state["last"] = g.clone()
+        state["previous"] = D
+        state["direction"] = self._combine(g, state)
+
+    @staticmethod
+    def _combine(g: Tensor, state: dict[str, Any]) -> Tensor:
+        D = state.get("previous")
+        if D is None or state.get("beta", 0.0) == 0.0 or D.shape != g.shape:
+            return g.clone()
+        out = torch.add(g, D, alpha=state["beta"])
+        return out if torch.dot(out, g).item() > 0 else g.clone()
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Adds the last direction."""
-        state = states[0]
-        g = flat(masked(objective.peek_updates(), objective.present))
-        D = state.get("direction")
-        out = g.clone()
-        if D is not None and state.get("beta", 0.0) != 0.0 and D.shape == g.shape:
-            out = torch.add(g, D, alpha=state["beta"])
-            if not torch.dot(out, g).item() > 0:
-                out = g.clone()
-        state["direction"] = out
+        out = self._combine(flat(masked(objective.peek_updates(), objective.present)), states[0])
+        if "inner" in self.children:  # what they make of the gradient is part of the direction
+            states[0]["direction"] = out
         objective.updates = unflat(out.clone(), objective.params)
         return objective
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ...linalg import ScaledIdentity
 from ...optim import Chainable, Need, Transform
 from .._checks import fraction, non_negative, positive
@@ -86,21 +88,22 @@ class PolyakStepSize(Transform):
         memory["best"] = min(memory.get("best", loss), loss)
         target = setting["f_star"]
         memory["gap"] = loss - (memory["best"] - memory["y"] if target is None else target)
+        memory["step"] = self._step(objective, objective.peek_updates(), setting)
+
+    def _step(self, objective: Objective, updates: Sequence[Tensor], setting: Mapping[str, Any]) -> float:
+        size = dot(updates, objective.get_grads()) if setting["use_grad"] else dot(updates, updates)
+        if size <= 0:  # not a direction of descent: its own length is what is left to measure by
+            size = dot(updates, updates)
+        gap = self.global_state["gap"]
+        step: float = setting["alpha"] * gap / size if size > 0 and gap > 0 else 0.0
+        return step if setting["max"] is None else min(step, setting["max"])
 
     def apply_states(
         self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
     ) -> Objective:
         """Scales the update."""
-        setting, memory = settings[0], self.global_state
         updates = objective.get_updates()
-        size = dot(updates, objective.get_grads()) if setting["use_grad"] else dot(updates, updates)
-        if size <= 0:  # not a direction of descent: its own length is what is left to measure by
-            size = dot(updates, updates)
-        gap = memory["gap"]
-        step = setting["alpha"] * gap / size if size > 0 and gap > 0 else 0.0
-        if setting["max"] is not None:
-            step = min(step, setting["max"])
-        memory["step"] = step
+        step = self._step(objective, updates, settings[0])
         objective.updates = [update.mul_(step) for update in updates]
         return objective
 
