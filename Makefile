@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
-VERSION ?= 2.8.0
+VERSION ?= 2.15.0
 
 .PHONY: help run picture catalogue test test-all test-torch lint docs bench clean format
 
@@ -46,7 +46,7 @@ test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; with
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
 
-test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.15.0 ARGS='tests/labels -q'
+test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.14.1 ARGS='tests/labels -q'
 	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, and their front doors

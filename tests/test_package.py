@@ -52,7 +52,7 @@ def test_rooms_are_imported_when_they_are_used():
     assert {name.split(".")[1] for name in labelled - imported if name.startswith("moduli.")} <= {
         *("labels", "device", "_loading", "_torch", "_version")
     }
-    assert not trained & {"moduli.lab", "moduli.cli", "moduli.io", "moduli.evolve", "moduli.presets", "moduli.testing"}
+    assert not trained & {"moduli.lab", "moduli.cli", "moduli.io", "moduli.merge", "moduli.presets", "moduli.testing"}
     for heavy in HEAVY:
         assert heavy not in minimized, f"{heavy} is imported before it is needed"
 

@@ -80,10 +80,10 @@ def test_hidden_names_are_not_found():
 
 def test_require_torch(shims):
     shims.require_torch()
-    for version in ("2.8.0", "2.10.0+cu128", "2.13.0a0+git1234", "3.0.0"):
+    for version in ("2.13.0", "2.15.0+cu132", "2.14.0a0+git1234", "3.0.0"):
         shims.require_torch(version)
-    for version in ("2.7.1", "1.13.0+cpu"):
-        with pytest.raises(ImportError, match=re.escape(f"this is torch {version}: pip install 'torch>=2.8'")):
+    for version in ("2.12.1", "2.7.1", "1.13.0+cpu"):
+        with pytest.raises(ImportError, match=re.escape(f"this is torch {version}: pip install 'torch>=2.13'")):
             shims.require_torch(version)
 
 

@@ -1,11 +1,11 @@
-"""Make an environment with another release of torch, and run the tests in it: `make test-torch VERSION=2.8.0`.
+"""Make an environment with another release of torch, and run the tests in it: `make test-torch VERSION=2.15.0`.
 
 Releases of torch come as wheels for CUDA, whose libraries take gigabytes. The wheel is installed without them; for every
 library that is missing an empty one of its name is built, which is enough for what runs on the CPU.
 
-    python tools/torch_venv.py 2.8.0                     # all tests
-    python tools/torch_venv.py 2.8.0 -- tests/labels -q  # what follows is for pytest
-    python tools/torch_venv.py 2.8.0 --remove            # the environment is no longer needed
+    python tools/torch_venv.py 2.15.0                     # all tests
+    python tools/torch_venv.py 2.15.0 -- tests/labels -q  # what follows is for pytest
+    python tools/torch_venv.py 2.15.0 --remove            # the environment is no longer needed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TESTS = ["numpy", "safetensors", "rich", "typer", "scikit-learn", "xarray", "pyt
 def main() -> int:
     """Parse the arguments, make the environment if it is not there, run pytest in it."""
     parser = argparse.ArgumentParser(description="Run the tests with another release of torch.")
-    parser.add_argument("version", help="the release, as 2.8.0")
+    parser.add_argument("version", help="the release, as 2.15.0")
     parser.add_argument("--remove", action="store_true", help="remove the environment instead")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     given = parser.parse_args()

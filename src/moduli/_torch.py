@@ -14,6 +14,7 @@ With ``MODULI_PRIVATE=0`` in the environment no private name is found, so a prog
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -92,7 +93,7 @@ def require_torch(version: str = torch.__version__) -> None:
         )
 
 
-OLDEST: Final = (2, 8)
+OLDEST: Final = (2, 13)
 
 require_torch()
 
@@ -387,17 +388,18 @@ def keep_from_tracing(*functions: Any) -> None:
 def register_constant_type(cls: type, members: tuple[str, ...]) -> None:
     """Have `torch.compile` treat instances as values: guarded by equality, the members called while it traces.
 
-    Since torch 2.11: `torch._library.opaque_object.register_opaque_type` with members, `register_custom_class` since 2.15.
-    Fallback: the class is traced like any other, and where the compiler can't, the graph breaks.
+    Since torch 2.13: `torch._library.opaque_object.register_opaque_type` (2.11 has it for classes of its own only), under
+    the name `register_custom_class` since 2.15. Fallback: the class is traced like any other.
     """
     opaque = _find("torch._library.opaque_object")
     if not hasattr(opaque, "MemberType"):
         return
     treated = dict.fromkeys(members, opaque.MemberType.USE_REAL)
-    if hasattr(opaque, "register_custom_class"):
-        opaque.register_custom_class(cls, typ="constant", members=treated)
-    else:
-        opaque.register_opaque_type(cls, typ="value", members=treated)
+    with contextlib.suppress(TypeError):  # how it is called, and for which classes, has changed before
+        if hasattr(opaque, "register_custom_class"):
+            opaque.register_custom_class(cls, typ="constant", members=treated)
+        else:
+            opaque.register_opaque_type(cls, typ="value", members=treated)
 
 
 # -- autograd and optimizers -------------------------------------------------------------------------------------------
