@@ -1,9 +1,9 @@
-"""Particles: whole-model arithmetic against one operation on a flat vector.
+"""Particles: whole-model arithmetic against one operation on a flat vector, and against tensordict and nytorch.
 
-"Flat" is torch on one vector of all parameters, written as a user would; it knows no modules. The MLP is 64-64-64-10
-(6 tensors, 8,970 parameters), the transformer an encoder of 12 layers (144 tensors, 2.4 million). Operands are modules
-that were built by their constructors, unless a row says "results", which are those of earlier operations. The `out=`
-axpy writes into storage that exists.
+Every row uses its result: a parameter of it is read. "Flat" is torch on one vector of all parameters, written as a user
+would; it knows no modules. The MLP is 64-64-64-10 (6 tensors, 8,970 parameters), the transformer an encoder of 12 layers
+(144 tensors, 2.4 million). Operands are modules that were built by their constructors. The `out=` axpy writes into
+storage that exists.
 """
 
 import importlib.util
@@ -50,44 +50,69 @@ def flat(net):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def pso(x, v, p, g):
-    v = 0.7 * v + 1.5 * 0.3 * (p - x) + 1.5 * 0.6 * (g - x)
-    return v, x + v
+def first(net):
+    """Use a model: read one of its parameters."""
+    return next(net.parameters())
 
 
 def table():
     torch.manual_seed(0)
-    rows = []
     with torch.no_grad():
-        for name, make, sum_bar, pso_bar in (("MLP", mlp, 5.0, 5.0), ("transformer", encoder, 1.25, 1.25)):
-            nets = [make() for _ in range(4)]
-            results = [net + 0 for net in nets]
-            vectors = [flat(net) for net in nets]
-            foreach = [list(net.parameters()) for net in nets]
-            times = interleaved(
-                {
-                    "flat": lambda: vectors[0] + vectors[1],
-                    "modules": lambda: nets[0] + nets[1],
-                    "results": lambda: results[0] + results[1],
-                    "foreach": lambda: torch._foreach_add(foreach[0], foreach[1]),
-                    "flat pso": lambda: pso(*vectors),
-                    "pso": lambda: pso(*results),
-                    "pso modules": lambda: pso(*nets),
-                },
-                rounds=25,
-            )
-            rows.append(row(f"{name}: a + b / flat", times["modules"] / times["flat"], sum_bar, "x"))
-            rows.append(row(f"{name}: a + b of results / flat", times["results"] / times["flat"], sum_bar, "x"))
-            rows.append(row(f"{name}: torch._foreach_add / flat", times["foreach"] / times["flat"], None, "x"))
-            rows.append(row(f"{name}: particle swarm update / flat", times["pso"] / times["flat pso"], pso_bar, "x"))
-            rows.append(
-                row(f"{name}: the same on built modules / flat", times["pso modules"] / times["flat pso"], pso_bar, "x")
-            )
-        rows += large()
-        rows += small()
-    rows += building()
-    rows += peers()
-    return rows
+        rows = [*mlps(), *transformers(), *tinies(), *large()]
+    return rows + building()
+
+
+def mlps():
+    a, b = mlp(), mlp()
+    x, y = flat(a), flat(b)
+    candidates = {"flat": lambda: x + y, "ours": lambda: first(a + b)}
+    if has("tensordict"):
+        p, q = dicts(a, b)
+        candidates["tensordict"] = lambda: (p + q)["l1", "weight"]
+    if has("nytorch"):
+        import nytorch
+
+        class Their(nytorch.NytoModule):
+            def __init__(self):
+                super().__init__()
+                self.net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))
+
+        theirs = Their()
+        twin = theirs.clone()
+        candidates["nytorch"] = lambda: first(theirs + twin)
+    times = interleaved(candidates, rounds=25)
+    return [
+        *against("MLP: a + b", times, "tensordict", 0.7),
+        *against("MLP: a + b", times, "nytorch", None),
+        row("MLP: a + b / flat", times["ours"] / times["flat"], None, "x"),
+    ]
+
+
+def transformers():
+    a, b = encoder(), encoder()
+    x, y = flat(a), flat(b)
+    times = interleaved({"flat": lambda: x + y, "ours": lambda: first(a + b)}, rounds=15)
+    return [row("transformer: a + b / flat", times["ours"] / times["flat"], 2.0, "x")]
+
+
+def tinies():
+    a, b, c = tiny(), tiny(), tiny()
+    lists = [list(net.parameters()) for net in (a, b, c)]
+
+    def foreach():
+        step = torch._foreach_sub(lists[1], lists[2])
+        torch._foreach_mul_(step, 0.5)
+        return torch._foreach_add(lists[0], step)[0]
+
+    candidates = {"ours": lambda: first(a + 0.5 * (b - c)), "foreach": foreach}
+    if has("tensordict"):
+        p, q, r = dicts(a, b, c)
+        candidates["tensordict"] = lambda: (p + 0.5 * (q - r))["0"]
+    times = interleaved(candidates, rounds=25)
+    return [
+        *against("a + 0.5*(b - c), 80 tensors of 16", times, "tensordict", 0.75),
+        *against("a + 0.5*(b - c), 80 tensors of 16", times, "foreach", None),
+    ]
 
 
 def large():
@@ -97,25 +122,15 @@ def large():
     times = interleaved(
         {
             "axpy": lambda: torch.add(x, y, alpha=0.5, out=out),
-            "modules": lambda: a + 0.5 * (b - c),
+            "modules": lambda: first(a + 0.5 * (b - c)),
             "naive": lambda: x + 0.5 * (y - z),
         },
         rounds=15,
         number=2,
     )
     return [
-        row("a + 0.5*(b - c), 10.9M parameters / out= axpy", times["modules"] / times["axpy"], 2.1, "x"),
+        row("a + 0.5*(b - c), 10.9M parameters / out= axpy", times["modules"] / times["axpy"], 2.5, "x"),
         row("the same on flat vectors / out= axpy", times["naive"] / times["axpy"], None, "x"),
-    ]
-
-
-def small():
-    a, b, c = tiny(), tiny(), tiny()
-    ra, rb, rc = (net + 0 for net in (a, b, c))
-    times = interleaved({"modules": lambda: a + 0.5 * (b - c), "results": lambda: ra + 0.5 * (rb - rc)})
-    return [
-        row("a + 0.5*(b - c), 80 tensors of 16", times["modules"] * 1e6, 110.0, "us"),
-        row("the same on results", times["results"] * 1e6, 110.0, "us"),
     ]
 
 
@@ -130,30 +145,18 @@ def building():
     return [row("building 800 layers / torch", times["ours"] / times["plain"], 3.0, "x")]
 
 
-def peers():
-    rows = []
-    if importlib.util.find_spec("nytorch") is not None:
-        import nytorch
+def has(name):
+    return importlib.util.find_spec(name) is not None
 
-        class Their(nytorch.NytoModule):
-            def __init__(self):
-                super().__init__()
-                self.net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))
 
-        a, b, ours = Their(), None, mlp()
-        b = a.clone()
-        other, vector = ours.clone(), flat(ours)
-        times = interleaved(
-            {"theirs": lambda: a + b, "ours": lambda: ours + other, "flat": lambda: vector + vector}, rounds=15
-        )
-        rows.append(row("MLP: a + b in nytorch / flat", times["theirs"] / times["flat"], None, "x"))
-    if importlib.util.find_spec("tensordict") is not None:
-        from tensordict import TensorDict
+def dicts(*nets):
+    from tensordict import TensorDict
 
-        nets = [TensorDict.from_module(tiny()).detach().lock_() for _ in range(3)]
-        times = interleaved({"theirs": lambda: nets[0] + 0.5 * (nets[1] - nets[2])})
-        rows.append(row("a + 0.5*(b - c), 80 tensors of 16, in tensordict", times["theirs"] * 1e6, None, "us"))
-    return rows
+    return [TensorDict.from_module(net).detach().lock_() for net in nets]
+
+
+def against(name, times, peer, bar):
+    return [row(f"{name} / {peer}", times["ours"] / times[peer], bar, "x")] if peer in times else []
 
 
 def row(name, value, bar, unit):

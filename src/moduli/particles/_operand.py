@@ -231,10 +231,11 @@ class Operand:
             held = [getattr(state.get("_labelled"), "value", None) for state in self.pending.states]
         else:
             held = [module.__dict__.get("_labelled") for module in self.reading.modules]  # type: ignore[union-attr]
-        found = {}
-        for labels, entry in zip(held, self.structure.modules, strict=True):
-            for key, axes in (labels or {}).values():
-                found[f"{entry.path}.{key}" if entry.path else key] = axes
+        found: dict[str, Any] = {}
+        if any(held):
+            for labels, entry in zip(held, self.structure.modules, strict=True):
+                for key, axes in (labels or {}).values():
+                    found[f"{entry.path}.{key}" if entry.path else key] = axes
         return found
 
     def config(self) -> dict[int, ParamConfig]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from moduli import kernels
+from moduli._torch import join_flat
 from moduli.layout import Group
 
 __all__ = ["Part", "binary", "blend", "change", "unary"]
@@ -61,7 +62,7 @@ class Part(NamedTuple):
     def gather(self) -> Tensor:
         """The values in a vector that may be written over."""
         if self.vector is None:
-            return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+            return join_flat(self.tensors)
         if self.spare:
             return self.vector if self.scale == 1.0 else self.vector.mul_(self.scale)
         return self.vector.clone() if self.scale == 1.0 else self.vector * self.scale
@@ -103,26 +104,23 @@ def binary(group: Group, fn: Any, x: Part, y: Any, reflected: bool, composing: b
         if fn is operator.add or fn is operator.sub:
             return blend(group, x, y, 1.0, 1.0 if fn is operator.add else -1.0)
         if fn in _FUSED and not _is_small(group):
-            out = group.empty()
             x, y = (each._replace(vector=each.join()) if each.scale != 1.0 else each for each in (x, y))
             sizes = [tensor.numel() for tensor in x.tensors or y.tensors] or [group.numel]
-            _FUSED[fn](x.split(sizes), y.split(sizes), out=out)
-            return out
+            return _FUSED[fn](x.split(sizes), y.split(sizes), flat=True)  # type: ignore[no-any-return]
     return fn(x.join(), y.join())  # type: ignore[no-any-return]
 
 
 def blend(group: Group, x: Part, y: Part, a: float, b: float) -> Tensor:
     """The sum a x + b y of floating-point values, with the numbers that are still to be multiplied in."""
     a, b = a * x.scale, b * y.scale
-    out = y.vector if y.spare else x.vector if x.spare else None
     if _is_small(group):
-        if a == 1.0:
-            return x._replace(scale=1.0).gather().add_(y._replace(scale=1.0).join(), alpha=b)
-        made = y._replace(scale=1.0).gather()
-        return (made if b == 1.0 else made.mul_(b)).add_(x._replace(scale=1.0).join(), alpha=a)
-    if out is None:
-        out = group.empty()
+        first = x.vector.clone() if x.vector is not None else join_flat(x.tensors)
+        second = y.vector if y.vector is not None else join_flat(y.tensors)
+        return (first if a == 1.0 else first.mul_(a)).add_(second, alpha=b)
     sizes = [tensor.numel() for tensor in x.tensors or y.tensors] or [group.numel]
+    out = y.vector if y.spare else x.vector if x.spare else None
+    if out is None:
+        return _BLEND(x.split(sizes), y.split(sizes), a, b, flat=True)  # type: ignore[no-any-return]
     _BLEND(x.split(sizes), y.split(sizes), a, b, out=out)
     return out
 

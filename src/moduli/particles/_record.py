@@ -256,12 +256,15 @@ def parameters_in(
         if vector.device.type == "cpu" and type(vector) is Tensor and vector.layout is torch.strided:
             array = (vector if bits is None else vector.view(bits)).numpy()
         for place in group.indices:
-            entry = layout.entries[place]
+            _, shape, dtype, _, numel, _, offset, _, _ = layout.entries[place]
             if array is None:
-                part = vector.narrow(0, entry.offset, entry.numel).clone().view(entry.shape)
+                part = vector.narrow(0, offset, numel).clone().view(shape)
             else:
-                part = torch.from_numpy(array[entry.offset : entry.offset + entry.numel].reshape(entry.shape))
+                piece = array[offset : offset + numel]
+                part = torch.from_numpy(piece if len(shape) == 1 else piece.reshape(shape))
                 if bits is not None:
-                    part = part.view(entry.dtype)
-            made[place] = kinds.get(place, nn.Parameter)(part, requires_grad=flags[place])
+                    part = part.view(dtype)
+            made[place] = nn.Parameter(part, flags[place])
+            if place in kinds:
+                made[place] = kinds[place](part, requires_grad=flags[place])
     return made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -37,13 +38,15 @@ POLICY = "_buffer_policy"
 """The attribute in which a module keeps the policies of its buffers."""
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-HOOKS = {
-    key: type(held) for key, held in vars(nn.Module()).items() if isinstance(held, dict) and key not in _REGISTRIES
-}
-# A compiled forward computes with the parameters of the model it was compiled for.
-_PASSING = ("_compiled_call_impl",)
-_NOT_PLAIN = frozenset((*_REGISTRIES, *HOOKS, *_PASSING, "_non_persistent_buffers_set", "_labelled", RECORD, PENDING))
+_BLANK = vars(nn.Module())
+HOOKS = {key: type(held) for key, held in _BLANK.items() if isinstance(held, dict) and key not in _REGISTRIES}
+_HOOKS_OF = itemgetter(*HOOKS)
+# Plain attributes that every module has.
+_COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
+# What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
+_NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", PENDING)) - frozenset(_COMMON)
 _CONTAINERS = (list, tuple, dict, OrderedDict)
+_LINKING = frozenset((*_CONTAINERS, types.MethodType))
 # Larger containers are shared without being looked into: they hold data, not layers.
 _MOST_ITEMS = 256
 
@@ -84,19 +87,19 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, Place] | Reading)
     """
     states = []
     for module in modules:
-        state = module.__dict__.copy()
-        state["_parameters"] = state["_buffers"] = state["_modules"] = None
+        own = module.__dict__
+        state = {key: held for key, held in own.items() if key not in _NOT_PLAIN}
+        if any(_HOOKS_OF(own)):
+            state.update((key, own[key]) for key in HOOKS if own[key])
         for key, value in state.items():
-            kind = type(value)
-            if kind is not types.MethodType and (kind not in _CONTAINERS or not value):
-                continue
-            if isinstance(places, Reading):
-                places = places_in(places)
-            linked = _link(value, places, 2)
-            if key in HOOKS or key == "_labelled":
-                state[key] = _Linked(linked if linked is not value else value.copy())
-            elif linked is not value:
-                state[key] = _Linked(linked)
+            if type(value) in _LINKING and (type(value) is types.MethodType or value):
+                if isinstance(places, Reading):
+                    places = places_in(places)
+                linked = _link(value, places, 2)
+                if key in HOOKS or key == "_labelled":
+                    state[key] = _Linked(linked if linked is not value else value.copy())
+                elif linked is not value:
+                    state[key] = _Linked(linked)
         record = state.get(RECORD)
         if record is not None:
             state[RECORD] = tuple(record.order)
@@ -124,21 +127,24 @@ def _link(value: Any, places: Mapping[int, Place], depth: int) -> Any:
 
 def restore(state: State, tables: Sequence[Any]) -> State:
     """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
-    made = {key: _resolve(held.value, tables) if type(held) is _Linked else held for key, held in state.items()}
-    for key, kind in HOOKS.items():
-        if type(state.get(key)) is not _Linked:
-            made[key] = kind()
-    if "_labelled" in made and type(state["_labelled"]) is not _Linked:
+    made: State = {key: kind() for key, kind in HOOKS.items()}
+    made.update(state)
+    for key, held in state.items():
+        if type(held) is _Linked:
+            made[key] = _resolve(held.value, tables)
+    if made.get("_labelled") is not None and type(state["_labelled"]) is not _Linked:
         made["_labelled"] = {}
-    for key in (*_PASSING, RECORD, PENDING):
-        made.pop(key, None)
+    made.pop(RECORD, None)
     return made
 
 
 def plain_attributes(state: State) -> tuple[State, list[str]]:
     """The attributes that can be had without building anything, and the names of the others."""
-    plain = {key: held for key, held in state.items() if key not in _NOT_PLAIN and type(held) is not _Linked}
-    return plain, [key for key, held in state.items() if type(held) is _Linked and key not in _NOT_PLAIN]
+    plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
+    return plain, [key for key in state if key not in plain and key not in _UNSEEN and key not in HOOKS]
+
+
+_UNSEEN = frozenset((RECORD, "_labelled"))
 
 
 def _resolve(value: Any, tables: Sequence[Any]) -> Any:
