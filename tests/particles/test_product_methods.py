@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.particles import ParticleModule, PMProduct, StructureError, adopt, from_vector, lerp_, vector
+from moduli.particles import ParticleModule, StructureError, adopt, from_vector, lerp_, vector
+from moduli.particles.particle_module import PMProduct
 
 
 def net():
