@@ -115,7 +115,7 @@ def test_json_is_stable(call):
         (["fit", "rosenbrock", "--resume"], 2, "--out"),
         (["fit", "rosenbrock", "--with", "torch.SGD(lr=1e9)"], 1, ""),
         (["inspect", "nowhere.safetensors"], 2, "there is no file"),
-        (["inspect", "."], 2, "is a directory"),
+        (["inspect", "."], 1, "2 safetensors files and no model.safetensors.index.json"),
         (["inspect", "broken.safetensors"], 1, "broken.safetensors"),
         (["merge", "soup", "a.safetensors", "nowhere", "-o", "c"], 2, "there is no file"),
         (["links", "xyzzy"], 2, "nothing is called 'xyzzy'"),

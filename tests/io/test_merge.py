@@ -32,13 +32,17 @@ CALLS = {
     "ties": ({"density": 0.5}, lambda models, o: merge.ties(models[0], models[1:], **o)),
     "dare": ({"density": 0.5, "generator": 3}, lambda models, o: merge.dare(models[0], models[1:], **o)),
     "stock": ({}, lambda models, o: merge.stock(models[0], models[1:])),
+    "breadcrumbs": ({"density": 0.5, "gamma": 0.2}, lambda models, o: merge.breadcrumbs(models[0], models[1:], **o)),
+    "della": ({"density": 0.5, "generator": 3}, lambda models, o: merge.della(models[0], models[1:], **o)),
+    "sce": ({"density": 0.5}, lambda models, o: merge.sce(models[0], models[1:], **o)),
+    "karcher": ({"weights": [2, 1, 1]}, lambda models, o: merge.karcher(models, **o)),
 }
 
 
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("recipe", CALLS)
 def test_files_merge_as_what_is_in_them_does(recipe, foreign, tmp_path):
-    assert CALLS.keys() == mio.RECIPES.keys()
+    assert tuple(CALLS) == mio.RECIPES
     options, call = CALLS[recipe]
     count = 2 if recipe in ("lerp", "slerp", "task_vector") else 3
     models, paths = [net(seed) for seed in range(count)], [tmp_path / f"{at}.safetensors" for at in range(count)]
@@ -85,7 +89,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     for recipe, paths, options, match in [
         ("linear", [a, b], {}, "'w' is torch.float32 of shape"),
         ("fisher", [a, a], {}, "not a recipe for files; choose from linear"),
-        ("linear", [a], {}, "at least two"),
+        ("linear", [a], {}, "at least two checkpoints"),
         ("lerp", [a, a], {}, "missing a required argument: 't'"),
         ("lerp", [a, a], {"s": 1}, "do not fit"),
         ("lerp", [a, a, a], {"t": 1}, "merges 2 files, not 3"),

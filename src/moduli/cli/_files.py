@@ -12,7 +12,10 @@ from ._console import fail, note, out, print_json, wrong
 __all__ = ["inspect", "merge"]
 
 # Said here, so that the help needs no torch.
-RECIPES = ("linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock")
+RECIPES = (
+    "linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce",
+    "karcher",
+)  # fmt: skip
 
 
 def inspect(
@@ -22,9 +25,12 @@ def inspect(
     verify: Annotated[bool, typer.Option(help="Compare every tensor with its checksum.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a checkpoint holds: tensors, labels, versions. Nothing in the file is run."""
+    """What a checkpoint holds: tensors with the values of small ones, labels, versions. Nothing in the file is run."""
     from .. import io
 
+    if file.is_dir() or file.suffix == ".json":
+        _inspect_shards(file, verify, as_json)
+        return
     _existing(file)
     try:
         found = io.inspect(file, verify=verify)
@@ -36,15 +42,50 @@ def inspect(
         out().print(str(found), markup=False)
 
 
+def _inspect_shards(path: Path, verify: bool, as_json: bool) -> None:
+    from .. import io
+
+    if not path.exists():
+        wrong(f"there is no file {path}")
+    try:
+        files = io.TensorFiles(path)
+        found = [io.inspect(file.path, verify=verify) for file in files.files]
+    except io.CheckpointError as error:
+        fail(str(error))
+    if as_json:
+        print_json({"path": str(path), "files": [each.as_dict() for each in found]})
+        return
+    out().print(io.escape(f"{path}: {len(files):,} tensors in {len(found)} files"), markup=False)
+    for each in found:
+        out().print(str(each), markup=False)
+
+
 def merge(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="How: " + ", ".join(RECIPES) + ".")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="The files; with a base, the base first.")],
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="How: " + ", ".join(RECIPES) + "; or a recipe of mergekit, FILE.yml."),
+    ],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="CHECKPOINT", help="Files, sharded directories, LoRA adapters; with a base, the base first."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="PLACE", help="The file or the directory to write.")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", "-s", metavar="NAME=VALUE", help="An argument of the recipe: t=0.3, weights=[2,1], density=0.2."
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="An argument of the recipe: t=0.3, weights=[2,1], t=layers.0-15:0.3,layers.16-31:0.7,*:0.5",
         ),
+    ] = None,
+    base: Annotated[Path | None, typer.Option(metavar="PLACE", help="What LoRA adapters are applied to.")] = None,
+    shard_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Write shards of at most this size: 5GB, 500MiB.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -52,42 +93,70 @@ def merge(
 
     \b
     moduli merge lerp a.safetensors b.safetensors -o c.safetensors --set t=0.3
-    moduli merge ties base.safetensors a.safetensors b.safetensors -o c.safetensors --set density=0.2
+    moduli merge ties base/ math/ code/ -o merged/ --set density=0.2 --shard-size 5GB
+    moduli merge task_arithmetic base/ adapter/ -o merged/
+    moduli merge recipe.yml -o merged/
     """  # noqa: D301 - a mark for the help, which keeps these lines as they are
     from .. import io
     from ..merge import MergeError
 
-    for file in files:
-        _existing(file)
-    options = dict(_option(text) for text in option or [])
-    if recipe not in io.RECIPES:
-        wrong(f"{recipe!r} is not a recipe for files; choose from {', '.join(io.RECIPES)}")
+    written = Path(recipe).suffix in (".yml", ".yaml")
+    if not written and recipe not in RECIPES:
+        wrong(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}, or give a FILE.yml")
+    if output is None:
+        wrong("where to? Give the file or the directory to write with --out")
+    for file in [Path(recipe)] if written else files or []:
+        if not file.exists():
+            wrong(f"there is no file {file}")
+    if written and files:
+        wrong(f"{recipe} names its models itself; give no others")
+    if not written and len(files or []) < 2:
+        wrong("give at least two checkpoints to merge")
     try:
-        io.merge_files(recipe, files, output, **options)
+        size = None if shard_size is None else io.parse_size(shard_size)
+    except ValueError as error:
+        wrong(f"--shard-size: {error}")
+    given: dict[str, Any] = dict(_option(text) for text in option or [])
+    if base is not None:
+        given["base"] = base
+    try:
+        if written:
+            done = io.merge_recipe(recipe, output, shard_size=size, **given)
+            recipe = done.recipe
+        else:
+            io.merge_files(recipe, files or [], output, shard_size=size, **given)
+        found = io.TensorFiles(output)
     except MergeError as error:
         wrong(str(error))
     except io.CheckpointError as error:
         fail(str(error))
-    found = io.inspect(output)
+    except OSError as error:
+        fail(f"{error.filename or output}: {error.strerror or error}")
+    count = sum(found.meta(name).numel() for name in found)
     if as_json:
-        print_json(
-            {"path": str(output), "recipe": recipe, "tensors": len(found.tensors), "parameters": found.parameters}
-        )
+        summary = {"path": str(output), "recipe": recipe, "files": len(found.files), "tensors": len(found)}
+        print_json({**summary, "parameters": count})
     else:
-        note().print(f"{output}: {found.parameters:,} numbers in {len(found.tensors)} tensors", markup=False)
+        where = "" if len(found.files) == 1 else f", in {len(found.files)} files"
+        note().print(io.escape(f"{output}: {count:,} numbers in {len(found)} tensors{where}"), markup=False)
 
 
 def _existing(file: Path) -> None:
-    if file.is_dir():
-        wrong(f"{file} is a directory, not a file")
     if not file.is_file():
         wrong(f"there is no file {file}")
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """`name=value`, the value written as in a chain: read by the same parser, so nothing is run."""
+    """`name=value`, the value written as in a chain, or numbers by layer: read by a parser, so nothing is run."""
     from ..lab import ChainError, parse
+    from ..merge import MergeError, layered
 
+    name, equals, value = text.partition("=")
+    if equals and name.isidentifier() and ":" in value and not set(value) & set("'\"[]("):
+        try:
+            return name, layered(value)
+        except MergeError as error:
+            wrong(f"--set {text}: {error}")
     try:
         found = parse(f"option({text})")
     except ChainError as error:

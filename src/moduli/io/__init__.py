@@ -8,8 +8,8 @@ The nouns, and what is built from them:
   adds. `save` writes one, `load` brings it into objects that are there, `read` gives it as state dicts, and `inspect` tells
   what is in it.
 * A `Checkpointer` writes them in a training loop, keeps the newest, and resumes.
-* A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, and `merge_files` merges files
-  with the recipes of `moduli.merge`, one tensor at a time.
+* A `TensorFile` is a file as a mapping of tensors that are read when they are asked for, `TensorFiles` are the shards of a
+  directory, and `merge_files` merges checkpoints with the recipes of `moduli.merge`, one tensor at a time.
 
 What holds for all of them:
 
@@ -29,8 +29,10 @@ from ._inspect import Description, TensorInfo, escape, inspect
 from ._load import Contents, Loaded, load, read
 from ._match import NameMap
 from ._merge import RECIPES, merge_files
+from ._mergekit import MergeRecipe, merge_recipe, read_recipe
 from ._replace import make_directory, write_bytes
 from ._save import save
+from ._shards import TensorFiles, parse_size
 from ._tensor_file import TensorFile
 
 __all__ = [
@@ -40,8 +42,13 @@ __all__ = [
     "inspect",
     "Checkpointer",
     "TensorFile",
+    "TensorFiles",
+    "parse_size",
     "merge_files",
     "RECIPES",
+    "merge_recipe",
+    "read_recipe",
+    "MergeRecipe",
     "escape",
     "write_bytes",
     "make_directory",

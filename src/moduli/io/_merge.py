@@ -1,35 +1,32 @@
-"""Merging files into a file, name by name."""
+"""Merging checkpoints into a checkpoint, name by name: files, sharded directories, and adapters."""
 
-import inspect
+from __future__ import annotations
+
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import index
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import torch
 from torch import Tensor
 
-from moduli import merge
-from moduli.merge import (
-    Coefficients,
-    MergeError,
-    Recipe,
-    Row,
-    arc,
-    combination,
-    drops,
-    elections,
-    line,
-    per_model,
-    shells,
-    stream,
-    sums,
-)
-
+from .. import merge
+from ..merge import RECIPES as _RECIPES
+from ..merge import MergeError, make_recipe
+from ._adapter import Adapted, is_adapter
+from ._dtypes import CODES, stored
 from ._replace import PathLike
 from ._save import made, strings
-from ._tensor_file import TensorFile
+from ._shards import TensorFiles, side_files, write_directory
+from ._vocabulary import align, read_vocabulary
 from ._write import write_tensors
 
 __all__ = ["RECIPES", "merge_files"]
+
+RECIPES: Final = tuple(_RECIPES)
+"""The recipes that merge files, by name."""
+
+Merged: TypeAlias = Iterator[tuple[tuple[str, ...], Tensor]]
 
 
 def merge_files(
@@ -37,26 +34,38 @@ def merge_files(
     paths: Sequence[PathLike],
     out: PathLike,
     *,
+    base: PathLike | None = None,
+    shard_size: int | None = None,
+    dtype: torch.dtype | None = None,
     buffers: merge.Buffers = "first",
     integers: merge.Integers = "equal",
     checksums: bool = True,
     fsync: bool = True,
     **options: Any,
 ) -> None:
-    """Merge the modules in safetensors files into one, without ever holding a whole model in memory.
+    """Merge the models in checkpoints into one, without ever holding a whole model in memory.
+
+    A checkpoint is a safetensors file; a directory with `model.safetensors.index.json` or one safetensors file; or a directory
+    with a LoRA adapter (PEFT's layout), which stands for the base with the adapter applied. Embeddings of different
+    vocabularies are aligned by token if both directories have a `tokenizer.json`.
 
     Args:
         recipe: The name of a recipe of `moduli.merge`: one of `RECIPES`.
-        paths: The files. The first decides names, dtypes and labels; for recipes with a base it is the base.
-        out: The file to write. It may be one of those that are read.
+        paths: The checkpoints. The first decides names, dtypes and labels; for recipes with a base it is the base.
+        out: What to write. A directory, with the side files of the first checkpoint (its configuration, its tokenizer), if
+            `shard_size` is given, or the first is a directory and this is no name of a safetensors file. A file may be one
+            of those that are read; a directory must be new or empty.
+        base: What adapters are applied to; without it, the first checkpoint.
+        shard_size: How many bytes of tensors a file of the directory has at most.
+        dtype: The floating dtype of the result; without it, that of the first checkpoint, tensor by tensor.
         buffers: What to do with floating buffers, as in every recipe.
         integers: What to do with integers, as in every recipe.
-        checksums: Whether to compare inputs with their checksums, and to write some.
+        checksums: Whether to compare inputs with their checksums, and to write some where the first checkpoint has them.
         fsync: Whether to wait for the disk.
         **options: The other arguments of the recipe, such as `t=0.3` or `weights=[2, 1]`.
 
     Raises:
-        MergeError: If the files or the options do not fit. Nothing is written then.
+        MergeError: If the checkpoints or the options do not fit. Nothing is written then.
         CheckpointError: If a file is damaged, or the result cannot be written.
 
     Example:
@@ -69,69 +78,108 @@ def merge_files(
         >>> io.read(c).module["w"]
         tensor([1., 3.])
     """
-    make = RECIPES.get(recipe)
-    if make is None:
-        raise MergeError(f"{recipe!r} is not a recipe for files; choose from {', '.join(RECIPES)}")
-    if isinstance(paths, str) or len(paths) < 2:
-        raise MergeError("give at least two files to merge")
-    try:
-        made_recipe = make(len(paths), options)
-    except TypeError as error:
-        raise MergeError(f"the options of {recipe!r} do not fit: {error}") from None
-    files = [TensorFile(path, checksums=checksums) for path in paths]
-    shared = all(file.ties == files[0].ties for file in files)
-    models = [_Once(file) for file in files] if shared else files
-    values = stream(made_recipe, models, [repr(str(path)) for path in paths], buffers=buffers, integers=integers)
+    if isinstance(paths, str | os.PathLike) or len(paths) < 2:
+        raise MergeError("give at least two checkpoints to merge")
+    made_recipe = make_recipe(recipe, len(paths), options)
+    if dtype is not None and (not dtype.is_floating_point or dtype not in CODES):
+        raise MergeError(f"dtype is {dtype}; it must be a floating dtype that safetensors files have")
+    if shard_size is not None and shard_size < 1:
+        raise MergeError(f"shard_size is {shard_size}; it must be at least one byte")
+    sources = _Sources([Path(path) for path in paths], None if base is None else Path(base), checksums)
+    labels = [repr(str(path)) for path in paths]
+    values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
     # What can be found out without reading values is found out before a file is begun.
     first = next(values, None)
-    _write(out, files[0], models[0], first, values, shared, checksums, fsync)
-
-
-def _write(
-    out: PathLike, first: TensorFile, model: Mapping[str, Tensor], item: Any, rest: Any, shared: bool,
-    checksums: bool, fsync: bool,
-) -> None:  # fmt: skip
-    reader, saved = first._reader, first._saved
-    carried: list[str] = []
-    if reader.content is None:
-        metadata = dict(reader.header.metadata)
+    merged = _converted(_chained(first, values), dtype)
+    if _is_directory(Path(out), sources.first, shard_size, os.fspath(out)):
+        like = [_stored(name, sources.models[0].meta(name), dtype) for name in sources.models[0]]
+        plain = ((name, value) for names, value in merged for name in names)
+        copied = side_files(sources.first.directory) if sources.first.path.is_dir() or shard_size else []
+        write_directory(Path(out), plain, like, copied, shard_size=shard_size, fsync=fsync)
     else:
-        part = {key: value for key, value in reader.content["module"].items() if shared or key != "ties"}
-        carried = saved.carried
-        views = reader.content.get("views", {})
-        names = {*model, *carried}
-        kept = {name: views[saved.source(name)] for name in names if saved.source(name) in views}
-        content = {"format": 1, "made": made(), "module": part} | ({"views": kept} if kept else {})
-        metadata = strings(content)
-    like = []
-    for name in [*model, *carried]:
-        slot = reader.slots[saved.source(name)]
-        # C64 in files of others stays what it is; in ours complex tensors are pairs in either file.
-        like.append((name, slot.code, list(slot.shape)))
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for names, value in [] if item is None else [item]:
-            yield from ((name, value) for name in names)
-        for names, value in rest:
-            yield from ((name, value) for name in names)
-        for name in carried:
-            yield name, reader.tensor(name)
-
-    write_tensors(out, tensors(), like, metadata, checksums=checksums and reader.content is not None, fsync=fsync)
+        _write_file(out, sources, merged, dtype, checksums, fsync)
 
 
-class _Once(Mapping[str, Tensor]):
-    """A file without the names that stand for the tensor of another name."""
+def _chained(first: Any, rest: Merged) -> Merged:
+    if first is not None:
+        yield first
+    yield from rest
 
-    def __init__(self, file: TensorFile) -> None:
-        self._file = file
-        self._names = dict.fromkeys(name for name in file if name not in file.ties)
-        if hasattr(file, "_metadata"):
-            self._metadata = file._metadata
-        self.meta = file.meta
+
+def _converted(values: Merged, dtype: torch.dtype | None) -> Merged:
+    for names, value in values:
+        yield names, value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+
+def _stored(name: str, meta: Tensor, dtype: torch.dtype | None) -> tuple[str, str, list[int]]:
+    wanted = meta.dtype if dtype is None or not meta.is_floating_point() else dtype
+    code, shape = stored(torch.empty((), dtype=wanted), name)
+    return name, code, [*meta.shape, *shape]
+
+
+def _is_directory(out: Path, first: TensorFiles, shard_size: int | None, text: str) -> bool:
+    if shard_size is not None or text.endswith(os.sep) or out.is_dir():
+        return True
+    return first.path.is_dir() and out.suffix != ".safetensors"
+
+
+class _Sources:
+    """The checkpoints of a merge: those that are files, and what is made of them."""
+
+    def __init__(self, paths: list[Path], base: Path | None, checksums: bool) -> None:
+        root = paths[0] if base is None else base
+        if is_adapter(root):
+            raise MergeError(f"{str(root)!r} is an adapter; give the model that it was trained on first, or as base")
+        opened: dict[Path, Any] = {}
+        for path in (root, *(path for path in paths if not is_adapter(path))):
+            opened.setdefault(path, TensorFiles(path))
+        files = [opened[root if is_adapter(path) else path] for path in paths]
+        self.first: TensorFiles = files[0]
+        self.ties = files[0].files[0].ties if len(files[0].files) == 1 else {}
+        self.shared = all(len(f.files) == 1 and f.files[0].ties == self.ties for f in files) and bool(self.ties)
+        streamed = {path: _Streamed(each, checksums, self.shared) for path, each in opened.items()}
+        models: list[Any] = []
+        for path in paths:
+            models.append(Adapted(streamed[root], path) if is_adapter(path) else streamed[path])
+        vocabularies = [read_vocabulary(each.directory) if each.path.is_dir() else None for each in files]
+        names = [str(path) for path in paths]
+        self.models = [
+            model if at == 0 else align(models[0], model, (names[0], names[at]), (vocabularies[0], vocabularies[at]))
+            for at, model in enumerate(models)
+        ]
+
+
+class _Streamed(Mapping[str, Tensor]):
+    """A checkpoint read from its beginning to its end, tensor by tensor.
+
+    Each is compared with its checksum when it is first read, and its memory is given back when the next one is.
+    """
+
+    def __init__(self, files: TensorFiles, checksums: bool, once: bool) -> None:
+        self.files = files
+        self._checksums = checksums
+        self._verified: set[str] = set()
+        self._last: Callable[[], None] = lambda: None
+        self._last_name = ""
+        # Where all models tie the same names, a tied name is not read twice.
+        tied = files.files[0].ties if once else {}
+        self._names = dict.fromkeys(name for name in files if name not in tied)
+        if len(files.files) == 1 and hasattr(files.files[0], "_metadata"):
+            self._metadata = files.files[0]._metadata
+
+    def meta(self, name: str) -> Tensor:
+        return self.files.meta(name)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._file[name]
+        file = self.files.owner(name)
+        reader, source = file._reader, file._sources[name]
+        if name != self._last_name:
+            self._last()
+            self._last_name, self._last = name, lambda: reader.forget(source)
+        if self._checksums and source not in self._verified:
+            reader.verify([source])
+            self._verified.add(source)
+        return file[name]
 
     def __contains__(self, name: Any) -> bool:
         return name in self._names
@@ -143,104 +191,40 @@ class _Once(Mapping[str, Tensor]):
         return len(self._names)
 
 
-# -- recipes -----------------------------------------------------------------------------------------------------------
+def _write_file(
+    out: PathLike, sources: _Sources, values: Merged, dtype: torch.dtype | None, checksums: bool, fsync: bool
+) -> None:
+    """Write one file; what a checkpoint of ours says beside its tensors is carried over from the first."""
+    model = sources.models[0]
+    carried: list[str] = []
+    like = [_stored(name, model.meta(name), dtype) for name in model]
+    file = sources.first.files[0]
+    reader, saved = file._reader, file._saved
+    ours = len(sources.first.files) == 1 and reader.content is not None
+    if not ours:
+        metadata = dict(reader.header.metadata) if len(sources.first.files) == 1 else {"format": "pt"}
+    else:
+        content = reader.content or {}
+        keep = sources.shared or not saved.ties
+        part = {key: value for key, value in content["module"].items() if keep or key != "ties"}
+        carried = saved.carried
+        if checksums:
+            reader.verify(carried)
+        views = content.get("views", {})
+        kept = {name: views[saved.source(name)] for name in [*model, *carried] if saved.source(name) in views}
+        metadata = strings({"format": 1, "made": made(), "module": part} | ({"views": kept} if kept else {}))
+    # C64 in files of others stays what it is; in ours complex tensors are pairs in either file.
+    codes = {name: reader.slots[saved.source(name)] for name in model} if len(sources.first.files) == 1 else {}
+    like = [
+        (n, codes[n].code, list(codes[n].shape)) if n in codes and codes[n].code == "C64" else (n, c, s)
+        for n, c, s in like
+    ]
+    like += [(name, reader.slots[name].code, list(reader.slots[name].shape)) for name in carried]
 
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for names, value in values:
+            yield from ((name, value) for name in names)
+        for name in carried:
+            yield name, reader.tensor(name)
 
-def _arguments(function: Callable[..., Any], models: int, options: dict[str, Any]) -> dict[str, Any]:
-    """What a function of `moduli.merge` would be called with, its defaults included."""
-    bound = inspect.signature(function).bind(*[None] * models, **options)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _exactly(count: int, wanted: int) -> None:
-    if count != wanted:
-        raise MergeError(f"this recipe merges {wanted} files, not {count}")
-
-
-def _linear(count: int, options: dict[str, Any]) -> Recipe:
-    given = _arguments(merge.linear, 1, options)
-    weights = given["weights"]
-    return combination(per_model([1.0] * count if weights is None else weights, count, "weights"), given["normalize"])
-
-
-def _soup(count: int, options: dict[str, Any]) -> Recipe:
-    _arguments(merge.soup, 1, options)
-    return combination(per_model([1.0] * count, count, "weights"), True)
-
-
-def _lerp(count: int, options: dict[str, Any]) -> Recipe:
-    _exactly(count, 2)
-    return line(Coefficients(_arguments(merge.lerp, 2, options)["t"], "t"))
-
-
-def _slerp(count: int, options: dict[str, Any]) -> Recipe:
-    _exactly(count, 2)
-    given = _arguments(merge.slerp, 2, options)
-    if given["angle"] not in ("tensor", "model"):
-        raise MergeError(f"angle is {given['angle']!r}; it must be 'tensor' or 'model'")
-    return arc(Coefficients(given["t"], "t"), whole=given["angle"] == "model")
-
-
-def _task_vector(count: int, options: dict[str, Any]) -> Recipe:
-    _exactly(count, 2)
-    _arguments(merge.task_vector, 2, options)
-
-    def difference(name: str, row: Row) -> Tensor:
-        return row[0] - row[1]
-
-    return Recipe(difference, keeps=lambda name: False)
-
-
-def _task_arithmetic(count: int, options: dict[str, Any]) -> Recipe:
-    return sums(per_model(_arguments(merge.task_arithmetic, 2, options)["scale"], count - 1, "scale"))
-
-
-def _ties(count: int, options: dict[str, Any]) -> Recipe:
-    given = _arguments(merge.ties, 2, options)
-    if given["trim"] not in ("tensor", "model"):
-        raise MergeError(f"trim is {given['trim']!r}; it must be 'tensor' or 'model'")
-    densities, weights = _shares(given, count - 1)
-    scale = Coefficients(given["scale"], "scale")
-    return elections(densities, scale, weights, given["normalize"], given["elect"], whole=given["trim"] == "model")
-
-
-def _dare(count: int, options: dict[str, Any]) -> Recipe:
-    given = _arguments(merge.dare, 2, options)
-    if given["generator"] is None:
-        raise MergeError(
-            "dare drops entries at random; give a number as generator=, so that the file can be made again"
-        )
-    densities, weights = _shares(given, count - 1)
-    scale = Coefficients(given["scale"], "scale")
-    seed = index(given["generator"])
-    return drops(densities, seed, given["rescale"], given["then"], scale, weights, given["normalize"], given["elect"])
-
-
-def _shares(given: dict[str, Any], count: int) -> tuple[tuple[Coefficients, ...], tuple[Coefficients, ...]]:
-    weights = given["weights"]
-    return (
-        per_model(given["density"], count, "density", low=0.0, high=1.0),
-        per_model([1.0] * count if weights is None else weights, count, "weights"),
-    )
-
-
-def _stock(count: int, options: dict[str, Any]) -> Recipe:
-    _arguments(merge.stock, 2, options)
-    if count < 3:
-        raise MergeError("stock needs a base and at least two models")
-    return shells()
-
-
-RECIPES: Final[dict[str, Callable[[int, dict[str, Any]], Recipe]]] = {
-    "linear": _linear,
-    "soup": _soup,
-    "lerp": _lerp,
-    "slerp": _slerp,
-    "task_vector": _task_vector,
-    "task_arithmetic": _task_arithmetic,
-    "ties": _ties,
-    "dare": _dare,
-    "stock": _stock,
-}
-"""The recipes that merge files, by name."""
+    write_tensors(out, tensors(), like, metadata, checksums=checksums and ours, fsync=fsync)

@@ -168,6 +168,14 @@ class Reader:
             found = found.clone()
         return torch.view_as_complex(found)
 
+    def forget(self, name: str) -> None:
+        """Let the system take back the memory of a tensor that was read; it is read again where it is looked at again."""
+        slot, page = self.slots[name], mmap.PAGESIZE
+        start = (self.header.start + slot.begin) // page * page
+        end = min(-(-(self.header.start + slot.end) // page) * page, self.size)
+        if hasattr(self._map, "madvise") and end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def copy(self, name: str) -> Tensor:
         """A tensor in memory of its own; the same one each time."""
         found = self._cache.get(name)

@@ -82,6 +82,11 @@ class TensorFile(Mapping[str, Tensor]):
         return torch.empty(self._reader.shape(source), dtype=self._reader.dtype(source), device="meta")
 
     @property
+    def path(self) -> str:
+        """The file."""
+        return self._reader.path
+
+    @property
     def ties(self) -> dict[str, str]:
         """Names that stand for the tensor of another name, by name."""
         return dict(self._saved.ties)

@@ -7,7 +7,14 @@ gives a new module, or takes state dicts and gives a new state dict:
   `soup`, `greedy_soup` and `greedy_ingredients` (the average of all, or of those that help), `fisher` (weighted by
   `fisher_information`);
 * of models fine-tuned from one base, by their task vectors: `task_vector`, `task_arithmetic` (add and subtract them), `ties`
-  (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `stock` (how far to go, by their angles).
+  (trim, elect signs, average what agrees), `dare` (drop at random, rescale), `della` (the small ones more often), `breadcrumbs`
+  (without the smallest and the largest), `sce` (where they differ most), `stock` (how far to go, by their angles);
+* on the sphere of directions: `karcher`.
+
+Given paths of checkpoints and `out=`, each of them merges files (`moduli.io.merge_files`):
+``merge.ties("base/", ["math/", "code/"], out="merged/", density=0.5)``. `search` finds coefficients by the score of the model.
+
+`make_recipe` gives a recipe by its name (`RECIPES`), `run` and `stream` run one over models or mappings.
 
 What holds for all of them:
 
@@ -34,32 +41,25 @@ Example:
 """
 
 from ._batch_norm import reestimate_batch_norm
-from ._coefficients import Coefficient
-
-# What `moduli.io` merges files with, a name at a time.
-from ._coefficients import Coefficients as Coefficients
-from ._coefficients import per_model as per_model
+from ._breadcrumbs import breadcrumbs
+from ._coefficients import Coefficient, layered
 from ._dare import dare
-from ._dare import drops as drops
-from ._driver import Buffers, Integers, Policy
-from ._driver import stream as stream
+from ._della import della
+from ._driver import Buffers, Integers, Policy, run, stream
 from ._errors import MergeError
 from ._fisher import fisher, fisher_information
-from ._linear import combination as combination
+from ._karcher import karcher
 from ._linear import lerp, linear
-from ._linear import line as line
-from ._recipe import Recipe as Recipe
-from ._recipe import Row as Row
-from ._slerp import arc as arc
+from ._recipe import Recipe
+from ._sce import sce
+from ._search import MergeSearch, search
 from ._slerp import slerp
 from ._soup import greedy_ingredients, greedy_soup, soup
-from ._stock import shells as shells
 from ._stock import stock
-from ._task import sums as sums
 from ._task import task_arithmetic, task_vector
 from ._ties import Elect, ties
-from ._ties import elections as elections
 from ._views import Model
+from .recipes import RECIPES, make_recipe
 
 __all__ = [
     "linear",
@@ -75,6 +75,10 @@ __all__ = [
     "fisher",
     "fisher_information",
     "stock",
+    "breadcrumbs",
+    "della",
+    "sce",
+    "karcher",
     "reestimate_batch_norm",
     "Model",
     "Coefficient",
@@ -83,4 +87,12 @@ __all__ = [
     "Integers",
     "Elect",
     "MergeError",
+    "Recipe",
+    "RECIPES",
+    "make_recipe",
+    "layered",
+    "search",
+    "MergeSearch",
+    "run",
+    "stream",
 ]

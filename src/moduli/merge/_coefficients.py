@@ -1,17 +1,22 @@
 """Coefficients: one number for every name, or numbers by glob pattern."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import cache
 from math import isfinite
 from numbers import Real
 from typing import Any, TypeAlias
 
 from ._errors import MergeError
 
-__all__ = ["Coefficient", "Coefficients", "per_model"]
+__all__ = ["Coefficient", "Coefficients", "layered", "per_model"]
 
 Coefficient: TypeAlias = float | Mapping[str, float]
-"""A number, or a mapping from glob patterns of parameter names to numbers; the first pattern that matches wins."""
+"""A number, or a mapping from glob patterns of parameter names to numbers; the first pattern that matches wins.
+
+In a pattern `<0-15>` stands for a whole number from 0 to 15: ``{"*.layers.<0-15>.*": 0.3, "*": 0.7}``.
+"""
 
 
 class Coefficients:
@@ -58,7 +63,7 @@ class Coefficients:
             MergeError: If no pattern matches the name.
         """
         for pattern, number in self._patterns:
-            if fnmatchcase(name, pattern):
+            if _matches(name, pattern):
                 return number
         raise MergeError(
             f"{self._what} has no number for {name!r}: none of its patterns "
@@ -86,12 +91,64 @@ class Coefficients:
         for name in names:
             self(name)
         for pattern, _ in self._patterns:
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+            if pattern != "*" and not any(_matches(name, pattern) for name in names):
                 shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
                 raise MergeError(
                     f"the pattern {pattern!r} of {self._what} matches none of the {len(names)} names that are merged "
                     f"({shown}); correct or remove it"
                 )
+
+
+def layered(text: str) -> dict[str, float]:
+    """Numbers by layer, as they are written in one line: ``layers.0-15:0.3,layers.16-31:0.7,*:0.5``.
+
+    A part of a name stands for all names that contain it; a number at its end is one layer, and two are a range of layers.
+
+    Raises:
+        MergeError: If it is written otherwise.
+
+    Example:
+        >>> layered("layers.0-15:0.3, lm_head:0, *:1")
+        {'*layers.<0-15>.*': 0.3, '*lm_head*': 0.0, '*': 1.0}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        place, colon, number = part.strip().rpartition(":")
+        try:
+            value = float(number)
+        except ValueError:
+            value = float("nan")
+        if not colon or not place or value != value:
+            raise MergeError(
+                f"{part.strip()!r} is no number for a layer; write it as layers.0-15:0.3, or *:0.5 for all others"
+            )
+        layers = re.fullmatch(r"(.*\.)([0-9]+)(?:-([0-9]+))?", place)
+        if layers is not None:
+            place = f"*{layers[1]}<{layers[2]}-{layers[3] or layers[2]}>.*"
+        elif "*" not in place:
+            place = f"*{place}*"
+        found[place] = value
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a glob pattern matches a name; in it, `<0-15>` stands for a whole number from 0 to 15."""
+    if "<" not in pattern:
+        return fnmatchcase(name, pattern)
+    compiled, ranges = _compiled(pattern)
+    found = compiled.match(name)
+    return found is not None and all(
+        low <= int(number) <= high for number, (low, high) in zip(found.groups(), ranges, strict=True)
+    )
+
+
+@cache
+def _compiled(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
+    pieces = re.split(r"<([0-9]+)-([0-9]+)>", pattern)
+    texts, ranges = pieces[0::3], list(zip(map(int, pieces[1::3]), map(int, pieces[2::3]), strict=True))
+    # A number is whole: no digit stands before or after it.
+    parts = [translate(text).removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z") for text in texts]
+    return re.compile("(?s:" + r"(?<![0-9])([0-9]+)(?![0-9])".join(parts) + r")\Z"), ranges
 
 
 def per_model(

@@ -24,6 +24,7 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
+from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import based, labels
 from ._ties import Elect, elected
@@ -32,6 +33,7 @@ from ._views import ModelT, sequence
 __all__ = ["dare", "drops", "kept"]
 
 
+@on_paths
 def dare(
     base: ModelT,
     models: Sequence[ModelT],

@@ -14,12 +14,14 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
+from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
 __all__ = ["combination", "lerp", "linear", "line", "weighted_sum"]
 
 
+@on_paths
 def linear(
     models: Sequence[ModelT],
     weights: Sequence[Coefficient] | None = None,
@@ -61,6 +63,7 @@ def linear(
     return run(recipe, models, buffers=buffers, integers=integers)
 
 
+@on_paths
 def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """Interpolate between two models along a straight line.
 

@@ -15,6 +15,7 @@ from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import weighted_sum
+from ._paths import on_paths
 from ._recipe import Kernel, Recipe, Row
 from ._views import ModelT
 
@@ -24,6 +25,7 @@ __all__ = ["arc", "slerp"]
 _FLAT = 1e-6
 
 
+@on_paths
 def slerp(
     a: ModelT,
     b: ModelT,

@@ -12,11 +12,13 @@ from typing import Literal
 from ._driver import Buffers, Integers
 from ._errors import MergeError
 from ._linear import linear
+from ._paths import on_paths
 from ._views import ModelT, sequence
 
 __all__ = ["greedy_ingredients", "greedy_soup", "soup"]
 
 
+@on_paths
 def soup(
     models: Sequence[ModelT],
     *,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ._driver import Buffers, Integers, run
+from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import based, labels
 from ._views import ModelT, sequence
@@ -23,6 +24,7 @@ from ._views import ModelT, sequence
 __all__ = ["ratio", "shells", "stock"]
 
 
+@on_paths
 def stock(
     base: ModelT, models: Sequence[ModelT], *, buffers: Buffers = "first", integers: Integers = "equal"
 ) -> ModelT:

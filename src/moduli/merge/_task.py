@@ -11,12 +11,14 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._linear import weighted_sum
+from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
 __all__ = ["based", "labels", "sums", "task_arithmetic", "task_vector"]
 
 
+@on_paths
 def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """What fine-tuning changed: τ = θ − θ_base, as a model of its own.
 
@@ -49,6 +51,7 @@ def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", inte
     return run(recipe, [model, base], ["model", "base"], buffers=buffers, integers=integers)
 
 
+@on_paths
 def task_arithmetic(
     base: ModelT,
     models: Sequence[ModelT],

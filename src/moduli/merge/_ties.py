@@ -20,6 +20,7 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
+from ._paths import on_paths
 from ._recipe import Kernel, Recipe, Row
 from ._task import labels
 from ._trim import cut_whole, real, trimmed, trimmed_whole
@@ -31,6 +32,7 @@ Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
 
 
+@on_paths
 def ties(
     base: ModelT,
     models: Sequence[ModelT],

@@ -1,0 +1,148 @@
+"""LoRA adapters in PEFT's layout, seen as the model that they make of a base: W + s B A."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..merge import MergeError
+from ._errors import CheckpointError
+from ._header import _json
+from ._tensor_file import TensorFile
+
+__all__ = ["Adapted", "is_adapter"]
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_PARTS: Final = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+_UNKNOWN: Final = ("use_dora", "use_qalora")
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a directory holds an adapter."""
+    return path.is_dir() and (path / CONFIG).is_file()
+
+
+class Adapted(Mapping[str, Tensor]):
+    """A base with a LoRA adapter applied, each tensor computed when it is asked for.
+
+    The weight of an adapted layer is W + s B A with s = alpha / r, or alpha / √r for `use_rslora`; embeddings have W + s (B A)ᵀ.
+    Modules that were trained as a whole (`modules_to_save`) take the place of the base's.
+
+    Args:
+        base: The model that the adapter was trained on.
+        path: The directory of the adapter.
+
+    Raises:
+        CheckpointError: If the adapter is damaged.
+        MergeError: If it does not fit the base, or is of a kind that is not LoRA.
+    """
+
+    def __init__(self, base: Any, path: Path) -> None:
+        self._base, self.path = base, path
+        self._config = _json((path / CONFIG).read_bytes(), f"{str(path / CONFIG)!r}")
+        kind = self._config.get("peft_type")
+        if kind != "LORA":
+            raise MergeError(f"{str(path)!r} is an adapter of type {kind!r}; only LORA adapters are merged")
+        for key in _UNKNOWN:
+            if self._config.get(key):
+                raise MergeError(
+                    f"{str(path)!r} has {key}, which is more than a LoRA adapter; merge it with its own library first"
+                )
+        if not (path / WEIGHTS).is_file():
+            raise CheckpointError(f"{str(path)!r} has no {WEIGHTS}")
+        self._file = TensorFile(path / WEIGHTS)
+        self._deltas: dict[str, dict[str, str]] = {}
+        self._whole: dict[str, str] = {}
+        for key in self._file:
+            self._place(key)
+        for name, parts in self._deltas.items():
+            self._check(name, parts)
+
+    def _place(self, key: str) -> None:
+        name = key.removeprefix(_PREFIX)
+        match = re.fullmatch(rf"(.+)\.({'|'.join(_PARTS)})(?:\.default)?(?:\.weight)?", name)
+        if match is not None:
+            self._deltas.setdefault(f"{match[1]}.weight", {})[match[2]] = key
+            return
+        name = name.replace(".modules_to_save.default", "").replace(".modules_to_save", "").replace(".base_layer", "")
+        if name not in self._base:
+            raise MergeError(
+                f"the adapter {str(self.path)!r} has {key!r}, which is no part of LoRA and not in the base"
+            )
+        if self._base.meta(name).shape != self._file.meta(key).shape:
+            shapes = tuple(self._file.meta(key).shape), tuple(self._base.meta(name).shape)
+            raise MergeError(
+                f"{name!r} has shape {shapes[0]} in the adapter {str(self.path)!r} and {shapes[1]} in the base"
+            )
+        self._whole[name] = key
+
+    def _check(self, name: str, parts: dict[str, str]) -> None:
+        embedding = "lora_embedding_A" in parts
+        pair = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
+        if set(parts) != set(pair):
+            raise CheckpointError(f"the adapter {str(self.path)!r} has only {', '.join(parts)} of {name!r}")
+        if name not in self._base:
+            raise MergeError(f"the adapter {str(self.path)!r} is for {name!r}, which the base does not have")
+        a, b = (self._file.meta(parts[each]).shape for each in pair)
+        shape = (b[0], a[1]) if len(a) == len(b) == 2 and a[0] == b[1] else None
+        turned = embedding or bool(self._config.get("fan_in_fan_out"))
+        expected = shape[::-1] if shape is not None and turned else shape
+        if expected != tuple(self._base.meta(name).shape):
+            raise MergeError(
+                f"{name!r} is {tuple(self._base.meta(name).shape)} in the base, and the adapter {str(self.path)!r} has A "
+                f"{tuple(a)} and B {tuple(b)}"
+            )
+
+    def _scaling(self, name: str, rank: int) -> float:
+        module = name.removesuffix(".weight")
+        alpha = _pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", rank))
+        if not isinstance(alpha, int | float) or rank < 1:
+            raise CheckpointError(f"{str(self.path / CONFIG)!r} has lora_alpha {alpha!r}, which is no number")
+        return float(alpha) / (rank**0.5 if self._config.get("use_rslora") else rank)
+
+    def meta(self, name: str) -> Tensor:
+        """As the base has it."""
+        found: Tensor = self._base.meta(name)
+        return found
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._whole:
+            return self._file[self._whole[name]]
+        value: Tensor = self._base[name]
+        parts = self._deltas.get(name)
+        if parts is None:
+            return value
+        embedding = "lora_embedding_A" in parts
+        a = self._file[parts["lora_embedding_A" if embedding else "lora_A"]].float()
+        b = self._file[parts["lora_embedding_B" if embedding else "lora_B"]].float()
+        delta = b @ a
+        if embedding or self._config.get("fan_in_fan_out"):
+            delta = delta.T
+        # In the precision of the accumulation: rounding to the base's dtype would lose what an adapter learnt.
+        return torch.add(
+            value.to(torch.promote_types(value.dtype, torch.float32)), delta, alpha=self._scaling(name, len(a))
+        )
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._base
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def _pattern(patterns: Any, module: str, otherwise: Any) -> Any:
+    if isinstance(patterns, dict):
+        for pattern, value in patterns.items():
+            if module == pattern or module.endswith(f".{pattern}"):
+                return value
+    return otherwise

@@ -1,0 +1,241 @@
+"""Recipes in the YAML that mergekit reads, for the methods that `moduli.merge` has; everything else is refused by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..merge import MergeError
+from ._merge import merge_files
+from ._replace import PathLike
+from ._shards import TensorFiles
+from ._yaml import parse_yaml
+
+__all__ = ["MergeRecipe", "merge_recipe", "read_recipe"]
+
+# What a method is called here, with the options that make it so.
+METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "linear": ("linear", {}),
+    "slerp": ("slerp", {}),
+    "task_arithmetic": ("task_arithmetic", {}),
+    "ties": ("ties", {}),
+    "dare_ties": ("dare", {"then": "ties"}),
+    "dare_linear": ("dare", {"then": "linear"}),
+    "model_stock": ("stock", {}),
+    "breadcrumbs": ("breadcrumbs", {"then": "linear"}),
+    "breadcrumbs_ties": ("breadcrumbs", {"then": "ties"}),
+    "della": ("della", {"then": "ties"}),
+    "della_linear": ("della", {"then": "linear"}),
+    "sce": ("sce", {}),
+    "karcher": ("karcher", {}),
+}
+_DTYPES: Final = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+_TOP: Final = {"merge_method", "models", "base_model", "parameters", "dtype", "out_dtype", "name", "tokenizer_source"}
+_BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
+
+
+@dataclass(frozen=True)
+class MergeRecipe:
+    """A recipe that was read: what `merge_files` is to be called with.
+
+    Attributes:
+        recipe: The name of a recipe.
+        paths: The checkpoints.
+        options: The arguments of the recipe.
+        dtype: The dtype of the result, or None.
+    """
+
+    recipe: str
+    paths: list[Path]
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+
+
+def merge_recipe(path: PathLike, out: PathLike, *, shard_size: int | None = None, **options: Any) -> MergeRecipe:
+    """Merge what a recipe in mergekit's YAML says.
+
+    Args:
+        path: The recipe. Models in it are paths, as seen from where it is.
+        out: What to write.
+        shard_size: As for `merge_files`.
+        **options: Other arguments of `merge_files` or of the recipe; they win over those in the file.
+
+    Returns:
+        What was done.
+
+    Raises:
+        MergeError: If the recipe asks for something that there is not here, which is named.
+        CheckpointError: If the recipe cannot be read, a checkpoint is damaged, or the result cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> import moduli.io as io
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name, value in (("a", 0.0), ("b", 4.0)):
+        ...     io.save(folder / f"{name}.safetensors", {"w": torch.full((2,), value)})
+        >>> _ = (folder / "recipe.yml").write_text('''
+        ... merge_method: linear
+        ... models:
+        ...   - model: a.safetensors
+        ...     parameters:
+        ...       weight: 3
+        ...   - model: b.safetensors
+        ...     parameters:
+        ...       weight: 1
+        ... ''')
+        >>> _ = io.merge_recipe(folder / "recipe.yml", folder / "c.safetensors")
+        >>> io.read(folder / "c.safetensors").module["w"]
+        tensor([1., 1.])
+    """
+    found = read_recipe(path)
+    given = {**found.options, **options}
+    merge_files(found.recipe, found.paths, out, shard_size=shard_size, dtype=found.dtype, **given)
+    return found
+
+
+def read_recipe(path: PathLike) -> MergeRecipe:
+    """Read a recipe in mergekit's YAML, without merging.
+
+    Raises:
+        MergeError: If it asks for something that there is not here.
+        CheckpointError: If it cannot be read.
+    """
+    path = Path(path)
+    what = f"{str(path)!r}"
+    found = parse_yaml(path.read_text(encoding="utf-8"), what)
+    if not isinstance(found, dict) or "merge_method" not in found:
+        raise MergeError(f"{what} is no recipe: it has no merge_method")
+    unknown = [key for key in found if key not in _TOP]
+    if unknown:
+        raise MergeError(f"{what} has {unknown[0]!r}, which is not merged here; there are {', '.join(sorted(_TOP))}")
+    method = found["merge_method"]
+    if method not in METHODS:
+        raise MergeError(f"{what}: the method {method!r} is not here; there are {', '.join(METHODS)}")
+    if found.get("tokenizer_source") not in (None, "base"):
+        raise MergeError(
+            f"{what}: tokenizer_source {found['tokenizer_source']!r} is not here; embeddings follow the first model"
+        )
+    recipe, options = METHODS[method]
+    models = found.get("models")
+    if not isinstance(models, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("model"), str) for each in models
+    ):
+        raise MergeError(f"{what}: models is a list with a model in each entry")
+    base = found.get("base_model")
+    entries = [each for each in models if each["model"] != base]
+    if recipe in _BASED and base is None:
+        raise MergeError(f"{what}: {method} needs a base_model")
+    first = [] if base is None else [{"model": base}]
+    if recipe in ("linear", "karcher"):
+        entries, first = models, []
+    paths = [path.parent / each["model"] for each in [*first, *entries]]
+    for each in paths:
+        if not each.exists():
+            raise MergeError(
+                f"{what}: there is no checkpoint {str(each)!r}; models are paths here, so download it first"
+            )
+    options = {**options, **_options(recipe, found.get("parameters") or {}, entries, paths[0], what)}
+    dtype = found.get("out_dtype", found.get("dtype"))
+    if dtype is not None and dtype not in _DTYPES:
+        raise MergeError(f"{what}: dtype {dtype!r} is not here; there are {', '.join(_DTYPES)}")
+    return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype])
+
+
+# What a parameter is called here, and which recipes have it.
+_GLOBAL: Final = {
+    "t": "t", "normalize": "normalize", "lambda": "scale", "gamma": "gamma", "epsilon": "epsilon",
+    "select_topk": "density", "max_iter": "steps", "tol": "tolerance", "seed": "generator",
+}  # fmt: skip
+_IGNORED: Final = {"int8_mask", "rescale"}  # how it computes, and what is the default
+
+
+def _options(
+    recipe: str, shared: dict[str, Any], entries: list[dict[str, Any]], first: Path, what: str
+) -> dict[str, Any]:
+    names: list[str] = []
+
+    def numbers(value: Any) -> Any:
+        """A number; or numbers by layer and by filter, as patterns."""
+        if not isinstance(value, list):
+            return value
+        if not names:
+            names.extend(TensorFiles(first))
+        return _patterns(value, names, what)
+
+    options: dict[str, Any] = {}
+    for key, value in shared.items():
+        if key in ("weight", "density"):
+            continue
+        if key in _IGNORED:
+            continue
+        if key not in _GLOBAL:
+            raise MergeError(
+                f"{what}: the parameter {key!r} is not here; there are {', '.join(_GLOBAL)}, weight and density"
+            )
+        options[_GLOBAL[key]] = numbers(value)
+    parts = [entry.get("parameters") or {} for entry in entries]
+    for part in parts:
+        unknown = [key for key in part if key not in ("weight", "density")]
+        if unknown:
+            raise MergeError(
+                f"{what}: the parameter {unknown[0]!r} of a model is not here; there are weight and density"
+            )
+    for key, called in (("weight", "weights"), ("density", "density")):
+        values = [part.get(key, shared.get(key)) for part in parts]
+        if all(value is None for value in values):
+            continue
+        if any(value is None for value in values):
+            raise MergeError(f"{what}: some models have a {key} and some have none")
+        options["scale" if recipe == "task_arithmetic" and key == "weight" else called] = [
+            numbers(value) for value in values
+        ]
+    if recipe == "task_arithmetic" and "lambda" in shared and isinstance(shared["lambda"], int | float):
+        options["scale"] = [float(shared["lambda"]) * each for each in options.get("scale", [1.0] * len(entries))]
+    if recipe in ("dare", "della"):
+        options.setdefault("generator", 0)
+        options.setdefault("density", 1.0 if recipe == "dare" else 0.5)
+    if recipe == "ties":
+        options.setdefault("density", 1.0)
+    return options
+
+
+def _patterns(value: list[Any], names: list[str], what: str) -> dict[str, float]:
+    """A gradient over layers, or filters with numbers or gradients, as numbers by pattern."""
+    if all(isinstance(each, int | float) for each in value):
+        value = [{"value": value}]
+    counts = [int(number) for name in names for number in re.findall(r"\.(?:layers|h|blocks|layer)\.([0-9]+)\.", name)]
+    layers = max(counts, default=-1) + 1
+    found: dict[str, float] = {}
+    for each in value:
+        if not isinstance(each, dict) or "value" not in each or set(each) - {"filter", "value"}:
+            raise MergeError(f"{what}: {each!r} is no filter with a value")
+        inside = f"*{each['filter']}*" if each.get("filter") else "*"
+        if not isinstance(each["value"], list):
+            found.setdefault(inside, float(each["value"]))
+            continue
+        points = [float(point) for point in each["value"]]
+        if layers < 1 or len(points) < 1:
+            raise MergeError(
+                f"{what}: {each['value']!r} is a gradient over layers, and the first model has no numbered layers"
+            )
+        for layer in range(layers):
+            place = layer / max(layers - 1, 1) * (len(points) - 1)
+            low = min(int(place), max(len(points) - 2, 0))
+            high = min(low + 1, len(points) - 1)
+            number = points[low] + (points[high] - points[low]) * (place - low)
+            for group in ("layers", "h", "blocks", "layer"):
+                pattern = f"*.{group}.<{layer}-{layer}>.{inside}"
+                if any(f".{group}.{layer}." in name and (inside == "*" or each["filter"] in name) for name in names):
+                    found.setdefault(pattern, number)
+        if inside == "*":
+            found.setdefault("*", points[0])
+    return found

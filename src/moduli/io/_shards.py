@@ -1,0 +1,259 @@
+"""Checkpoints of several files, as people have them: a directory, or an index that says which file holds which tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from torch import Tensor
+
+from ._dtypes import DTYPES
+from ._errors import CheckpointError, DamagedFileError
+from ._header import _json
+from ._replace import PathLike, make_directory, write_bytes
+from ._tensor_file import TensorFile
+from ._write import write_tensors
+
+__all__ = ["INDEX", "SINGLE", "TensorFiles", "find_files", "parse_size", "side_files", "write_directory"]
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+_WEIGHTS: Final = (
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json", ".part",
+)  # fmt: skip
+_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of a checkpoint in one or several safetensors files, each read when it is asked for.
+
+    Args:
+        path: A safetensors file; an index file (`model.safetensors.index.json`); or a directory with either.
+
+    Raises:
+        OSError: If it cannot be opened.
+        CheckpointError: If a file is damaged, or the index does not fit the files.
+
+    Example:
+        >>> import json, pathlib, tempfile, torch
+        >>> import moduli.io as io
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> io.save(folder / "a.safetensors", {"w": torch.ones(2)})
+        >>> io.save(folder / "b.safetensors", {"v": torch.zeros(3)})
+        >>> index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
+        >>> _ = (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        >>> files = io.TensorFiles(folder)
+        >>> list(files), files["w"]
+        (['w', 'v'], tensor([1., 1.]))
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        paths, weight_map = find_files(self.path)
+        self.directory = self.path if self.path.is_dir() else self.path.parent
+        self.files = [TensorFile(each) for each in paths]
+        self._owners: dict[str, TensorFile] = {}
+        for file in self.files:
+            for name in file:
+                if name in self._owners:
+                    raise DamagedFileError(f"{str(self.path)!r} has {name!r} in two files")
+                self._owners[name] = file
+        if weight_map is not None:
+            self._check_index(weight_map, dict(zip((each.name for each in paths), self.files, strict=True)))
+
+    def _check_index(self, weight_map: dict[str, str], files: dict[str, TensorFile]) -> None:
+        for name, file in weight_map.items():
+            if name not in files[file]:
+                raise DamagedFileError(
+                    f"{str(self.path)!r}: its index says that {file} has {name!r}, which it does not"
+                )
+        unlisted = next((name for name in self._owners if name not in weight_map), None)
+        if unlisted is not None:
+            raise DamagedFileError(f"{str(self.path)!r}: its index does not list {unlisted!r}, which is in its files")
+        # In the order of the index, as a model has its names.
+        self._owners = {name: files[file] for name, file in weight_map.items()}
+
+    def meta(self, name: str) -> Tensor:
+        """A tensor of the shape and dtype of another, without its values: nothing is read."""
+        return self._owners[name].meta(name)
+
+    def owner(self, name: str) -> TensorFile:
+        """The file that a tensor is in."""
+        return self._owners[name]
+
+    def verify(self) -> bool:
+        """Compare all tensors with their checksums; returns whether all files have some."""
+        found = [file.verify() for file in self.files]
+        return all(found)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._owners[name][name]
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._owners
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owners)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors in {len(self.files)} files of {str(self.path)!r}>"
+
+
+def find_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The safetensors files of a checkpoint, and which tensor is in which, if an index says so.
+
+    Raises:
+        FileNotFoundError: If there is nothing.
+        CheckpointError: If there are none in a directory, or the index is malformed.
+    """
+    if path.is_dir():
+        for name in (INDEX, SINGLE):
+            if (path / name).is_file():
+                return find_files(path / name)
+        indices = sorted(path.glob("*.safetensors.index.json"))
+        if len(indices) == 1:
+            return find_files(indices[0])
+        found = sorted(path.glob("*.safetensors"))
+        if len(found) == 1:
+            return found, None
+        others = [each.name for each in sorted(path.iterdir()) if each.suffix in (".bin", ".pt", ".pth")]
+        hint = f"; it has {others[0]}, which holds pickles: convert it to safetensors first" if others else ""
+        many = f"{len(found)} safetensors files and no {INDEX}" if found else "no safetensors file"
+        raise CheckpointError(f"{str(path)!r} has {many}{hint}")
+    if path.suffix != ".json":
+        return [path], None
+    weight_map = _json(path.read_bytes(), f"the index {str(path)!r}").get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(each, str) for each in weight_map.values())
+    ):
+        raise DamagedFileError(
+            f"{str(path)!r} is not the index of a checkpoint: it has no weight_map from names to files"
+        )
+    names = list(dict.fromkeys(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise DamagedFileError(f"{str(path)!r} names {name!r}, which is no safetensors file beside it")
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{str(path)!r} names {name!r}, which is not there; is the download complete?")
+    return [path.parent / name for name in names], weight_map
+
+
+def side_files(directory: Path) -> list[Path]:
+    """What lies beside the weights of a checkpoint and belongs to the model: its configuration, its tokenizer."""
+    return [
+        each
+        for each in sorted(directory.iterdir())
+        if each.is_file() and not each.name.startswith(".") and not each.name.endswith(_WEIGHTS)
+    ]
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes, written as "5GB" or "500MiB".
+
+    Raises:
+        ValueError: If it is none.
+
+    Example:
+        >>> from moduli.io import parse_size
+        >>> parse_size("5GB"), parse_size("1.5 MiB")
+        (5000000000, 1572864)
+    """
+    digits = text.strip().rstrip("KMGiIbBkmg").strip()
+    unit = text.strip()[len(digits) :].strip().upper()
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{text!r} is no size; write it as 5GB or 500MiB") from None
+    if size < 1:
+        raise ValueError(f"{text!r} is no size; a file has at least one byte")
+    return size
+
+
+def write_directory(
+    out: Path,
+    tensors: Iterator[tuple[str, Tensor]],
+    like: Sequence[tuple[str, str, list[int]]],
+    copied: Sequence[Path],
+    *,
+    shard_size: int | None,
+    fsync: bool,
+) -> None:
+    """Write a checkpoint as a directory, all of it or nothing: shards, their index, and side files.
+
+    Args:
+        out: The directory. It is made here, or is empty.
+        tensors: Every name with its tensor, in the order of `like`.
+        like: Every name with the code and shape under which its tensor is stored.
+        copied: Files to copy.
+        shard_size: How many bytes of tensors a file has at most, unless one tensor alone has more; None for one file.
+        fsync: Whether to wait for the disk.
+
+    Raises:
+        CheckpointError: If it cannot be written, or there is something already.
+    """
+    shards = _divide(like, shard_size)
+    with _new_directory(out) as folder:
+        weight_map: dict[str, str] = {}
+        for at, part in enumerate(shards, 1):
+            name = SINGLE if len(shards) == 1 else f"model-{at:05d}-of-{len(shards):05d}.safetensors"
+            values = islice(tensors, len(part))
+            write_tensors(folder / name, values, part, {"format": "pt"}, checksums=False, fsync=fsync)
+            weight_map |= dict.fromkeys((each for each, _, _ in part), name)
+        if len(shards) > 1:
+            total = sum(_bytes(code, shape) for _, code, shape in like)
+            text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+            write_bytes(folder / INDEX, text.encode() + b"\n", fsync=fsync)
+        for each in copied:
+            shutil.copyfile(each, folder / each.name)
+
+
+def _divide(like: Sequence[tuple[str, str, list[int]]], most: int | None) -> list[list[tuple[str, str, list[int]]]]:
+    shards: list[list[tuple[str, str, list[int]]]] = [[]]
+    filled = 0
+    for entry in like:
+        size = _bytes(entry[1], entry[2])
+        if most is not None and shards[-1] and filled + size > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(entry)
+        filled += size
+    return shards
+
+
+def _bytes(code: str, shape: Sequence[int]) -> int:
+    size = DTYPES[code].itemsize
+    for length in shape:
+        size *= length
+    return size
+
+
+@contextmanager
+def _new_directory(out: Path) -> Iterator[Path]:
+    """A directory that takes its name when the block ends, and leaves no trace when it fails."""
+    target = Path(os.path.abspath(out))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{str(out)!r} exists and is not an empty directory; remove it, or give another name")
+    folder = target.with_name(f".moduli-{token_hex(8)}.part")
+    try:
+        make_directory(target.parent)
+        folder.mkdir()
+        yield folder
+        os.replace(folder, target)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
+        raise

@@ -1,0 +1,119 @@
+"""Model breadcrumbs: task vectors without their smallest entries and without their largest.
+
+With δ_t = θ_t − θ_base, tensor by tensor: the share γ of entries of greatest magnitude is masked as outliers, and of the others
+those of least magnitude, so that the share `density` of all entries remains. Then θ = θ_base + λ Σ_t w_t m_t ⊙ δ_t (eq. 3), or
+signs are elected among the sparse vectors as in TIES.
+
+Reference:
+    Davari and Belilovsky, "Model breadcrumbs: scaling multi-task model merging with sparse masks", ECCV 2024, arXiv:2312.06795.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients, per_model
+from ._driver import Buffers, Integers, run
+from ._errors import MergeError
+from ._paths import on_paths
+from ._recipe import Recipe, Row
+from ._task import labels
+from ._ties import elected
+from ._views import ModelT, sequence
+
+__all__ = ["breadcrumbs", "crumbs", "fuse"]
+
+
+@on_paths
+def breadcrumbs(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient | Sequence[Coefficient] = 0.9,
+    *,
+    gamma: Coefficient = 0.01,
+    scale: Coefficient = 1.0,
+    weights: Sequence[Coefficient] | None = None,
+    then: Literal["linear", "ties"] = "linear",
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors without their smallest and their largest entries.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The share of entries that is kept, from 0 to 1, for all models or a sequence with one for each.
+        gamma: The share of the largest entries that is dropped first.
+        scale: λ: a number, or numbers by glob pattern.
+        weights: One coefficient per model. Equal by default.
+        then: Whether the sparse vectors are summed, or signs are elected first as in `ties`.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base, model = {"w": torch.zeros(4)}, {"w": torch.tensor([9.0, 2.0, -1.0, 0.1])}
+        >>> merge.breadcrumbs(base, [model], 0.5, gamma=0.25)
+        {'w': tensor([ 0.,  2., -1.,  0.])}
+
+    Reference:
+        Davari and Belilovsky, "Model breadcrumbs", ECCV 2024, arXiv:2312.06795.
+    """
+    models = sequence(models)
+    recipe = crumbs(
+        per_model(density, len(models), "density", low=0.0, high=1.0),
+        Coefficients(gamma, "gamma", low=0.0, high=1.0),
+        Coefficients(scale, "scale"),
+        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
+        then,
+    )
+    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+
+
+def crumbs(
+    densities: Sequence[Coefficients], gamma: Coefficients, scale: Coefficients, weights: Sequence[Coefficients],
+    then: Literal["linear", "ties"],
+) -> Recipe:  # fmt: skip
+    """The recipe of `breadcrumbs`; the base is the first model."""
+    if then not in ("linear", "ties"):
+        raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
+
+    def kernel(name: str, row: Row) -> Tensor:
+        def sparse(place: int, delta: Tensor) -> Tensor:
+            share, largest = densities[place](name), gamma(name)
+            if share + largest > 1 + 1e-9:
+                raise MergeError(
+                    f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
+                )
+            count = delta.numel()
+            drop = round(largest * count)
+            keep = min(round(share * count), count - drop)
+            order = delta.abs().flatten().argsort(descending=True, stable=True)
+            mask = torch.zeros(count, dtype=torch.bool, device=delta.device)
+            mask[order[drop : drop + keep]] = True
+            return delta.mul_(mask.view_as(delta))
+
+        return fuse(row, sparse, scale(name), [weight(name) for weight in weights], then)
+
+    return Recipe(kernel, (*densities, gamma, scale, *weights))
+
+
+def fuse(row: Row, sparse: object, scale: float, weights: Sequence[float], then: Literal["linear", "ties"]) -> Tensor:
+    """Add sparse task vectors to the base: their weighted sum, or what agrees with the elected signs."""
+    if then == "ties":
+        return elected(row, sparse, scale, weights, True, "sum")  # type: ignore[arg-type]
+    base = row[0]
+    real = torch.view_as_real(base) if base.is_complex() else base
+    result = real.clone()
+    for place, weight in enumerate(weights):
+        if weight != 0:
+            other = row[place + 1]
+            delta = (torch.view_as_real(other) if other.is_complex() else other) - real
+            result.add_(sparse(place, delta), alpha=scale * weight)  # type: ignore[operator]
+    return torch.view_as_complex(result) if base.is_complex() else result

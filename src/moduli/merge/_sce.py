@@ -1,0 +1,106 @@
+"""SCE: select what varies most between models, calculate their shares, erase what disagrees with the majority.
+
+With δ_t = θ_t − θ_base, tensor by tensor (section 3.3 of the paper):
+
+    S  entries are selected whose variance over the models is among the greatest, a share `density` of them;
+    C  w_t = Σ δ_t² / Σ_s Σ δ_s², over the selected entries;
+    E  where the sign of δ_t is not that of Σ_s δ_s, it is erased; the weights of what remains are scaled to one.
+
+Reference:
+    Wan et al., "FuseChat: knowledge fusion of chat models", 2024, arXiv:2408.07990.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._coefficients import Coefficient, Coefficients
+from ._driver import Buffers, Integers, run
+from ._paths import on_paths
+from ._recipe import Recipe, Row
+from ._task import labels
+from ._trim import kept
+from ._views import ModelT, sequence
+
+__all__ = ["sce", "selections"]
+
+
+@on_paths
+def sce(
+    base: ModelT,
+    models: Sequence[ModelT],
+    density: Coefficient = 1.0,
+    *,
+    scale: Coefficient = 1.0,
+    buffers: Buffers = "first",
+    integers: Integers = "equal",
+) -> ModelT:
+    """Merge task vectors by their own sizes, where models differ most and agree in sign.
+
+    Args:
+        base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
+        models: The fine-tuned models.
+        density: The share of entries that is selected, from 0 to 1: a number, or numbers by glob pattern.
+        scale: λ: a number, or numbers by glob pattern.
+        buffers: Whether floating buffers are those of `base` or merged too.
+        integers: Whether tensors of integers must be equal; they are those of `base` in any case.
+
+    Raises:
+        MergeError: If structures or coefficients do not fit, or values are NaN.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> base = {"w": torch.zeros(2)}
+        >>> merge.sce(base, [{"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([-1.0, 1.0])}])
+        {'w': tensor([3., 1.])}
+
+    Reference:
+        Wan et al., "FuseChat", 2024, arXiv:2408.07990.
+    """
+    models = sequence(models)
+    recipe = selections(Coefficients(density, "density", low=0.0, high=1.0), Coefficients(scale, "scale"))
+    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+
+
+def selections(density: Coefficients, scale: Coefficients) -> Recipe:
+    """The recipe of `sce`; the base is the first model."""
+
+    def kernel(name: str, row: Row) -> Tensor:
+        first = row[0]
+        base = torch.view_as_real(first) if first.is_complex() else first
+        count = len(row) - 1
+
+        def delta(place: int) -> Tensor:
+            other = row[place + 1]
+            return (torch.view_as_real(other) if other.is_complex() else other) - base
+
+        total, squares = torch.zeros_like(base), torch.zeros_like(base)
+        for place in range(count):
+            vector = delta(place)
+            total.add_(vector)
+            squares.addcmul_(vector, vector)
+        selected = torch.ones_like(base, dtype=torch.bool)
+        if density(name) < 1 and count > 1:  # S
+            variance = (squares - total.square() / count).flatten()
+            selected = torch.zeros_like(variance, dtype=torch.bool)
+            order = variance.argsort(descending=True, stable=True)
+            selected[order[: kept(density(name), variance.numel())]] = True
+            selected = selected.view_as(base)
+        elif density(name) == 0:
+            selected.fill_(False)
+        sizes = [float((delta(place) * selected).square().sum()) for place in range(count)]  # C
+        whole = sum(sizes)
+        merged, weights = torch.zeros_like(base), torch.zeros_like(base)
+        for place, size in enumerate(sizes):
+            if size == 0:
+                continue
+            vector = delta(place).mul_(selected)
+            agrees = (vector * total) > 0  # E
+            merged.add_(vector.mul_(agrees), alpha=size / whole)
+            weights.add_(agrees, alpha=size / whole)
+        result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(scale(name)).add_(base)
+        return torch.view_as_complex(result) if first.is_complex() else result
+
+    return Recipe(kernel, (density, scale))

@@ -1,0 +1,158 @@
+"""Finding coefficients: a search over the numbers of a recipe, each judged by the model that it makes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._driver import run
+from ._errors import MergeError
+from ._views import ModelT
+from .recipes import make_recipe
+
+__all__ = ["MergeSearch", "search"]
+
+
+@dataclass(frozen=True)
+class MergeSearch:
+    """What `search` found.
+
+    Attributes:
+        model: The best merged model.
+        options: The coefficients that make it, as the recipe takes them.
+        score: Its score.
+        evaluations: How many models were made and judged.
+        history: The best score after each generation.
+    """
+
+    model: Any
+    options: dict[str, Any]
+    score: float
+    evaluations: int
+    history: list[float]
+
+
+def search(
+    recipe: str,
+    models: Sequence[ModelT],
+    score: Callable[[ModelT], Any],
+    budget: int = 100,
+    *,
+    start: Mapping[str, Any] | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    method: str = "cmaes",
+    seed: int = 0,
+    **options: Any,
+) -> MergeSearch:
+    """Find the coefficients of a recipe that make the best model, by any method of `moduli.evolve`.
+
+    Args:
+        recipe: The name of a recipe: one of `RECIPES`.
+        models: Live modules or state dicts; for recipes with a base, the base first.
+        score: A function of the merged model that gives one number, the smaller the better: a validation loss.
+        budget: How many models are made and judged.
+        start: The coefficients to search for, by name, where the search starts: numbers, lists of numbers with one for each
+            model, or mappings from glob patterns to numbers. Without it, `t` of `lerp` and `slerp`, or one weight per model.
+        bounds: From where to where each coefficient may go.
+        method: A method of `moduli.evolve.search`.
+        seed: Decides every random number of the search.
+        **options: The other arguments of the recipe, which stay as they are.
+
+    Returns:
+        The best model with its coefficients and its score. It is never worse than the start.
+
+    Raises:
+        MergeError: If the models or the coefficients do not fit.
+
+    Example:
+        >>> import torch
+        >>> from moduli import merge
+        >>> a, b = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 3.0])}
+        >>> found = merge.search("lerp", [a, b], lambda m: (m["w"] - torch.tensor([0.25, 0.75])).square().sum(), 80)
+        >>> round(found.options["t"], 2)
+        0.25
+    """
+    given = dict(_start(recipe, len(models))) if start is None else dict(start)
+    tree = _Numbers(given, bounds)
+    fixed = dict(options)
+
+    def make(values: Tensor) -> tuple[dict[str, Any], ModelT]:
+        found = {**fixed, **tree.options(values)}
+        return found, run(make_recipe(recipe, len(models), found), list(models))
+
+    best: list[Any] = [None, None, float("inf")]
+    holder = nn.Module()
+    holder.register_parameter("coefficients", nn.Parameter(tree.first))
+
+    def fitness(module: nn.Module) -> float:
+        found, model = make(torch.as_tensor(module.coefficients).detach().clamp(*bounds))
+        with torch.no_grad():
+            value = float(score(model))
+        if value < best[2]:
+            best[:] = [model, found, value]
+        return value
+
+    fitness(holder)  # the start itself counts
+    evolve = import_module("moduli.evolve")  # a room above this one
+    width = bounds[1] - bounds[0]
+    settings = {"sigma": width / 4} if method in ("cmaes", "sepcmaes", "ipop", "bipop", "snes", "xnes", "cem") else {}
+    result = evolve.search(
+        holder, fitness, method=method, budget=max(budget - 1, 1), seed=seed, bounds=bounds, **settings
+    )
+    if best[0] is None:
+        raise MergeError("no merged model had a score that is a number; check the score function")
+    kept = {name: value for name, value in best[1].items() if name in given}
+    return MergeSearch(best[0], kept, best[2], result.evaluations + 1, list(result.history))
+
+
+def _start(recipe: str, count: int) -> dict[str, Any]:
+    if recipe in ("lerp", "slerp"):
+        return {"t": 0.5}
+    if recipe in ("linear", "karcher"):
+        return {"weights": [1.0 / count] * count}
+    if recipe == "task_arithmetic":
+        return {"scale": [1.0 / (count - 1)] * (count - 1)}
+    if recipe in ("ties", "dare", "breadcrumbs", "della"):
+        return {"weights": [0.5] * (count - 1), "density": 0.5}
+    if recipe == "sce":
+        return {"density": 0.5}
+    raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
+
+
+class _Numbers:
+    """Coefficients as one vector."""
+
+    def __init__(self, given: Mapping[str, Any], bounds: tuple[float, float]) -> None:
+        if not given:
+            raise MergeError("start has no coefficients; give at least one")
+        if not bounds[0] < bounds[1]:
+            raise MergeError(f"bounds are {bounds}; the first must be less than the second")
+        self._given = given
+        numbers: list[float] = []
+        for name, value in given.items():
+            parts = (
+                value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+            )
+            try:
+                numbers += [float(part) for part in parts]
+            except (TypeError, ValueError):
+                raise MergeError(
+                    f"start[{name!r}] is {value!r}; it must be a number, a list or a mapping of numbers"
+                ) from None
+        self.first = torch.tensor(numbers, dtype=torch.float64).clamp(*bounds)
+
+    def options(self, values: Tensor) -> dict[str, Any]:
+        """The coefficients that a vector stands for, in the form in which they were given."""
+        left = iter(values.tolist())
+        found: dict[str, Any] = {}
+        for name, value in self._given.items():
+            if isinstance(value, Mapping):
+                found[name] = {pattern: next(left) for pattern in value}
+            elif isinstance(value, list | tuple):
+                found[name] = [next(left) for _ in value]
+            else:
+                found[name] = next(left)
+        return found

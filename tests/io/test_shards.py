@@ -1,0 +1,439 @@
+"""Checkpoints as people have them: sharded directories, adapters, vocabularies and recipes in YAML."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import moduli as mo
+import moduli.io as mio
+from moduli import merge
+from moduli.io._yaml import parse_yaml
+
+NAMES = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{i}.{p}.weight" for i in range(4) for p in ("attn", "mlp")),
+    "lm_head.weight",
+]
+
+
+def state(seed, rows=10, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name in NAMES:
+        shape = (rows, 6) if "embed" in name or "head" in name else (6, 6)
+        found[name] = torch.randn(shape, generator=generator).to(dtype)
+    return found
+
+
+def write(folder, tensors, shards=3, tokens=None):
+    """A directory as the Hugging Face hub has them."""
+    folder.mkdir()
+    names = list(tensors)
+    files = {}
+    for at in range(shards):
+        file = f"model-{at + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[at::shards]
+        save_file({name: tensors[name].contiguous() for name in part}, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(part, file)
+    weight_map = {name: files[name] for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"of": folder.name}))
+    if tokens is not None:
+        vocabulary = {"model": {"vocab": {token: at for at, token in enumerate(tokens)}}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    return folder
+
+
+def loaded(place):
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("shard_size", [None, 300, 1])
+@pytest.mark.parametrize("index", [False, True])
+def test_directories_and_indices_in_and_out(shard_size, index, tmp_path):
+    models = [state(seed, dtype=torch.bfloat16) for seed in range(3)]
+    paths = [write(tmp_path / f"{at}", model, shards=at + 1) for at, model in enumerate(models)]
+    given = [path / "model.safetensors.index.json" for path in paths] if index else paths
+    out = tmp_path / "out"
+    if index and shard_size is None:
+        out = tmp_path / "out.safetensors"
+    merge.ties(given[0], given[1:], out=out, density=0.5, shard_size=shard_size)
+    same(loaded(out), merge.ties(models[0], models[1:], density=0.5))
+    if out.suffix:
+        return
+    assert (out / "config.json").read_text() == '{"of": "0"}'
+    assert list(mio.TensorFiles(out)) == NAMES
+    count = len(list(out.glob("*.safetensors")))
+    assert count == {None: 1, 300: 3, 1: 10}[shard_size]
+    if count > 1:
+        told = json.loads((out / "model.safetensors.index.json").read_text())
+        assert told["metadata"]["total_size"] == sum(value.nbytes for value in models[0].values())
+        assert set(told["weight_map"].values()) == {file.name for file in out.glob("*.safetensors")}
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "out"]
+
+
+def test_what_is_wrong_with_a_directory_is_told(tmp_path):
+    good = write(tmp_path / "good", state(0))
+    index = good / "model.safetensors.index.json"
+    told = json.loads(index.read_text())
+
+    def refused(match, kind=mio.CheckpointError):
+        with pytest.raises(kind, match=match):
+            mio.TensorFiles(good)
+
+    for weight_map, match in [
+        ({**told["weight_map"], "more": "model-00001-of-00003.safetensors"}, "has 'more', which it does not"),
+        ({name: file for name, file in told["weight_map"].items() if name != NAMES[1]}, "does not list"),
+        ({**told["weight_map"], "x": "../secret.safetensors"}, "no safetensors file beside it"),
+        ({**told["weight_map"], "x": "gone.safetensors"}, "not there; is the download complete"),
+        ([], "no weight_map"),
+        ({}, "no weight_map"),
+    ]:
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        refused(match)
+    index.write_text("{")
+    refused("not JSON")
+    index.unlink()
+    refused("3 safetensors files and no model.safetensors.index.json")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(mio.CheckpointError, match="no safetensors file; it has pytorch_model.bin, which holds pickles"):
+        mio.TensorFiles(empty)
+
+
+def test_a_directory_is_written_whole_or_not_at_all(tmp_path):
+    a, b = (
+        write(tmp_path / "a", state(0)),
+        write(tmp_path / "b", {**state(1), NAMES[5]: torch.full((6, 6), float("nan"))}),
+    )
+    with pytest.raises(merge.MergeError, match="NaN"):
+        mio.merge_files("linear", [a, b], tmp_path / "out", shard_size=300)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    with pytest.raises(mio.CheckpointError, match="not an empty directory"):
+        mio.merge_files("linear", [a, a], b)
+    assert "config.json" in os.listdir(b)
+
+
+def test_damage_is_found_while_merging(tmp_path):
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for at, path in enumerate((a, b)):
+        mio.save(path, state(at))
+    data = bytearray(b.read_bytes())
+    data[-5] ^= 1
+    b.write_bytes(data)
+    with pytest.raises(mio.DamagedFileError, match="do not have the checksum"):
+        mio.merge_files("linear", [a, b], out)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_another_dtype(tmp_path):
+    a, b = (write(tmp_path / name, state(at)) for at, name in enumerate("ab"))
+    mio.merge_files("lerp", [a, b], tmp_path / "c", t=0.5, dtype=torch.float16)
+    assert {value.dtype for value in loaded(tmp_path / "c").values()} == {torch.float16}
+    with pytest.raises(merge.MergeError, match="floating dtype"):
+        mio.merge_files("lerp", [a, b], tmp_path / "d", t=0.5, dtype=torch.int8)
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_by_layer():
+    spec = merge.layered("layers.0-1:0.25,layers.3:1,*:0.5")
+    a, b = state(0), state(1)
+    found = merge.lerp(a, b, spec)
+    for name in NAMES:
+        t = {"0": 0.25, "1": 0.25, "3": 1.0}.get(name.split(".")[2] if "layers" in name else "", 0.5)
+        assert torch.equal(found[name], merge.lerp(a, b, t)[name]), name
+    many = {f"model.layers.{i}.w": torch.zeros(1) for i in range(12)}
+    ones = {name: torch.ones(1) for name in many}
+    found = merge.lerp(many, ones, merge.layered("layers.1:1,*:0"))
+    assert [name for name, value in found.items() if value] == ["model.layers.1.w"]
+    with pytest.raises(merge.MergeError, match="matches none"):
+        merge.lerp(many, ones, merge.layered("layers.20-30:1,*:0"))
+    with pytest.raises(merge.MergeError, match=r"no number for 'model.layers.2.w'"):
+        merge.lerp(many, ones, merge.layered("layers.0-1:1,layers.3-11:0"))
+    for wrong in ("layers.0-3", "0.5", "layers:x", ":1", ""):
+        with pytest.raises(merge.MergeError, match="is no number for a layer"):
+            merge.layered(wrong)
+
+
+# -- vocabularies ------------------------------------------------------------------------------------------------------
+
+
+def test_vocabularies_are_aligned_by_token_or_refused(tmp_path):
+    ours, theirs = list("abcdefgh"), list("hgxbay")
+    first, other = state(0, rows=10), state(1, rows=7)  # both have rows that no token has
+    a, b = write(tmp_path / "a", first, tokens=ours), write(tmp_path / "b", other, tokens=theirs)
+    mio.merge_files("lerp", [a, b], tmp_path / "c", t=0.25)
+    found = loaded(tmp_path / "c")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        for at, token in enumerate(ours):
+            row = other[name][theirs.index(token)] if token in theirs else first[name][at]
+            assert torch.allclose(found[name][at], torch.lerp(first[name][at], row, 0.25)), token
+        assert torch.equal(found[name][9], first[name][9])
+    assert torch.equal(
+        found[NAMES[1]], merge.lerp(first, {**other, **{n: first[n] for n in (NAMES[0], NAMES[-1])}}, 0.25)[NAMES[1]]
+    )
+    (b / "tokenizer.json").unlink()
+    with pytest.raises(merge.MergeError, match=r"has 10 rows in .* and 7 in .*tokenizer.json; .*b has none"):
+        mio.merge_files("lerp", [a, b], tmp_path / "d", t=0.25)
+
+
+def test_vocabularies_of_one_size_in_another_order_are_aligned_too(tmp_path):
+    tokens = list("abcdefghij")
+    first = state(0)
+    turned = {name: value.flip(0) if len(value) == 10 else value for name, value in first.items()}
+    a, b = write(tmp_path / "a", first, tokens=tokens), write(tmp_path / "b", turned, tokens=tokens[::-1])
+    mio.merge_files("linear", [a, b], tmp_path / "c")
+    same(loaded(tmp_path / "c"), first)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def adapter(folder, seed, rank=2, alpha=8, **config):
+    generator = torch.Generator().manual_seed(seed)
+    folder.mkdir()
+    tensors, deltas = {}, {}
+    for name in (NAMES[1], NAMES[4]):
+        a, b = torch.randn(rank, 6, generator=generator), torch.randn(6, rank, generator=generator)
+        path = name.removesuffix(".weight")
+        tensors |= {f"base_model.model.{path}.lora_A.weight": a, f"base_model.model.{path}.lora_B.weight": b}
+        scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        deltas[name] = scaling * ((b @ a).T if config.get("fan_in_fan_out") else b @ a)
+    head = torch.randn(10, 6, generator=generator)
+    tensors["base_model.model.lm_head.weight"] = head  # modules_to_save
+    save_file(tensors, folder / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "modules_to_save": ["lm_head"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    return folder, deltas, head
+
+
+@pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"fan_in_fan_out": True}])
+def test_adapters_are_the_models_that_they_make(config, tmp_path):
+    base = state(0)
+    root = write(tmp_path / "base", base)
+    made = [adapter(tmp_path / f"lora{at}", at, **config) for at in (1, 2)]
+    whole = []
+    for _, deltas, head in made:
+        model = {name: value + deltas.get(name, 0) for name, value in base.items()}
+        whole.append({**model, "lm_head.weight": head})
+    paths = [path for path, _, _ in made]
+    mio.merge_files("task_arithmetic", [root, paths[0]], tmp_path / "applied")
+    for name, value in loaded(tmp_path / "applied").items():
+        assert torch.allclose(value, whole[0][name], atol=1e-6), name
+    for recipe, options in (
+        ("ties", {"density": 0.5}),
+        ("linear", {"weights": [1, 2, 3]}),
+        ("stock", {}),
+        ("karcher", {}),
+    ):
+        out = tmp_path / recipe
+        mio.merge_files(recipe, [root, *paths], out, **options)
+        models = [base, *whole]
+        expected = {
+            "ties": lambda: merge.ties(base, whole, density=0.5),
+            "linear": lambda: merge.linear(models, weights=[1, 2, 3]),
+            "stock": lambda: merge.stock(base, whole),
+            "karcher": lambda: merge.karcher(models),
+        }[recipe]()
+        for name, value in loaded(out).items():
+            assert torch.allclose(value, expected[name], atol=1e-5), (recipe, name)
+    mio.merge_files("lerp", paths, tmp_path / "between", base=root, t=0.5)
+    for name, value in loaded(tmp_path / "between").items():
+        assert torch.allclose(value, merge.lerp(*whole, 0.5)[name], atol=1e-5), name
+
+
+def test_adapters_that_do_not_fit_are_refused(tmp_path):
+    root = write(tmp_path / "base", state(0))
+    for at, (config, match) in enumerate(
+        [({"peft_type": "IA3"}, "type 'IA3'"), ({"use_dora": True}, "use_dora"), ({"lora_alpha": "x"}, "no number")]
+    ):
+        path, _, _ = adapter(tmp_path / f"bad{at}", 1, **config)
+        with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
+            mio.merge_files("task_arithmetic", [root, path], tmp_path / "out")
+    path, _, _ = adapter(tmp_path / "good", 1)
+    with pytest.raises(merge.MergeError, match="give the model that it was trained on"):
+        mio.merge_files("task_arithmetic", [path, path], tmp_path / "out")
+    tensors = load_file(path / "adapter_model.safetensors")
+    for extra, match in (
+        ({"base_model.model.nowhere.lora_A.weight": torch.ones(2, 6)}, "has only lora_A"),
+        ({"base_model.model.strange.weight": torch.ones(2)}, "no part of LoRA"),
+    ):
+        save_file({**tensors, **extra}, path / "adapter_model.safetensors")
+        with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
+            mio.merge_files("task_arithmetic", [root, path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -- recipes in YAML ---------------------------------------------------------------------------------------------------
+
+TIES = """
+# two of three
+merge_method: ties
+base_model: base
+models:
+  - model: base
+  - model: math
+    parameters:
+      weight: 0.5
+      density: 0.6
+  - model: 'code'
+    parameters:
+      weight: 1
+      density: [0.2, 0.8]
+parameters:
+  normalize: true
+  int8_mask: true
+dtype: float16
+"""
+
+
+def test_recipes_of_mergekit(tmp_path):
+    base, math, code = (state(seed) for seed in range(3))
+    for name, model in (("base", base), ("math", math), ("code", code)):
+        write(tmp_path / name, model)
+    (tmp_path / "ties.yml").write_text(TIES)
+    mio.merge_recipe(tmp_path / "ties.yml", tmp_path / "out", shard_size=400)
+    grows = {f"*.layers.<{at}-{at}>.*": 0.2 + 0.6 * at / 3 for at in range(4)} | {"*": 0.2}
+    expected = merge.ties(base, [math, code], density=[0.6, grows], weights=[0.5, 1.0])
+    same(loaded(tmp_path / "out"), {name: value.half() for name, value in expected.items()})
+    slerp = """
+merge_method: slerp
+base_model: base
+models:
+  - model: base
+  - model: math
+parameters:
+  t:
+    - filter: attn
+      value: [0, 1]
+    - value: 0.5
+"""
+    (tmp_path / "slerp.yaml").write_text(slerp)
+    mio.merge_recipe(tmp_path / "slerp.yaml", tmp_path / "second")
+    t = {f"*.layers.<{at}-{at}>.*attn*": at / 3 for at in range(4)} | {"*": 0.5}
+    same(loaded(tmp_path / "second"), merge.slerp(base, math, t))
+    weights = [f"- model: {name}\n  parameters:\n    weight: {weight}\n" for name, weight in (("math", 1), ("code", 3))]
+    linear = "merge_method: linear\nmodels:\n" + "".join(weights)
+    (tmp_path / "linear.yml").write_text(linear)
+    mio.merge_recipe(tmp_path / "linear.yml", tmp_path / "third")
+    same(loaded(tmp_path / "third"), merge.linear([math, code], [1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("merge_method: passthrough\nmodels: []", "method 'passthrough' is not here"),
+        ("merge_method: ties\nslices:\n  - x: 1", "'slices', which is not merged here"),
+        ("merge_method: ties\nmodels:\n  - model: base", "needs a base_model"),
+        ("merge_method: linear\nmodels:\n  - model: someone/else", "download it first"),
+        (
+            "merge_method: linear\nmodels:\n  - model: base\n    parameters:\n      strength: 1",
+            "'strength' of a model is not here",
+        ),
+        ("merge_method: linear\nmodels:\n  - model: base\nparameters:\n  magic: 1", "'magic' is not here"),
+        ("merge_method: linear\nmodels:\n  - model: base\ndtype: int4", "dtype 'int4'"),
+        ("models: []", "no merge_method"),
+        ("a: &x 1", "uses '&'"),
+        ("a: {b: 1}", "uses '{'"),
+        ("a: |\n  text", "uses '|'"),
+        ("a: 1\n   b: 2", "indented more"),
+        ("a: 1\na: 2", "'a' a second time"),
+        ("\ta: 1", "tab"),
+        ("just words", "no mapping"),
+    ],
+)
+def test_recipes_that_are_not_read_are_refused_by_name(text, match, tmp_path):
+    write(tmp_path / "base", state(0))
+    (tmp_path / "recipe.yml").write_text(text)
+    with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
+        mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_yaml_that_is_read():
+    text = "---\na: 1\nb:\n- x\n- y: [1, 2.5, true, null]\n  z: 'a # b'\nc:\n  d: 1e-3\n  e:\nf: -\n"
+    assert parse_yaml("a: ~\nb: plain words: no") == {"a": None, "b": "plain words: no"}
+    assert parse_yaml(text.replace("f: -\n", "")) == {
+        "a": 1, "b": ["x", {"y": [1, 2.5, True, None], "z": "a # b"}], "c": {"d": 0.001, "e": None},
+    }  # fmt: skip
+    assert parse_yaml("") is None
+
+
+# -- searches and new recipes --------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_coefficients_on_live_models():
+    torch.manual_seed(0)
+    base, a, b = (torch.nn.Linear(3, 2) for _ in range(3))
+    target = merge.task_arithmetic(base, [a, b], [0.8, 0.3])
+    x = torch.randn(20, 3)
+
+    def score(model):
+        return (model(x) - target(x)).square().mean()
+
+    for method in ("cmaes", "de"):
+        found = merge.search("task_arithmetic", [base, a, b], score, 150, method=method)
+        assert found.options["scale"] == pytest.approx([0.8, 0.3], abs=0.05)
+        assert found.score == pytest.approx(float(score(found.model)))
+        assert found.evaluations <= 170
+    with pytest.raises(merge.MergeError, match="no coefficients to search for"):
+        merge.search("stock", [base, a, b], score)
+    layered = merge.search("lerp", [base, a], score, 20, start={"t": {"weight": 0.5, "bias": 0.5}})
+    assert set(layered.options["t"]) == {"weight", "bias"}
+
+
+def test_newer_recipes_by_their_formulas():
+    torch.manual_seed(1)
+    base, a, b = ({"w": torch.randn(5, 7)} for _ in range(3))
+    d = [model["w"] - base["w"] for model in (a, b)]
+    # Karcher: of two it is slerp at equal weights, of one model the model.
+    unit = [{"w": model["w"] / model["w"].norm()} for model in (a, b)]
+    assert torch.allclose(merge.karcher(unit)["w"], merge.slerp(*unit, 0.5)["w"], atol=1e-5)
+    weighted = merge.karcher(unit, [1, 3])["w"]
+    assert torch.allclose(weighted, merge.slerp(*unit, 0.75)["w"], atol=1e-5)
+    assert torch.allclose(merge.karcher([a, b], [1, 0])["w"], a["w"], atol=1e-6)
+    # Breadcrumbs: exactly the entries between the largest and the smallest.
+    found = merge.breadcrumbs(base, [a], 0.4, gamma=0.2)["w"] - base["w"]
+    ranks = d[0].abs().flatten().argsort(descending=True)
+    kept = torch.zeros(35, dtype=torch.bool)
+    kept[ranks[7:21]] = True
+    assert torch.allclose(found, d[0] * kept.view(5, 7), atol=1e-6)
+    # DELLA: every entry is dropped or divided by its own chance, and the mean over seeds is the task vector.
+    chance = 0.5 + 0.4 * (d[0].abs().argsort(dim=-1).argsort(dim=-1) / 6 - 0.5)
+    one = merge.della(base, [a], 0.5, epsilon=0.4, generator=0, then="linear")["w"] - base["w"]
+    assert torch.all((one.abs() < 1e-5) | ((one - d[0] / chance).abs() < 1e-4))
+    many = [
+        merge.della(base, [a], 0.5, epsilon=0.4, generator=seed, then="linear")["w"] - base["w"] for seed in range(400)
+    ]
+    assert torch.allclose(torch.stack(many).mean(0), d[0], atol=0.5)
+    # SCE: weights by squared size, the minority erased.
+    weights = [float(each.square().sum()) for each in d]
+    majority = (d[0] + d[1]).sign()
+    shares = [w / sum(weights) * (each.sign() == majority) for w, each in zip(weights, d, strict=True)]
+    expected = sum(s * each for s, each in zip(shares, d, strict=True)) / sum(shares)
+    assert torch.allclose(merge.sce(base, [a, b])["w"] - base["w"], expected, atol=1e-5)
+    half = merge.sce(base, [a, b], 0.5)["w"] - base["w"]
+    assert int((half.abs() > 1e-6).sum()) <= 18
+
+
+def test_paths_and_models_do_not_mix(tmp_path):
+    mo.save(tmp_path / "a", {"w": torch.ones(1)})
+    with pytest.raises(merge.MergeError, match="out="):
+        merge.lerp(tmp_path / "a", tmp_path / "a", 0.5)
+    with pytest.raises(merge.MergeError, match="out= is for checkpoints"):
+        merge.lerp({"w": torch.ones(1)}, {"w": torch.ones(1)}, 0.5, out=tmp_path / "b")
+    with pytest.raises(merge.MergeError, match="some models are paths"):
+        merge.linear([tmp_path / "a", {"w": torch.ones(1)}], out=tmp_path / "b")
