@@ -753,6 +753,22 @@ def test_optimizer_steps_are_seen(kind, options):
             assert torch.allclose(module.weight, formula(module))
 
 
+def test_steps_of_our_optimizer_are_seen_and_the_hook_goes_with_the_scope():
+    from torch.optim import optimizer as torch_optimizer
+
+    import moduli as mo
+
+    module, hooks = Skew(), len(torch_optimizer._global_optimizer_post_hooks)
+    optimizer = mo.Optimizer(module, mo.m.Adam(), mo.m.LR(0.1))
+    with cached():
+        for _ in range(3):
+            optimizer.step(mo.closure(lambda: (module.weight[0] ** 2).sum() + (module.a**2).sum()))
+            with torch.no_grad():
+                assert module.weight is module.weight
+                assert torch.allclose(module.weight, formula(module))
+    assert len(torch_optimizer._global_optimizer_post_hooks) == hooks
+
+
 CHANGES = {
     "in place": lambda m: m.a.add_(1),
     "through a view": lambda m: m.a[0].add_(1),
