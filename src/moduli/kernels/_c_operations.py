@@ -125,53 +125,14 @@ static inline T F(m_nan_to_num)(T a, T n, T p, T m) {
 
 EMIT: dict[str, Callable[[Expr], str]] = {}
 
-# Operations that are one function of libm, under the name it has there.
-_LIBM_1 = {
-    "abs": "fabs",
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log10": "log10",
-    "log1p": "log1p",
-    "sqrt": "sqrt",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "asinh": "asinh",
-    "acosh": "acosh",
-    "atanh": "atanh",
-    "erf": "erf",
-    "erfc": "erfc",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "sign": "m_sign",
-    "sgn": "m_sign",
-    "sinc": "m_sinc",
-}
-_LIBM_2 = {
-    "fmod": "fmod",
-    "hypot": "hypot",
-    "atan2": "atan2",
-    "copysign": "copysign",
-    "nextafter": "nextafter",
-    "fmax": "fmax",
-    "fmin": "fmin",
-    "maximum": "m_max",
-    "minimum": "m_min",
-    "remainder": "m_remainder",
-    "floor_divide": "m_floor_divide",
-    "logaddexp": "m_logaddexp",
-    "xlogy": "m_xlogy",
-}
+# Operations that are one function of libm or of the prelude, most of them under the same name.
+_SAME_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan"]
+_SAME_1 += ["sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]
+_SAME_2 = ["fmod", "hypot", "atan2", "copysign", "nextafter", "fmax", "fmin"]
+_OURS_2 = ["remainder", "floor_divide", "logaddexp", "xlogy"]
+_LIBM_1 = {name: name for name in _SAME_1} | {"abs": "fabs", "sign": "m_sign", "sgn": "m_sign", "sinc": "m_sinc"}
+_LIBM_2 = {name: name for name in _SAME_2} | {name: f"m_{name}" for name in _OURS_2}
+_LIBM_2 |= {"maximum": "m_max", "minimum": "m_min"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _LOGIC = {"logical_and": "&&", "logical_or": "||", "bitwise_and": "&&", "bitwise_or": "||"}
 

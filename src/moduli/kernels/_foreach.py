@@ -17,8 +17,10 @@ from ._graph import COMPUTE, Graph, Node, Ref
 
 __all__ = ["BLOCK", "Program"]
 
-#: Elements in a group: few enough to stay in the cache between operations, enough that calling them costs little.
-BLOCK = 65536
+#: Elements in a block of a large tensor: few enough to stay in the cache between operations.
+BLOCK = 131072
+#: Elements of small tensors in a group: there calling costs more than arithmetic.
+GROUP = 1 << 20
 
 _UNARY = {"neg", "abs", "sqrt", "exp", "reciprocal", "sign", "log", "tanh", "sigmoid", "floor", "ceil", "round"}
 _UNARY |= {"trunc", "frac", "erf", "expm1", "log1p", "rsqrt"}
@@ -137,9 +139,11 @@ class Program:
         here = [index for index in self._scalars if index not in placed]
         # They are numbers, also where tensors are fake.
         outside = run_outside if has_dispatch_mode() else _inside
-        values: dict[int, Any] = outside(self._evaluate, here, scalars, {})
-        values = {index: value.item() for index, value in values.items()}
+        values: dict[int, Any] = outside(self._evaluate_here, here, scalars)
         return self._evaluate([index for index in self._scalars if index in placed], scalars, values)
+
+    def _evaluate_here(self, indices: Sequence[int], scalars: Sequence[Any]) -> dict[int, Any]:
+        return {index: value.item() for index, value in self._evaluate(indices, scalars, {}).items()}
 
     def _evaluate(self, indices: Sequence[int], scalars: Sequence[Any], known: dict[int, Any]) -> dict[int, Any]:
         values = dict(known)
@@ -169,7 +173,10 @@ class Program:
             operands = [_fit(read(operand), COMPUTE[node.dtype]) for operand in step.operands]
             keyword = {} if step.keyword is None else {step.keyword[0]: read(step.keyword[1])}
             if step.function is not None and _takes(node, operands, keyword):
-                result = step.function(*operands, **keyword)
+                function = step.function
+                if isinstance(operands[-1], torch.Tensor):  # named, or torch would read it back as a number
+                    function = getattr(torch.ops.aten, step.function.__name__).Tensor
+                result = function(*operands, **keyword)
                 values[step.index] = operands[0] if step.in_place else result
             else:
                 made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
@@ -336,20 +343,20 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _groups(lists: Lists, targets: Lists) -> Iterator[list[list[torch.Tensor]]]:
-    """The lists in groups of at most a block: large tensors are cut, small ones share a group."""
+    """Large tensors are cut into blocks, small ones share a group."""
     every = [*lists, *targets]
     waiting: list[list[torch.Tensor]] = [[] for _ in every]
     held = 0
     for parts in zip(*every, strict=True):
         size = parts[0].numel()
-        if held and held + size > BLOCK:
-            yield waiting
-            waiting, held = [[] for _ in every], 0
-        if size > BLOCK:
+        if size * 4 > BLOCK:
             for pieces in zip(*(torch.split(_flat(part), BLOCK) for part in parts), strict=True):
                 yield [[piece] for piece in pieces]
         elif size:
-            alike = len({part.shape for part in parts}) == 1
+            if held + size > GROUP:
+                yield waiting
+                waiting, held = [[] for _ in every], 0
+            alike = all(part.shape == parts[0].shape for part in parts)
             for own, part in zip(waiting, parts, strict=True):
                 own.append(part if alike else _flat(part))
             held += size
