@@ -14,7 +14,14 @@ LARGEST = ("amax", "largest")
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor; asked by what it can do, since importing the class takes a second."""
+    """Whether it is a DTensor; asked by what it can do, since importing the class takes a second.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> kernels.is_sharded(torch.ones(2))
+        False
+    """
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
