@@ -177,17 +177,26 @@ class Evaluator:
         self.fixed = bool(getattr(source, "fixed", False))
         self.kind = "function" if self.fn is not None else _kind(source)
         self.count = 0
+        self.autocast: tuple[str, torch.dtype] | None = None
+
+    def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Evaluations run under the autocast that the step was called in; links do not."""
+        if self.autocast is None:
+            return fn(*args, **kwargs)
+        device, dtype = self.autocast
+        with torch.autocast(device, dtype=dtype):
+            return fn(*args, **kwargs)
 
     def ask(self) -> Any:
         """The loss, gradients not asked for, in the grad mode that is on."""
         self.count += 1
         if self.fn is not None:
-            return self.fn()
+            return self._call(self.fn)
         if self.kind == "keyword":
-            return self.source(backward=False)
+            return self._call(self.source, backward=False)
         if self.kind == "position":
-            return self.source(False)
-        return self.source()
+            return self._call(self.source, False)
+        return self._call(self.source)
 
     def value(self) -> Any:
         """The loss alone: no graph is made, but by a closure that can't be asked for that."""
@@ -226,7 +235,7 @@ class Evaluator:
         with torch.enable_grad():
             if self.fn is None:
                 return self._ask_user(params, scalar)
-            loss = self.fn()
+            loss = self._call(self.fn)
             reduced = scalar(loss)
             if not reduced.requires_grad:
                 raise ClosureError(
@@ -240,7 +249,7 @@ class Evaluator:
         """A closure that calls backward, or returns a loss that is differentiated here, or finds gradients there."""
         before = list(map(_grad, params))
         versions = [None if grad is None else grad._version for grad in before]
-        loss = self.source()
+        loss = self._call(self.source)
         after = list(map(_grad, params))
         same = all(map(operator.is_, before, after))
         if not same or versions != [None if grad is None else grad._version for grad in after]:

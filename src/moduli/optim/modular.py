@@ -430,6 +430,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_objective(self, objective: Objective, loss: Tensor | None) -> Tensor | None:
         evaluator = objective.evaluator
+        device = objective.params[0].device.type
+        if torch.is_autocast_enabled(device):  # for the closure, not for what links compute
+            if evaluator is not None:
+                inner = evaluator.inner if isinstance(evaluator, MemberEvaluator) else evaluator
+                inner.autocast = (device, torch.get_autocast_dtype(device))
+            with torch.autocast(device, enabled=False):
+                return self._step_objective(objective, loss)
         if self.differentiable:
             if evaluator is None:
                 raise ClosureError(

@@ -215,7 +215,7 @@ class Objective(Curvature, Moving):
         # Sparse gradients are those of matrices (embeddings), so vectors need not be asked: asking costs 0.07 us each.
         asked = found if self.matrices is None else [found[i] for i in self.matrices]
         if asked and set(map(_layout, asked)) != _STRIDED:
-            found = [grad.to_dense() if grad.layout is not torch.strided else grad for grad in found]  # type: ignore[union-attr]
+            found = [_dense(grad) for grad in found]  # type: ignore[arg-type]
         self.grads = found  # type: ignore[assignment]
 
     def get_loss(
@@ -329,7 +329,7 @@ class Objective(Curvature, Moving):
             loss = self._elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
-            return loss, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+            return loss, [torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in self.params]
         if self.grads is None or (graph and self._graph is None):
             self._evaluate(True, graph)
         if create_graph and self._graph is not None:
@@ -436,6 +436,10 @@ class Objective(Curvature, Moving):
         """Call the hooks that links registered."""
         for hook in self.post_step_hooks:
             hook(self, modules)
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
