@@ -56,7 +56,7 @@ _MOST_PLANS: Final = 512
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
-    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "meta", "named", "names", "ndim", "spaces")
+    __slots__ = ("__weakref__", "_plans", "_products", "_rest", "firm", "named", "names", "ndim", "spaces", "told")
 
     names: tuple[str | None, ...]
     """The name of each axis."""
@@ -67,8 +67,11 @@ class Axes:
     """Whether every axis has a name."""
     firm: bool
     """Whether the sizes of all axes follow from the labels: then equal axes are equal sizes."""
-    meta: Hashable
-    """What another library said of the tensor beside its axes; kept by operations that keep the axes. None mostly."""
+    told: Hashable
+    """What another library said of the tensor beside its axes; kept by operations that keep the axes. None mostly.
+
+    Not called "meta", which compilers take for the notes of a node on anything that has it.
+    """
     _plans: dict[Hashable, Any]
     _products: dict[Axes, Any]
     _rest: Axes | None
@@ -109,7 +112,7 @@ class Axes:
 
     def bare(self) -> Axes:
         """The axes alone, without what else was told of the tensor."""
-        return self if self.meta is None else intern(self.names, self.spaces)
+        return self if self.told is None else intern(self.names, self.spaces)
 
     # One object for equal axes, so identity is equality; said here because the compiler asks for it.
     def __eq__(self, other: object) -> bool:
@@ -118,7 +121,7 @@ class Axes:
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Callable[..., Axes], tuple[Any, ...]]:
-        return intern, (self.names, self.spaces, self.meta)
+        return intern, (self.names, self.spaces, self.told)
 
     def __copy__(self) -> Axes:
         return self
@@ -193,7 +196,7 @@ _table: weakref.WeakValueDictionary[Hashable, Axes] = weakref.WeakValueDictionar
 _lock: Final = threading.RLock()  # a garbage collection inside may come back here
 
 
-def intern(names: Sequence[str | None], spaces: Sequence[Space | None], meta: Hashable = None) -> Axes:
+def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: Hashable = None) -> Axes:
     """The one Axes object with these names and spaces, and with what else is known of the tensor.
 
     Raises:
@@ -204,7 +207,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None], meta: Ha
         space if space is None or space.name == name else space.rename(name)
         for name, space in zip(names, spaces, strict=True)
     )
-    key = (names, spaces, meta)
+    key = (names, spaces, told)
     found = _table.get(key)
     if found is not None:
         return found
@@ -217,7 +220,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None], meta: Ha
         )
     axes = Axes.__new__(Axes)
     axes.names, axes.spaces, axes.ndim, axes._plans, axes._products = names, spaces, len(names), {}, {}
-    axes.named, axes.firm, axes._rest, axes.meta = None not in names, None not in spaces, None, meta
+    axes.named, axes.firm, axes._rest, axes.told = None not in names, None not in spaces, None, told
     with _lock:  # threads that make the same axes at once must end up with one object
         return _table.setdefault(key, axes)
 

@@ -130,12 +130,12 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
         if permute is None and insert is None and len(moved) == 1 and not moved[0][1].missing and _all_meet(entries):
             reorder = moved[0]
     made = intern_pairs(pairs)
-    told = {each.meta: each for each in operands if each.meta is not None}
+    told = {each.told: each for each in operands if each.told is not None}
     if len(told) == 1:
         # What was told of one operand holds of the result, if it has the same axes and no other operand disagrees.
-        ((meta, source),) = told.items()
+        ((what, source),) = told.items()
         if (made.names, made.spaces) == (source.names, source.spaces):
-            made = intern(made.names, made.spaces, meta)
+            made = intern(made.names, made.spaces, what)
     return Plan(made, steps, tuple(checks), fill, reorder)
 
 

@@ -90,7 +90,7 @@ def _array(t: Tensor, name: str | None, prefix: str) -> xarray.DataArray:
     if t._data.requires_grad:
         raise RuntimeError("an xarray can't carry gradients, and this tensor records them; use t.detach().to_xarray()")
     values = t._data.detach().cpu().resolve_conj().resolve_neg().numpy().copy()
-    told = t._axes.meta
+    told = t._axes.told
     if isinstance(told, _Told):
         name = name if name is not None else told.name  # type: ignore[assignment]
         attrs = copy.deepcopy(told.coords.attrs)
@@ -125,7 +125,7 @@ def _dataset(tensors: Mapping[str, Tensor]) -> xarray.Dataset:
                     "name stands for one axis; rename one of them, or select the same labels"
                 )
     arrays = {variable: _array(t, None, f"{variable}_axis_") for variable, t in tensors.items()}
-    told = [t._axes.meta.dataset if isinstance(t._axes.meta, _Told) else None for t in tensors.values()]
+    told = [t._axes.told.dataset if isinstance(t._axes.told, _Told) else None for t in tensors.values()]
     attrs = told[0] if told and all(each == told[0] for each in told) else None
     made: xarray.Dataset = module.Dataset(arrays, attrs=copy.deepcopy(attrs))
     return made
