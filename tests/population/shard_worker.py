@@ -45,6 +45,27 @@ def train(pop, name, steps=STEPS, saved=None):
     return losses, opt
 
 
+class Sent:
+    """The numbers that this process sends."""
+
+    def __enter__(self):
+        self.numbers, self.before = 0, (dist.all_gather, dist.all_reduce)
+
+        def gather(parts, tensor, **kwargs):
+            self.numbers += tensor.numel()
+            return self.before[0](parts, tensor, **kwargs)
+
+        def reduce(tensor, **kwargs):
+            self.numbers += tensor.numel()
+            return self.before[1](tensor, **kwargs)
+
+        dist.all_gather, dist.all_reduce = gather, reduce
+        return self
+
+    def __exit__(self, *error):
+        dist.all_gather, dist.all_reduce = self.before
+
+
 def refusals(mesh, pop):
     found = {}
     for name, make in {
@@ -74,8 +95,10 @@ def main(rank, size, store, out, saved):
     for name in CHAINS:
         pop = population().shard(mesh)
         shard = pop.sharding
-        losses, opt = train(pop, name)
+        with Sent() as sent:
+            losses, opt = train(pop, name)
         results[name] = {
+            "sent": sent.numbers,
             "losses": torch.stack([shard.gather(each) for each in losses]),
             "matrix": shard.gather(pop.matrix),
             "here": len(pop),

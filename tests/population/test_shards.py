@@ -85,6 +85,13 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
         pop = worker.population()
         worker.train(pop, name, steps=2, saved=found[0][name]["state"])
         torch.testing.assert_close(pop.matrix, expected["later"], rtol=1e-10, atol=1e-12, msg=name)
+    # The cost model of the documentation: no message for gradient links; fitness and one row for a swarm; fitness, rates,
+    # and a quarter of the rows (parameters, buffers and two moments) for population-based training.
+    most, parameters, buffers = -(-worker.COUNT // size), 34, 9
+    for each in found:
+        assert [each[name]["sent"] for name in ("adam", "rates", "search")] == [0, 0, 0]
+        assert each["swarm"]["sent"] == worker.STEPS * (most + parameters)
+        assert each["training"]["sent"] == worker.STEPS // 2 * (2 * most + 3 * parameters + buffers)
     for each in found:
         said = each["refused"]
         assert "compares the members" in said["ring"]

@@ -7,11 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ... import kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from ...optim import Module, Need, Objective, as_real
 from ...population import Shard
 
 __all__ = ["PSO"]
+
+_hasten = kernels.fuse(swarm_velocity, inplace=("v",))
 
 
 class PSO(Module):
@@ -122,9 +125,14 @@ class PSO(Module):
         if self.topology == "informed":
             draws = uniform(2 * radius + 1)
             new = informed_velocity(x, v, place, draws, radius, w, (own + social) / w, torch.empty_like(x))
-        else:
+        elif any(isinstance(value, Tensor) for value in (w, own, social)):
             new = swarm_velocity(x, v, place, leader, uniform(), uniform(), w, own, social)
-        _rows(state["velocity"]).copy_(new)
+        else:
+            towards = leader.expand_as(x).contiguous()
+            _hasten([x], [v], [place], [towards], [uniform()], [uniform()], w, own, social)
+            new = v
+        if new is not v:
+            v.copy_(new)
         shaped = new.reshape(as_real(param.detach()).shape)
         return torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped
 
