@@ -243,6 +243,8 @@ class FusedRun:
         """The same as each link's step in turn."""
         if not self._fusing(objective):
             return self._plain(objective)
+        if self.ran == "in parts" and self._parts is not None and self._find_apart(objective) == self._parts[0]:
+            return self._run_parts(objective, self._parts[1])
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
         if not self._known(objective) and not self._build(objective, tensors, grads):
@@ -292,7 +294,19 @@ class FusedRun:
             parts[-1].tail = self.tail
             self._parts = (key, parts)
         self.ran = "in parts"
-        for part in self._parts[1]:
+        return self._run_parts(objective, self._parts[1])
+
+    def _find_apart(self, objective: Objective) -> tuple[bool, ...]:
+        """For each link whether a number of it differs between members."""
+        step = objective.current_step
+        return tuple(
+            any(is_per_member(v) for p in objective.params for v in current(link.settings.raw(p), step).values())
+            for link in self.links
+        )
+
+    @staticmethod
+    def _run_parts(objective: Objective, parts: list[FusedRun]) -> Objective:
+        for part in parts:
             objective = part.step(objective)
         return objective
 
