@@ -243,11 +243,56 @@ def table(found: dict[str, dict[str, dict[str, int | None]]] | None = None) -> l
             {"name": f"{name}: {mine[0]} with {mine[1]}", "value": ratio, "bar": None, "ok": True,
              "unit": f"of the {count} of {who} {how}"}
         )  # fmt: skip
+    problems = len(rows)
+    rows += [*quadratic_rows(), bounded_row()]
     rows.append(
         {"name": "problems with at most 1.05 x the evaluations of the best peer", "value": within, "bar": "at least 9",
-         "unit": f"of {len(rows)}", "ok": within >= 9}
+         "unit": f"of {problems}", "ok": within >= 9}
     )  # fmt: skip
     return rows
+
+
+def quadratic_rows() -> list[dict[str, Any]]:
+    """BFGS on rotated quadratics of 20 numbers and condition 1e6 to a gradient of 1e-8, for three scales of the function."""
+    rows = []
+    for low, high in ((0, 6), (-3, 3), (-6, 0)):
+        g = torch.Generator().manual_seed(0)
+        Q, _ = torch.linalg.qr(torch.randn(20, 20, generator=g, dtype=torch.float64))
+        A = Q @ torch.diag(torch.logspace(low, high, 20, dtype=torch.float64)) @ Q.T
+        x0 = torch.ones(20, dtype=torch.float64)
+
+        def both(x: np.ndarray, A: Tensor = A) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(x)
+            return float(0.5 * w @ (A @ w)), (A @ w).numpy()
+
+        theirs = scipy.optimize.minimize(both, x0.numpy(), jac=True, method="BFGS", options={"gtol": 1e-8}).nfev
+        ours = mo.minimize(lambda x, A=A: 0.5 * x @ (A @ x), x0, "bfgs").evaluations
+        rows.append(
+            {"name": f"quadratic of condition 1e6, eigenvalues 1e{low} to 1e{high}: {ours} with bfgs", "value": ours / theirs,
+             "bar": 1.2, "unit": f"of the {theirs} of SciPy BFGS", "ok": ours <= 1.2 * theirs}
+        )  # fmt: skip
+    return rows
+
+
+def bounded_row() -> dict[str, Any]:
+    """Least squares with the optimum on a bound: points at which the residuals are evaluated."""
+    t = torch.linspace(0, 3, 20, dtype=torch.float64)
+    data = 2.5 * torch.exp(-1.3 * t) + 0.5
+    points = set()
+
+    def residuals(p: Tensor) -> Tensor:
+        points.add(tuple(p.tolist()))
+        return p[0] * torch.exp(-p[1] * t) + p[2] - data
+
+    mo.minimize(residuals, torch.tensor([1.0, 0.5, 0.1], dtype=torch.float64), "lm", bounds=[(0, 2), (0, None), (0, 1)])
+    theirs = scipy.optimize.least_squares(
+        lambda p: p[0] * np.exp(-p[1] * t.numpy()) + p[2] - data.numpy(), [1.0, 0.5, 0.1],
+        bounds=([0, 0, 0], [2, np.inf, 1]), gtol=1e-8, ftol=None, xtol=None,
+    ).nfev  # fmt: skip
+    return {
+        "name": f"least squares with the optimum on a bound: {len(points)} with lm", "value": len(points) / theirs,
+        "bar": 1.3, "unit": f"of the {theirs} of SciPy trf", "ok": len(points) <= 1.3 * theirs,
+    }  # fmt: skip
 
 
 def page(found: dict[str, dict[str, dict[str, int | None]]]) -> str:
