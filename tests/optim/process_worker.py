@@ -209,6 +209,37 @@ def a_plain_closure_is_averaged(rank):
     return differing([param.detach() for param in model.parameters()], expected, "closure")
 
 
+@check
+def shards_beside_whole_parameters(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+
+    def laid(tensor, sharded):
+        return distribute_tensor(tensor, mesh, [Shard(0)]) if sharded else tensor
+
+    def run(make, sharded):
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(5, 3), (5,)]
+        draws = [[torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes] for _ in range(4)]
+        params = [nn.Parameter(laid(draws[0][0], sharded)), nn.Parameter(draws[0][1])]
+        opt = mo.Optimizer(params, *make())
+        for matrix, bias in draws[1:]:
+            params[0].grad, params[1].grad = laid(matrix, sharded), bias
+            opt.step()
+        return [full(param) for param in params]
+
+    problems = []
+    for name, make in {
+        "LR": lambda: [m.LR(0.1)],
+        "AdamW": lambda: [m.Adam(), m.WeightDecay(0.01), m.LR(0.1)],
+        "ClipNorm": lambda: [m.ClipNorm(0.5), m.Adam(), m.LR(0.1)],
+    }.items():
+        problems += differing(run(make, True), run(make, False), name)
+    return problems
+
+
 def main(rank, store, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -27,6 +27,7 @@ __all__ = [
     "choose_reduction",
     "reduce_derivatives",
     "reduce_gradients",
+    "separate_shards",
 ]
 
 # Of links without a seed of their own, where several processes have to draw the same numbers.
@@ -62,6 +63,15 @@ class OverProcesses:
             for i, piece in zip(places, torch.split(flat, [out[i].numel() for i in places]), strict=True):
                 out[i] = piece.view(out[i].shape)
         return out
+
+
+def separate_shards(params: list[Tensor], changes: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Parameters in shards with their changes, then those that each process has whole: no call may take both."""
+    if not are_several():
+        return [(params, changes)]
+    pairs = list(zip(params, changes, strict=True))
+    kinds = ([pair for pair in pairs if is_sharded(pair[0]) is wanted] for wanted in (True, False))
+    return [([p for p, _ in kind], [c for _, c in kind]) for kind in kinds if kind]
 
 
 def reduce_derivatives(reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor]) -> list[Tensor]:

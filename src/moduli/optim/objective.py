@@ -15,7 +15,7 @@ from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
 from ._needs import ClosureError, Need, keeps_graph
-from ._processes import reduce_gradients
+from ._processes import reduce_gradients, separate_shards
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -378,7 +378,8 @@ class Objective(Curvature, Moving):
         if params:
             changes = [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
             with torch.set_grad_enabled(self.differentiable):
-                torch._foreach_sub_(params, changes)
+                for some, theirs in separate_shards(params, changes):
+                    torch._foreach_sub_(some, theirs)
 
     # ------------------------------------------------------------------ bookkeeping
 
