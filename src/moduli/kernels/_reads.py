@@ -205,9 +205,11 @@ class _Walk:
         elif isinstance(value, type):
             self._class(value, names, where)
         elif isinstance(value, dict | MappingProxyType):
-            self._once(self.reads._sequences, value, tuple(value))
-            for key in list(value):
-                self._item(value, key, names, f"{key!r} of {where}")
+            # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
+            if not any(isinstance(key, torch.Tensor) for key in value):
+                self._once(self.reads._sequences, value, tuple(value))
+                for key in list(value):
+                    self._item(value, key, names, f"{key!r} of {where}")
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
                 self._once(self.reads._sequences, value, tuple(value))
