@@ -430,6 +430,10 @@ def test_newer_recipes_by_their_formulas():
 
 
 def test_paths_and_models_do_not_mix(tmp_path):
+    models = [{"w": torch.ones(1)}, {"w": torch.zeros(1)}]
+    assert merge.linear(models, buffers="first", integers="equal")["w"] == 0.5  # not every text is a path
+    assert merge.soup(models)["w"] == 0.5
+    assert merge.ties(*models[:1], models[1:], density=1.0, elect="sum", buffers="first")["w"] == 0
     mo.save(tmp_path / "a", {"w": torch.ones(1)})
     with pytest.raises(merge.MergeError, match="out="):
         merge.lerp(tmp_path / "a", tmp_path / "a", 0.5)

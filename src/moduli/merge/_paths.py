@@ -1,5 +1,6 @@
 """Recipes on paths: the same functions merge checkpoints, file by file, when they are given their names."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -26,12 +27,14 @@ def on_paths(function: F) -> F:
         >>> mo.io.read(folder / "c").module["w"]
         tensor([1., 1.])
     """
-    names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    held = [name for name, each in parameters.items() if "ModelT" in str(each.annotation)]
 
     @wraps(function)
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **options}
-        paths = [path for name in list(given)[:2] for path in _paths(given[name])]
+        paths = [path for name in held for path in _paths(given.get(name))]
         if not paths:
             if out is not None:
                 raise MergeError(
@@ -40,7 +43,7 @@ def on_paths(function: F) -> F:
             return function(*args, **options)
         if out is None:
             raise MergeError("a merge of checkpoints is written to a checkpoint: give its path as out=")
-        rest = {name: value for name, value in given.items() if not _paths(value)}
+        rest = {name: value for name, value in given.items() if name not in held}
         # The room of files is above this one: it is looked up when it is asked for.
         import_module("moduli.io").merge_files(function.__name__, paths, out, **rest)
         return None
