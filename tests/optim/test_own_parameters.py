@@ -1,5 +1,7 @@
 """What hooks are shown as `param` addresses the link's own state and settings, in every form a parameter is shown."""
 
+import sys
+
 import pytest
 import torch
 
@@ -119,3 +121,23 @@ def test_hooks_are_given_the_parameters_themselves():
     w.grad = torch.ones(2)
     opt.step()
     assert seen[0] is w
+
+
+def count_python_calls(tensors):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(tensors)]
+    for param in params:
+        param.grad = torch.ones(3)
+    opt = mo.Optimizer(params, m.Adam(), m.LR(0.1))
+    for _ in range(3):
+        opt.step()
+    seen = []
+    sys.setprofile(lambda frame, event, arg: seen.append(event) if event == "call" else None)
+    try:
+        opt.step()
+    finally:
+        sys.setprofile(None)
+    return len(seen)
+
+
+def test_a_fused_step_calls_no_python_for_each_tensor():
+    assert count_python_calls(300) < count_python_calls(30) + 100

@@ -20,6 +20,9 @@ class Composite:
     def __init__(self, links: Sequence[TensorTransform], plan: Plan) -> None:
         self.links = links
         self.plan = plan
+        # Where hooks find the state and settings of the symbol that they are shown as their parameter (`Module.shown`). Taken
+        # here, because what runs while the hooks are traced is watched for changes, and the links' whole state is large.
+        self.tables = [(link._state.shown, link.settings.shown) for link in links]
         self.__name__ = " | ".join(type(link).__name__ for link in links)
         names = ["param", "tensor"]
         names += ["grad"] if plan.grads else []
@@ -36,16 +39,20 @@ class Composite:
         param, tensor = next(values), next(values).clone()
         grad = next(values) if self.plan.grads else None
         result = None if self.plan.tail else next(values)
-        for link, (states, numbers, constants) in zip(self.links, self.plan.parts, strict=True):
+        for link, tables, (states, numbers, constants) in zip(self.links, self.tables, self.plan.parts, strict=True):
             given = {key: next(values) for key in states}
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = dict(given)
             if link.counts:
                 state["step"] = setting.pop("step")
             # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
-            with link.shown([param], [state], [setting]):
+            tables[0][param], tables[1][param] = state, setting
+            try:
                 link.single_tensor_update(tensor, param, grad, None, state, setting)
                 tensor = link.single_tensor_apply(tensor, param, grad, None, state, setting)
+            finally:
+                tables[0].clear()
+                tables[1].clear()
             extra = set(state) - set(given) - {"step"}
             if extra:
                 raise kernels.NotPointwiseError(
