@@ -29,7 +29,7 @@ class Adadelta(TensorTransform):
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
         >>> _ = mo.Optimizer([w], m.Adadelta(eps=1e-2)).step(mo.closure(lambda: (w**2).sum()))
         >>> w.data
-        tensor([0.6838])
+        tensor([0.6877])
 
     References:
         M. D. Zeiler, "ADADELTA: an adaptive learning rate method", 2012, Algorithm 1.

@@ -35,7 +35,7 @@ class Quantized(Module):
         >>> w = torch.nn.Parameter(torch.ones(100, 100))
         >>> link = m.Quantized(m.Adam())
         >>> opt = mo.Optimizer([w], link, m.LR(0.01))
-        >>> for _ in range(120):
+        >>> for _ in range(160):
         ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
         >>> bool(w.abs().max() < 0.1), link.memory() < 0.35 * 2 * w.numel() * 4
         (True, True)
