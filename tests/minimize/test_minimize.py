@@ -185,12 +185,19 @@ def test_a_constant_function():
 
 
 def test_an_unbounded_function():
-    for method in ("bfgs", "lbfgs", "cg", "gd", "newton-cg", "nelder-mead"):
+    for method in ("bfgs", "lbfgs", "cg", "gd", "newton", "newton-cg", "trust-exact", "nelder-mead"):
         result = minimize(lambda x: x.sum(), torch.zeros(2, dtype=D), method)
         assert not result.success
         assert result.evaluations < 120, result
         assert "unbounded" in result.reason
         assert result.value < -1e6
+
+
+@pytest.mark.parametrize("method", ["newton", "newton-cg", "gd"])
+def test_a_long_slope_is_not_taken_for_an_unbounded_one(method):
+    result = minimize(lambda x: (x - 50.0).abs().sum(), torch.zeros(2, dtype=D), method)
+    assert "unbounded" not in result.reason
+    assert result.value < 1e-3
 
 
 @pytest.mark.parametrize("method", ["bfgs", "newton", "nelder-mead"])

@@ -15,7 +15,7 @@ from ._variables import Variables
 
 __all__ = ["Record", "Stop", "loss_of", "run_chain"]
 
-_FAR = 1e11
+_FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
 
 
@@ -147,6 +147,19 @@ class _Watch(Module):
     def __init__(self, record: Record, tol: float) -> None:
         super().__init__()
         self.record, self.tol = record, tol
+        self.last: list[Tensor] = []
+        self.alike = 0
+
+    def _look_far(self, objective: Objective, grads: list[Tensor], norm: float) -> None:
+        """One value far down a slope that has not changed for ten steps; where it falls that far, the record ends the run."""
+        same = len(self.last) == len(grads) and all(map(torch.equal, self.last, grads))
+        self.alike = self.alike + 1 if same else 0
+        self.last = [grad.clone() for grad in grads]
+        if self.alike == 10 and not self.record.variables.bounded and norm > 0:
+            far = 2 * _FAR * self.record.size / norm
+            with objective.moved() as start:
+                objective.move_to([a - far * g for a, g in zip(start, grads, strict=True)])
+                objective.get_loss(backward=False, at_x0=False)
 
     def apply(self, objective: Objective) -> Objective:
         record, variables = self.record, self.record.variables
@@ -173,6 +186,8 @@ class _Watch(Module):
             if norm <= self.tol:
                 done = f"The gradient vanishes: its largest component is {norm:.2g}, at most {self.tol:.2g}."
                 record.end(done, True)
+            else:
+                self._look_far(objective, grads, norm)
         if done:
             objective.terminate(done)
             objective.stop = objective.skip_update = True
