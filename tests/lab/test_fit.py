@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import threading
 
 import pytest
 import torch
@@ -54,10 +53,21 @@ def test_other_ends():
     assert fit(bowl, "LR(0.1)", steps=0).value == 4.0
 
 
+def send(number):
+    """A listener that sends this process a signal the first time it is called, when handlers are in place."""
+    sent = []
+
+    def listen(now):
+        if not sent:
+            sent.append(now)
+            os.kill(os.getpid(), number)
+
+    return listen
+
+
 def test_ctrl_c_ends_after_the_step_and_keeps_it(tmp_path):
     path = tmp_path / "fit.safetensors"
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path)
+    result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path, listen=send(signal.SIGINT))
     assert result.reason is Ended.INTERRUPTED
     assert io.read(path).extra["fit"]["steps"] == result.steps > 0
     more = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=result.steps + 5, out=path, resume=True)
@@ -153,7 +163,6 @@ def test_a_search_that_finds_nothing_more_ends():
 
 def test_being_asked_to_end_ends_with_a_checkpoint(tmp_path):
     path = tmp_path / "fit.safetensors"
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path)
+    result = fit(problems.get("rosenbrock"), "torch.SGD(lr=1e-5)", steps=10**9, out=path, listen=send(signal.SIGTERM))
     assert result.reason is Ended.INTERRUPTED
     assert io.read(path).extra["fit"]["steps"] == result.steps
