@@ -327,12 +327,15 @@ def test_files_without_a_problem_say_what_is_missing(written, text, message):
 def test_a_loss_is_one_number_or_residuals(written):
     problem = lab.load_problem(str(written("import torch\ndef problem(x=torch.ones(3)): return x * 2\n")))
     assert problem.measure(problem.model(0)) == 12.0  # of residuals, the sum of their squares
-    for text, what in (("return x[:0]", "an empty tensor"), ("return 'x'", "'str'")):
-        problem = lab.load_problem(str(written(f"import torch\ndef problem(x=torch.ones(3)): {text}\n")))
-        with pytest.raises(lab.ProblemFileError, match=f"one number as a tensor, .*not {what}"):
-            problem.measure(problem.model(0))
     with pytest.raises(lab.ProblemFileError, match="there is no file"):
         lab.load_problem("nowhere.py:problem")
+
+
+@pytest.mark.parametrize(("text", "what"), [("x[:0]", "an empty tensor"), ("'x'", "'str'")])
+def test_what_is_neither_a_loss_nor_residuals_is_refused(written, text, what):
+    problem = lab.load_problem(str(written(f"import torch\ndef problem(x=torch.ones(3)): return {text}\n")))
+    with pytest.raises(lab.ProblemFileError, match=f"one number as a tensor, .*not {what}"):
+        problem.measure(problem.model(0))
 
 
 def test_a_problem_whose_package_is_missing_is_refused_before_the_race(tmp_path):
