@@ -101,18 +101,28 @@ def test_a_race_that_is_ended_leaves_no_process_and_no_file(number, tmp_path):
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=attend,
     )
     with race:
-        assert race.stdout.readline() == "begun\n"
-        workers = [pid for pid in descendants(race.pid) if pid != race.pid]
-        assert len(workers) >= 2
-        race.send_signal(number)
-        assert race.wait(600) == (-number if number == signal.SIGKILL else 128 + number)
+        try:
+            assert race.stdout.readline() == "begun\n"
+            workers = [pid for pid in descendants(race.pid) if pid != race.pid]
+            assert len(workers) >= 2
+            race.send_signal(number)
+            assert race.wait(600) == (-number if number == signal.SIGKILL else 128 + number)
+        finally:
+            race.kill()
     for pid in workers:
         until(lambda pid=pid: not alive(pid))
     if number != signal.SIGKILL:
         assert not [name for name in os.listdir(tmp_path / "tmp") if name.startswith("moduli-race-")]
     assert lab.Results.read(tmp_path / "race.jsonl").runs == []
+
+
+def attend():
+    """A test run that was started by nohup ignores these signals, and what it starts would too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def descendants(pid):

@@ -101,7 +101,7 @@ REFUSED = {
     "sel positions": (lambda: T.sel(col=[0, 3]), KeyError, "axis 'col' has size 3 and no position 3"),
     "sel unhashable": (lambda: T.sel(row=[["z"]]), KeyError, "axis 'row'.*has no label"),
     "sel axis": (lambda: T.sel(depth="z"), KeyError, "no axis named 'depth'"),
-    "sel slice": (lambda: T.sel(row=slice(1)), TypeError, "use isel"),
+    "sel slice": (lambda: T.sel(row=slice(1)), TypeError, "1 can't be compared with the labels of axis 'row'"),
     "isel axis": (lambda: T.isel(depth=0), KeyError, "no axis named 'depth'"),
     "isel position": (lambda: T.isel(row=2), IndexError, "position 2 is out of range for axis 'row'"),
     # putting together

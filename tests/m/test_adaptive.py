@@ -205,7 +205,7 @@ def test_orthogonalize_is_the_polar_factor(shape, method):
     u = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     steps = 5 if method == "newtonschulz" else 12
     out = optim.step_tensors(m.Orthogonalize(method=method, steps=steps), [u.clone()])[0]
-    matrices, found = (x.movedim((0, 1), (-2, -1)) if x.dim() > 2 else x for x in (u, out))
+    matrices, found = u.flatten(1), out.flatten(1)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     if method == "newtonschulz":
         values = torch.linalg.svdvals(found)

@@ -87,7 +87,7 @@ def test_schedule_free_is_its_paper(fuse, r):
         close([w.detach()], [y])
         opt.step(mo.closure(lambda: 0.5 * (scales * w**2).sum()))
         z = z - 0.1 * scales * y
-        c = (1 + r) / (t + r)
+        c = t**r / sum(i**r for i in range(1, t + 1))
         x = (1 - c) * x + c * z
         close(link.averages([w]), [x])
     before = w.detach().clone()

@@ -379,5 +379,6 @@ def test_a_class_initialises_its_members_as_it_does_one():
             self.w = nn.Parameter(torch.from_numpy(np.random.default_rng().normal(size=3)))
             self.v = nn.Parameter(torch.tensor(float(np.random.rand())))
 
-    values = Population.of(Foreign, 4)
-    assert len({row.item() for row in dict(values.named_parameters())["v"]}) == 4
+    for _ in range(3):  # NumPy's key changes at one draw of many only, its position at each
+        values = Population.of(Foreign, 4)
+        assert len({row.item() for row in dict(values.named_parameters())["v"]}) == 4

@@ -56,13 +56,13 @@ def of_class(
 ) -> Any:
     """A population of what a class makes."""
     with _seeded(generator):
-        outside = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
+        outside = _random_states()
         with _Recorder() as recorder:
             first = make(*args, **kwargs)
         if not isinstance(first, nn.Module):
             raise TypeError(f"{getattr(make, '__name__', make)!r} made a {type(first).__name__}, not a torch.nn.Module")
         _, tensors = layout_and_tensors(first)
-        replayable = outside == (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
+        replayable = outside == _random_states()
         held = [tensor.detach() for tensor in (*tensors, *first.buffers())]
         made = recorder.replayed(held, count) if replayable and count else None
         pop = like(adopt(first), count)
@@ -75,6 +75,12 @@ def of_class(
             for index in range(1, count):
                 _copy_one(pop, targets, index, make(*args, **kwargs))
     return pop
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Where Python's and NumPy's generators are: a constructor that drew from them can't be replayed by torch."""
+    name, key, *place = np.random.get_state(legacy=True)
+    return (random.getstate(), name, np.asarray(key).tobytes(), *place)
 
 
 def _copy_one(pop: Any, targets: list[Tensor], index: int, net: nn.Module) -> None:
