@@ -235,11 +235,13 @@ class MemberMatrices:
         for block in self.blocks:
             found = [leaf.grad for leaf in block.leaves]
             shown = block.shown
-            if shown is not None and all(a is b for a, b in zip(found, shown[1], strict=True)):
-                block.tensor.grad = shown[0]
-                continue
             whole = block.tensor.grad if arrived else None
-            if any(grad is not None for grad in found):
+            if shown is not None and all(a is b for a, b in zip(found, shown[1], strict=True)):
+                if whole is None or whole is shown[0]:
+                    block.tensor.grad = shown[0]
+                    continue
+                whole = shown[0] + whole  # what was there, zeroed in place or not, and what arrived since
+            elif any(grad is not None for grad in found):
                 dense = [
                     torch.zeros_like(leaf)
                     if grad is None
@@ -380,7 +382,16 @@ class MemberEvaluator(Evaluator):
     def value(self) -> Any:
         """The loss, gradients not asked for."""
         self.matrices.push()
-        return self.inner.value()
+        leaves = [leaf for block in self.matrices.blocks for leaf in block.leaves]
+        # A user's closure may zero gradients in place, and those of leaves are columns of what links hold.
+        held = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        try:
+            return self.inner.value()
+        finally:
+            for leaf, grad in zip(leaves, held, strict=True):
+                leaf.grad = grad
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """The loss; gradients are left in `.grad`, of leaves and of blocks."""
