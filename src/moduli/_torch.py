@@ -5,7 +5,7 @@ and follows the same four rules:
 
 * It binds the private name with `_find`, which gives None where this torch has no such name, so importing never fails.
 * Where there is none it does the same by public means; where those can't tell, it gives the answer that is always safe
-  ("something may be watching", "somebody else may hold it"), which costs speed and nothing else.
+  ("something may be watching", "it may be shared"), which costs speed and nothing else.
 * Its docstring ends with a line that begins "Since": the private names, the first torch known to have them, the fallback.
 * `tests/test_torch_boundary.py` has a test of its name that runs with the private name and without it.
 

@@ -369,3 +369,9 @@ def test_adagrad_norm_is_its_paper(layerwise):
         close(out, [x / t**0.5 for x, t in zip(u, total, strict=True)], 1e-6)
     debiased = optim.step_tensors(m.AdagradNorm(beta=0.9), [torch.tensor([3.0, 4.0])])
     close(debiased, [torch.tensor([0.6, 0.8])], 1e-6)
+
+
+def test_adopt_clips_by_the_fourth_root_of_the_steps_before():
+    link, w = m.ADOPT(beta1=0.0), [torch.zeros(1, dtype=torch.float64)]
+    sizes = [optim.step_tensors(link, [torch.full_like(w[0], u)], params=w)[0].item() for u in (1.0, 1e3, -1e5, 1e7)]
+    assert sizes == pytest.approx([0.0, 1.0, -(2**0.25), 3**0.25])

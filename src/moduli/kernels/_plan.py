@@ -273,7 +273,8 @@ def _columns(plan: Plan, addresses: Addresses) -> list[Addresses]:
 
 
 def _in_vector(plan: Plan, output: Output, base: int) -> Addresses:
-    assert isinstance(output.dtypes, torch.dtype)  # noqa: S101 - a vector has one
+    if not isinstance(output.dtypes, torch.dtype):
+        raise TypeError(f"a flat output has one dtype, not {output.dtypes!r}")
     return np.asarray(plan.offsets, np.uint64) * np.uint64(output.dtypes.itemsize) + np.uint64(base)
 
 
