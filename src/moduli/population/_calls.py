@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
-from ._attempt import attempted
-from ._chain import chain, run
+from ._arguments import Arguments, arguments
 from ._core import Core
-from ._evaluate import arguments, evaluate
-from ._plan import Kind, Plan, choose, kind_of
-from ._swap import Swap
+from ._evaluator import forward
+from ._rule import Plan
 from ._values import fresh
 
 __all__ = ["Calls"]
@@ -58,7 +56,7 @@ class Calls(Core):
             >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
             (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
         """
-        return self._evaluated(_forward, args, kwargs, in_dims, vectorize, chunk_size, randomness)
+        return self._evaluated(forward, args, kwargs, in_dims, vectorize, chunk_size, randomness)
 
     def losses(
         self,
@@ -155,7 +153,7 @@ class Calls(Core):
         """
         self._ready()
         flat = arguments(args, {}, in_dims, self._count)
-        plan = self._plan(flat, fn, vectorize, chunk_size)
+        plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk_size)
         # What a failed call did to the statistics of some members is taken back.
         kept = {name: held.clone() for name, held in self._buffers.items()}
 
@@ -168,8 +166,7 @@ class Calls(Core):
                         self._buffers[name].copy_(before)
                 raise
 
-        made: tuple[Tensor, Self] = self._attempted(call, plan, fn, vectorize, randomness)
-        return made
+        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count)
 
     def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
         """How a call with these arguments is evaluated, and why, in a sentence.
@@ -181,19 +178,12 @@ class Calls(Core):
             >>> Population.of(nn.LSTM(3, 2), 5).explain(torch.ones(7, 3))
             'loop: the model (LSTM) has no batching rule'
         """
-        return self._plan(arguments(args, {}, in_dims, self._count), _forward, vectorize, chunk_size).reason
+        flat = arguments(args, {}, in_dims, self._count)
+        return self._evaluator.plan(forward, flat, self._count, vectorize, chunk_size).reason
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _attempted(self, call: Callable[[Plan], Any], plan: Plan, fn: Any, vectorize: str, randomness: str) -> Any:
-        def refused(reason: str) -> None:
-            # That a function other than the model's own cannot be followed says nothing about the next one.
-            if fn is _forward:
-                self._plans["refused"] = reason
-
-        return attempted(call, plan, vectorize == "auto" and randomness != "error", self._count, refused)
-
-    def _differentiated(self, fn: Any, flat: Any, plan: Plan, randomness: str) -> tuple[Tensor, Self]:
+    def _differentiated(self, fn: Any, args: Arguments, plan: Plan, randomness: str) -> tuple[Tensor, Self]:
         """The losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
             values = fresh(self.layout, self._count)
@@ -206,9 +196,8 @@ class Calls(Core):
                 stop = min(self._count, start + block)
                 rows = [v[start:stop].detach().requires_grad_(f) for v, f in zip(views, self._flags, strict=True)]
                 buffers = [self._buffers[name][start:stop] for name in names]
-                part = flat._replace(leaves=_sliced(flat, start, stop))
                 with torch.enable_grad():
-                    made = evaluate(self._swap(), fn, plan, rows, buffers, part, randomness, stop - start)
+                    made = self._evaluator.run(fn, plan, rows, buffers, args, randomness, start, stop - start)
                     loss = _one_each(made, stop - start)
                     tracked = [row for row in rows if row.requires_grad]
                     found = iter(
@@ -225,25 +214,6 @@ class Calls(Core):
             copies = {name: held.clone() for name, held in self._buffers.items()}
         return torch.cat(losses), self._made(values, self._count, copies)
 
-    def _swap(self) -> Swap:
-        known = self._plans.get("swap")
-        if known is None or known.module is not self.template:
-            known = Swap(self.template, self._entries, [held for _, held in self.template.named_buffers()])
-            self._plans["swap"] = known
-        return known
-
-    def _kind(self) -> Kind:
-        known: Kind | None = self._plans.get("kind")
-        if known is None:
-            known = self._plans["kind"] = kind_of(self.template, self.layout)
-        return known
-
-    def _plan(self, args: Any, fn: Any, vectorize: str, chunk_size: int | None) -> Plan:
-        reason = self._plans.get("refused") if fn is _forward and vectorize == "auto" else None
-        if reason is not None:
-            return Plan("loop", 0, reason)
-        return choose(self._kind(), self.layout, self._count, args, fn, vectorize, chunk_size)
-
     def _evaluated(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
     ) -> Any:
@@ -251,42 +221,21 @@ class Calls(Core):
             raise ValueError(f"randomness={randomness!r}; choose from different, same, error")
         self._ready()
         flat = arguments(args, kwargs, in_dims, self._count)
-        plan = self._plan(flat, fn, vectorize, chunk)
+        plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk)
         leaves = self._stacked()
         if self._tape is not None and torch.is_grad_enabled():
             leaves = self._tape(leaves)
-        if plan.form == "stacked" and fn is _forward and len(args) == 1 and not kwargs and flat.dims == [None]:
-            layers = chain(self.template, self._entries)
-            block = plan.block or self._count
-            made = None
-            if layers is not None:
-                made = self._attempted(lambda _: run(layers, leaves, args[0], block), plan, fn, "stacked", randomness)
-            if made is not None:
-                return made
-        attentive = fn is not _forward or self._kind().attentive
         buffers = list(self._buffers.values())
 
         def call(how: Plan) -> Any:
-            return evaluate(self._swap(), fn, how, leaves, buffers, flat, randomness, self._count, attentive)
+            return self._evaluator.run(fn, how, leaves, buffers, flat, randomness, 0, self._count)
 
-        return self._attempted(call, plan, fn, vectorize, randomness)
-
-
-def _forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return model(*args, **kwargs)
+        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count)
 
 
-def _sliced(args: Any, start: int, stop: int) -> list[Any]:
-    """The leaves of arguments, with those that differ cut to some members."""
-    rows = iter(args.rows(start, stop))
-    made = []
-    for leaf, dim in zip(args.leaves, args.dims, strict=True):
-        if dim is None:
-            made.append(leaf)
-        else:
-            row = next(rows)
-            made.append(row if isinstance(leaf, Tensor) else type(leaf)(row, leaf.dims))
-    return made
+def _may_loop(vectorize: str, randomness: str) -> bool:
+    """Whether a loop may take the place of what was planned."""
+    return vectorize == "auto" and randomness != "error"
 
 
 def _one_each(made: Any, count: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from moduli.layout import Group, Layout, layout_and_tensors
 from moduli.particles import StructureError, buffer_policies, inert_parameters
 
+from ._evaluator import Evaluator
 from ._members import Members, tracks_versions
 from ._shard import Shard
 from ._values import Values, fresh
@@ -26,13 +27,13 @@ class Core:
         "_buffers",
         "_count",
         "_entries",
+        "_evaluator",
         "_fixed",
         "_flags",
         "_graph",
         "_leaves",
         "_members",
         "_parent",
-        "_plans",
         "_shard",
         "_tape",
         "_values",
@@ -50,7 +51,8 @@ class Core:
     _leaves: list[Tensor] | None
     _members: Members
     _graph: bool
-    _plans: dict[Any, Any]
+    # How members are called; of all populations that share a template.
+    _evaluator: Evaluator
     # Which of the members of several processes these are.
     _shard: Shard | None
     # What an optimizer differentiates calls with respect to, for the time of an evaluation, in place of the leaves.
@@ -68,6 +70,7 @@ class Core:
         pop.template, pop.layout, pop._entries = template, layout, tensors
         pop._flags = tuple(t.requires_grad for t in tensors)
         pop._count = count
+        pop._evaluator = Evaluator(template, tensors, layout)
         pop._reset()
         with torch.no_grad(), torch.inference_mode(False):
             pop._values = fresh(layout, count)
@@ -85,7 +88,6 @@ class Core:
         self._leaves = None
         self._members = Members()
         self._graph = False
-        self._plans = {}
         self._shard = None
         self._tape = None
         self._parent = None
@@ -97,7 +99,7 @@ class Core:
         pop.template, pop.layout, pop._entries, pop._flags = self.template, self.layout, self._entries, self._flags
         pop._count, pop._values, pop._buffers = count, values, buffers
         pop._reset()
-        pop._plans = self._plans
+        pop._evaluator = self._evaluator
         pop._shard = self._shard if count == self._count else None
         return pop
 

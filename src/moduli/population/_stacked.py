@@ -1,8 +1,9 @@
-"""Evaluating plain networks of linear layers: products are batched here, everything else by `torch.vmap`, op by op.
+"""A tensor that stands for one tensor of each member.
 
-Members that are given the same batch share the first product: with x of shape (B, in) and weights (N, out, in), all N
-products are one, of (N out, in) with (in, B), which a matrix library runs at its full rate. Later products are batched
-ones over operands that are never copied. The activations of a block of members stay in the cache (see `_plan`).
+A network of linear layers is called once with such tensors in the place of its parameters. Members that are given the same
+batch share the first product: with x of shape (B, in) and weights (N, out, in), all N products are one, of (N out, in) with
+(in, B), which a matrix library runs at its full rate. Later products are batched ones over operands that are never copied.
+Activations act on all members at once; everything else is mapped by `torch.vmap`, operation by operation.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from torch import Tensor
 
 from moduli._torch import pytree
 
-from ._swap import Swap
-
-__all__ = ["Stacked", "run"]
+__all__ = ["Stacked"]
 
 # From how many rows of a shared batch on one large product pays for laying the weights side by side.
 _SHARED_ROWS = 32
@@ -63,8 +62,8 @@ class Stacked(Tensor):
 
 def _about(func: Any, args: Any, kwargs: Any) -> Any:
     """What a tensor of one member is like."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+    x, *rest = args
+    return func(x.physical[0], *rest, **kwargs)
 
 
 def _requires(func: Any, args: Any, kwargs: Any) -> Any:
@@ -98,27 +97,32 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """The layer x W' + b, computed as (W x' + b)', so that a shared batch needs one product."""
     x, weight, *rest = args
     bias = rest[0] if rest else kwargs.get("bias")
-    if type(weight) is not Stacked or (bias is not None and type(bias) is not Stacked) or x.dim() == 0:
+    if type(weight) is not Stacked or (bias is not None and type(bias) is not Stacked):
         return _mapped(func, args, kwargs)
-    w = weight.physical
+    w, b = weight.physical, None if bias is None else bias.physical
+    own = type(x) is Stacked
+    given = x.physical if own else x
+    shape = given.shape[1:] if own else given.shape
     count, out, into = w.shape
-    if x.shape[-1] != into:
+    if not shape or shape[-1] != into:
         # Torch raises what it raises for one model; reshaping below would not notice.
         return _mapped(func, args, kwargs)
-    b = None if bias is None else bias.physical
-    if type(x) is not Stacked:
-        lead = x.shape[:-1]
-        flat = x.reshape(-1, into)
-        if flat.shape[0] >= _SHARED_ROWS:
-            long = w.reshape(count * out, into)
-            made = torch.mm(long, flat.t()) if b is None else torch.addmm(b.reshape(-1, 1), long, flat.t())
-            made = made.view(count, out, -1).transpose(1, 2)
-        else:
-            made = _batched(flat.expand(count, *flat.shape), w, b)
+    flat = len(shape) == 2
+    if own:
+        made = _batched(given if flat else given.reshape(count, -1, into), w, b)
     else:
-        lead = x.shape[:-1]
-        made = _batched(x.physical.reshape(count, -1, into), w, b)
-    return Stacked(made if len(lead) == 1 else made.reshape(count, *lead, out), weight.randomness)
+        made = _shared(given if flat else given.reshape(-1, into), w, b)
+    return Stacked(made if flat else made.reshape(count, *shape[:-1], out), weight.randomness)
+
+
+def _shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """The products of all members with one batch."""
+    count, out, into = w.shape
+    if len(x) < _SHARED_ROWS:
+        return _batched(x.expand(count, *x.shape), w, b)
+    long = w.reshape(count * out, into)
+    made = torch.mm(long, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), long, x.t())
+    return made.view(count, out, -1).transpose(1, 2)
 
 
 def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -170,26 +174,3 @@ _RULES: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }
-
-
-def run(
-    swap: Swap,
-    fn: Callable[..., Any],
-    parameters: list[Tensor],
-    buffers: list[Tensor],
-    args: Any,
-    mapped: list[Any],
-    randomness: str,
-    results: Any,
-) -> list[Tensor]:
-    """Call a function of a model for some members at once."""
-    own = [Stacked(parameter, randomness) for parameter in parameters]
-    dims = [dim for dim in args.dims if dim is not None]
-    leaves = [Stacked(each.movedim(dim, 0), randomness) for each, dim in zip(mapped, dims, strict=True)]
-    before = swap.put(own, buffers)
-    try:
-        output = results.flat(fn(swap.module, *args.filled(leaves), **args.kwargs))
-    finally:
-        swap.restore(before)
-    count = len(parameters[0])
-    return [each.physical if type(each) is Stacked else each.expand(count, *each.shape) for each in output]

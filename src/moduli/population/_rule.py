@@ -1,8 +1,14 @@
-"""How a population is evaluated: a pure function of shapes and layer types, so that runs can be repeated.
+"""The rule by which a population is evaluated: a function of shapes and layer types alone, so that runs can be repeated.
 
-Vectorising over members saves the overhead of each operation N times, but lets the activations of all members through
-memory at once. So as many members are taken together as have activations that fit into the cache of one core; when not
-even a few do, each operation is large enough for a loop to be as good.
+1. **loop**, one member after the other: where `torch.vmap` has no rule for a layer (recurrent ones, `EmbeddingBag`), or turned
+   out to be unable to follow the model; where there is nothing to vectorise over; and where the activations of not even four
+   members fit into the cache of a core, so that each operation is large enough.
+2. **stacked**, one call on tensors that stand for those of all members: where all parameters belong to linear layers, and there
+   are no buffers, hooks, dropout or attention. Members that are given the same batch share the product of the first layer.
+3. **vmap**, everything else.
+
+For the last two, as many members are taken together as have activations that fit into the cache: vectorising saves the
+overhead of each operation, but lets the activations of all members through memory at once.
 """
 
 from __future__ import annotations

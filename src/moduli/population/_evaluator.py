@@ -1,0 +1,312 @@
+"""Calling a function of a model for every member, by the rule of `_rule`: on stacked tensors, by vmap, or in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from moduli.layout import Layout
+from moduli.particles import StructureError
+
+from ._arguments import Arguments, Outputs, read_data
+from ._rule import Kind, Plan, choose, kind_of
+from ._stacked import Stacked
+from ._swap import Swap
+
+__all__ = ["Evaluator", "forward"]
+
+Made = TypeVar("Made")
+
+# How torch says that an operation has no batching rule, or asks for the values of a batch.
+_UNBATCHED = (
+    "vmap:",
+    "Batching rule not implemented",
+    "Cannot access data pointer of Tensor that doesn't have storage",
+)
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a population that is called evaluates: the model itself."""
+    return model(*args, **kwargs)
+
+
+class Evaluator:
+    """What the populations of one template are evaluated by.
+
+    Args:
+        template: The model that takes the tensors of members for the time of a call.
+        entries: Its parameters, in the order of the layout.
+        layout: The layout of a member.
+    """
+
+    def __init__(self, template: nn.Module, entries: Sequence[Tensor], layout: Layout) -> None:
+        self.template, self.entries, self.layout = template, entries, layout
+        # Why the model itself has to be looped, where a call has shown that.
+        self.refused: str | None = None
+
+    @cached_property
+    def swap(self) -> Swap:
+        """The places of the model's tensors."""
+        return Swap(self.template, self.entries, [held for _, held in self.template.named_buffers()])
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the model's layers allow."""
+        return kind_of(self.template, self.layout)
+
+    def plan(self, fn: Any, args: Arguments, count: int, vectorize: str, chunk_size: int | None) -> Plan:
+        """How a call is evaluated."""
+        if self.refused is not None and fn is forward and vectorize == "auto":
+            return Plan("loop", 0, self.refused)
+        return choose(self.kind, self.layout, count, args, fn, vectorize, chunk_size)
+
+    def attempt(self, call: Callable[[Plan], Made], plan: Plan, auto: bool, fn: Any, count: int) -> Made:
+        """Evaluate according to a plan, or in a loop where `torch.vmap` turns out to be unable to follow.
+
+        Args:
+            call: Evaluates, and leaves everything as it was if it fails.
+            plan: How.
+            auto: Whether a loop may take the place of what was planned.
+            fn: The function that is evaluated.
+            count: How many members.
+
+        Raises:
+            MemoryError: If there is not enough memory.
+        """
+        state = torch.get_rng_state() if auto and plan.form != "loop" else None
+        try:
+            try:
+                return call(plan)
+            except RuntimeError as error:
+                if state is None or not _says(error, _UNBATCHED):
+                    raise
+                why = str(error).splitlines()[0].removeprefix("vmap: ")
+            # Draw what a loop from the start would have drawn.
+            torch.set_rng_state(state)
+            reason = f"loop: torch.vmap cannot follow the model ({why})"
+            made = call(Plan("loop", 0, reason))
+            # That a function other than the model's own cannot be followed says nothing about the next one.
+            if fn is forward:
+                self.refused = reason
+            return made
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not _says(error, _OUT_OF_MEMORY):
+                raise
+            size = 1 if plan.form == "loop" else plan.block or count
+            remedy = f"give a chunk_size below {size}" if size > 1 else "use smaller batches (chunk_size is 1 already)"
+            raise MemoryError(
+                f"evaluating {size} of {count} members at a time takes more memory than there is; {remedy}. "
+                "Nothing was changed"
+            ) from error
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        plan: Plan,
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        args: Arguments,
+        randomness: str,
+        first: int = 0,
+        count: int = 0,
+    ) -> Any:
+        """Call `fn(model, *args, **kwargs)` for some members and stack what it returns.
+
+        Args:
+            fn: The function.
+            plan: How.
+            parameters: One tensor of shape (count, *shape) per parameter.
+            buffers: One tensor of shape (count, *shape) per buffer; what a call does to buffers is written there.
+            args: The arguments of all members.
+            randomness: Whether random layers draw `"different"` numbers for each member, the `"same"`, or raise an
+                `"error"`.
+            first: Which member is the first of these.
+            count: How many there are.
+        """
+        # What a failed call did to the statistics of some members is taken back.
+        kept = [buffer.clone() for buffer in buffers]
+        attentive = plan.form != "stacked" and (fn is not forward or self.kind.attentive)
+        try:
+            with _no_shortcuts() if attentive else nullcontext():
+                if plan.form == "loop" or count == 0:
+                    return self._loop(fn, parameters, buffers, args, randomness, first, count)
+                outputs = Outputs()
+                blocks: list[list[Tensor]] = []
+                block = plan.block or count
+                # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one `cat`.
+                parts = (
+                    zip(*(torch.split(p, block) for p in parameters), strict=True) if block < count else [parameters]
+                )
+                call = self._stack if plan.form == "stacked" else self._map
+                for start, rows in zip(range(0, count, block), parts, strict=True):
+                    stop = min(count, start + block)
+                    held = [b[start:stop] for b in buffers]
+                    mapped = args.rows(first + start, first + stop)
+                    blocks.append(call(fn, rows, held, args, mapped, randomness, outputs))
+                return outputs.concatenate(blocks)
+        except BaseException:
+            with torch.no_grad():
+                for buffer, before in zip(buffers, kept, strict=True):
+                    buffer.copy_(before)
+            raise
+
+    def _stack(
+        self,
+        fn: Callable[..., Any],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        args: Arguments,
+        mapped: list[Tensor],
+        randomness: str,
+        outputs: Outputs,
+    ) -> list[Tensor]:
+        """One call on tensors that stand for those of all members."""
+        before = self.swap.put([Stacked(parameter, randomness) for parameter in parameters], buffers)
+        try:
+            given = args.fill([Stacked(each, randomness) for each in mapped])
+            output = outputs.flatten(fn(self.swap.module, *given, **args.kwargs))
+        finally:
+            self.swap.restore(before)
+        count = len(parameters[0])
+        return [each.physical if type(each) is Stacked else each.expand(count, *each.shape) for each in output]
+
+    def _map(
+        self,
+        fn: Callable[..., Any],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        args: Arguments,
+        mapped: list[Tensor],
+        randomness: str,
+        outputs: Outputs,
+    ) -> list[Tensor]:
+        """One call by `torch.vmap`."""
+        changed: list[int] = []
+        one, two = len(parameters), len(parameters) + len(buffers)
+
+        # Flat tensors, all with the members in front, and one tensor where there is one: torch takes structures of tensors
+        # and of dimensions apart several times.
+        def call(*tensors: Any) -> Any:
+            kept = tensors[one:two]
+            before = self.swap.put(tensors[:one], kept)
+            try:
+                output = outputs.flatten(fn(self.swap.module, *args.fill(tensors[two:]), **args.kwargs))
+                rebound = self.swap.rebound(kept)
+            finally:
+                self.swap.restore(before)
+            changed[:] = list(rebound)
+            made = (*output, *rebound.values())
+            return made[0] if len(made) == 1 else made
+
+        made = torch.vmap(call, 0, 0, randomness)(*parameters, *buffers, *mapped)
+        if isinstance(made, Tensor) and not changed:
+            return [made]
+        results = [made] if isinstance(made, Tensor) else list(made)
+        outer = len(results) - len(changed)
+        _write(buffers, changed, results[outer:])
+        return results[:outer]
+
+    def _loop(
+        self,
+        fn: Callable[..., Any],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        args: Arguments,
+        randomness: str,
+        first: int,
+        count: int,
+    ) -> Any:
+        """One member after the other."""
+        outputs = Outputs()
+        if count == 0:
+            return self._call_nothing(fn, args, outputs)
+        rows = [parameter.unbind(0) for parameter in parameters]
+        kept = [buffer.unbind(0) for buffer in buffers]
+        slices = [each.unbind(0) for each in args.rows(first, first + count)]
+        columns: list[list[Tensor]] = []
+        start = torch.get_rng_state() if randomness != "different" else None
+        for index in range(count):
+            own, held = [row[index] for row in rows], [row[index] for row in kept]
+            before = self.swap.put(own, held)
+            try:
+                given = args.fill([each[index] for each in slices])
+                output = outputs.flatten(fn(self.swap.module, *given, **args.kwargs))
+                rebound = self.swap.rebound(held)
+            finally:
+                self.swap.restore(before)
+            _write(held, list(rebound), list(rebound.values()))
+            columns.append(output)
+            if start is not None:
+                _repeat(start, randomness, index, count)
+        try:
+            return outputs.unflatten([torch.stack(parts) for parts in zip(*columns, strict=True)])
+        except RuntimeError as error:
+            shapes = {tuple(tuple(t.shape) for t in output) for output in columns}
+            if len(shapes) > 1:
+                raise StructureError(
+                    f"members returned tensors of different shapes, which cannot be stacked: {shapes}"
+                ) from error
+            raise
+
+    def _call_nothing(self, fn: Callable[..., Any], args: Arguments, outputs: Outputs) -> Any:
+        """The output of no members: what one would return, with a leading dimension of 0."""
+        state = torch.get_rng_state()
+        kept = [(slots, name, slots[name]) for slots, name, _ in self.swap._buffers]
+        for slots, name, held in kept:
+            slots[name] = held.clone()
+        mapped = []
+        for leaf, dim in zip(args.leaves, args.dims, strict=True):
+            if dim is not None:
+                data = read_data(leaf)
+                mapped.append(data.new_zeros([size for d, size in enumerate(data.shape) if d != dim]))
+        try:
+            with torch.no_grad():
+                output = outputs.flatten(fn(self.swap.module, *args.fill(mapped), **args.kwargs))
+        finally:
+            for slots, name, held in kept:
+                slots[name] = held
+            torch.set_rng_state(state)
+        return outputs.unflatten([value.new_empty((0, *value.shape)) for value in output])
+
+
+def _write(buffers: Sequence[Tensor], places: list[int], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for place, value in zip(places, values, strict=True):
+            if value.shape != buffers[place].shape:
+                raise StructureError(
+                    f"a call gave a buffer of shape {tuple(buffers[place].shape[1:])} the shape {tuple(value.shape[1:])}"
+                )
+            buffers[place].copy_(value)
+
+
+def _repeat(start: Tensor, randomness: str, index: int, count: int) -> None:
+    """Put the state of torch's generator back, or object to its use."""
+    if randomness == "same":
+        if index < count - 1:
+            torch.set_rng_state(start)
+    elif not torch.equal(start, torch.get_rng_state()):
+        raise RuntimeError('the model draws random numbers; say randomness="different" or randomness="same"')
+
+
+@contextmanager
+def _no_shortcuts() -> Iterator[None]:
+    """Attention takes the form that can be vectorised and differentiated, as in training."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
+    message = str(error)
+    return any(phrase in message for phrase in phrases)
