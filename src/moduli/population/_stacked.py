@@ -34,9 +34,8 @@ class Stacked(Tensor):
     @staticmethod
     def __new__(cls, physical: Tensor, randomness: str) -> Stacked:
         """Wrap a tensor whose first dimension is the members."""
-        shape, strides = physical.shape[1:], physical.stride()[1:]
         self: Stacked = Tensor._make_wrapper_subclass(
-            cls, shape, strides=strides, dtype=physical.dtype, device=physical.device
+            cls, physical.shape[1:], dtype=physical.dtype, device=physical.device
         )
         self.physical = physical
         self.randomness = randomness
@@ -73,6 +72,8 @@ def _requires(func: Any, args: Any, kwargs: Any) -> Any:
 def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of every element of one tensor."""
     x = args[0]
+    if len(args) == 1 and not kwargs:
+        return Stacked(func(x.physical), x.randomness)
     if type(x) is not Stacked or any(type(each) is Stacked for each in (*args[1:], *kwargs.values())):
         return _mapped(func, args, kwargs)
     return Stacked(func(x.physical, *args[1:], **kwargs), x.randomness)
