@@ -33,6 +33,7 @@ ROOMS = (
     "nn",
     "particles",
     "population",
+    "merge",
     "linalg",
     "optim",
     "m",
@@ -41,6 +42,7 @@ ROOMS = (
     "evolve",
     "lab",
     "testing",
+    "compat.nytorch",
 )
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -295,10 +297,12 @@ class Examples(griffe.Extension):
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Append the API pages to the navigation."""
+    """Append the API pages to the last group of the navigation, the reference."""
     _package.cache_clear()  # while mkdocs serves, sources change
-    titles = [module.__name__ for module in rooms()]
-    config.nav = [*(config.nav or []), {"API": [{title: f"api/{title}.md"} for title in titles]}]
+    pages = [{module.__name__: f"api/{module.__name__}.md"} for module in rooms()]
+    *groups, reference = config.nav
+    ((name, entries),) = reference.items()
+    config.nav = [*groups, {name: [*entries, {"API": pages}]}]
     return config
 
 

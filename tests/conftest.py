@@ -1,5 +1,9 @@
 """Settings shared by every test: one torch thread per worker, and hypothesis without deadlines."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -19,8 +23,10 @@ settings.load_profile("moduli")
 # Minutes, for what seldom breaks: every link saved and resumed in a new process, and kernels under a sanitizer.
 # `make test-all` runs it.
 LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py")
-# Of these, one test in so many; both numbers are prime to the number of laws, so that every law meets some row.
-SHARES = {"tests/laws/test_laws.py": 5, "tests/evolve/test_laws.py": 5}
+# Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
+# to the number of laws, so that each fifth has every law.
+SHARED = ("tests/laws/test_laws.py", "tests/evolve/test_laws.py")
+FIFTHS = 5
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.
 UNCOVERED = (
@@ -69,15 +75,35 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def choose_fifth() -> int:
+    """The part of the law book that this commit runs: `MODULI_FIFTH`, or the number of commits before it, modulo five."""
+    chosen = os.environ.get("MODULI_FIFTH")
+    if chosen is not None:
+        return int(chosen) % FIFTHS
+    command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+    try:
+        count = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # the tests of an sdist have no history
+        return 0
+    return int(count) % FIFTHS
+
+
+def pytest_report_header(config):
+    if config.getoption("--all"):
+        return "law book: all of it"
+    return f"law book: fifth {choose_fifth()} of 0 to {FIFTHS - 1} (MODULI_FIFTH=k for another, --all for all)"
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--all") or any("::" in str(argument) for argument in config.args):
         return
-    kept, left, seen = [], [], dict.fromkeys(SHARES, 0)
+    fifth = choose_fifth()
+    kept, left, seen = [], [], dict.fromkeys(SHARED, 0)
     for item in items:
         path = item.nodeid.split("::")[0]
-        if path in SHARES:
+        if path in SHARED:
             seen[path] += 1
-            (kept if seen[path] % SHARES[path] == 0 else left).append(item)
+            (kept if seen[path] % FIFTHS == fifth else left).append(item)
         else:
             kept.append(item)
     if left:
