@@ -17,10 +17,10 @@ from moduli.linalg import (
     Inverse,
     LBFGSOperator,
     LowRankPlusDiagonal,
-    Product,
+    OperatorProduct,
+    OperatorSum,
     Scaled,
     ScaledIdentity,
-    Sum,
     Transpose,
 )
 
@@ -244,7 +244,7 @@ def total(draw, n, k, scale):
     one, A = gram("tall")(draw, n, k, 1.0)
     two, B = low_rank_plain(draw, n, k, 1.0)
     three, C = diagonal(draw, n, k, 1.0)
-    return Sum(one, two, three) * scale, scale * (A + B + C)
+    return OperatorSum(one, two, three) * scale, scale * (A + B + C)
 
 
 def total_diagonal(draw, n, k, scale):
@@ -262,7 +262,7 @@ def product(draw, n, k, scale):
 
 def product_inner(draw, n, k, scale):
     wide = draw(n, n + 2) + 3 * torch.eye(n, n + 2, dtype=draw.dtype)
-    return scale * Product(Dense(wide), Dense(wide.mH)), scale * wide @ wide.mH
+    return scale * OperatorProduct(Dense(wide), Dense(wide.mH)), scale * wide @ wide.mH
 
 
 def inverse(draw, n, k, scale):

@@ -15,11 +15,11 @@ from moduli.linalg import (
     LinearOperator,
     LowRankPlusDiagonal,
     MissingAbilityError,
-    Product,
+    OperatorProduct,
+    OperatorSum,
     Scaled,
     ScaledIdentity,
     SingularError,
-    Sum,
 )
 
 F64 = torch.float64
@@ -169,14 +169,14 @@ def test_sums_keep_the_closest_form():
     assert isinstance(d + 1.0, Diagonal)
     assert isinstance(A + d, Dense)
     assert isinstance(AtA(torch.eye(3)) + A, Dense)
-    assert isinstance(AtA(torch.eye(3)) + d, Sum)
-    assert isinstance(FunctionOperator(lambda x: x, 3, symmetric=True) + A, Sum)
+    assert isinstance(AtA(torch.eye(3)) + d, OperatorSum)
+    assert isinstance(FunctionOperator(lambda x: x, 3, symmetric=True) + A, OperatorSum)
     assert isinstance(Diagonal(torch.ones(3)) * 2, Diagonal)
     assert isinstance(-AtA(torch.eye(3)), Scaled)
     assert len((AtA(torch.eye(3)) + d + AtA(torch.eye(3)) + d)._terms) == 4
     assert len((A @ d @ A)._factors) == 3
     assert A.H is A
-    both = Sum(d, ScaledIdentity(3, 2.0))
+    both = OperatorSum(d, ScaledIdentity(3, 2.0))
     assert torch.equal(both.solve(torch.ones(3)), torch.full((3,), 1 / 3))
 
 
@@ -321,13 +321,13 @@ def test_wrong_parts_are_refused():
     with pytest.raises(TypeError, match="need one precision"):
         LowRankPlusDiagonal(torch.ones(2, dtype=F64), eye)
     with pytest.raises(ValueError, match="at least one operator"):
-        Sum()
+        OperatorSum()
     with pytest.raises(TypeError, match="made of operators, not of Tensor"):
-        Product(eye, eye)
+        OperatorProduct(eye, eye)
     with pytest.raises(ValueError, match="move one of them"):
-        Sum(Dense(eye), Dense(eye.to("meta")))
+        OperatorSum(Dense(eye), Dense(eye.to("meta")))
     with pytest.raises(ValueError, match="batch shapes that broadcast"):
-        Sum(Dense(eye.expand(2, 2, 2)), Dense(eye.expand(3, 2, 2)))
+        OperatorSum(Dense(eye.expand(2, 2, 2)), Dense(eye.expand(3, 2, 2)))
     with pytest.raises(ValueError, match="do not broadcast"):
         Dense(eye.expand(2, 2, 2)).matvec(torch.ones(3, 2))
 

@@ -9,14 +9,14 @@ cheap; everything else follows from the abstract `LinearOperator`:
 * `LowRankPlusDiagonal`: a diagonal, and a small matrix between tall ones;
 * `LBFGSOperator`: pairs of steps and gradient differences, for the BFGS matrix and its inverse;
 * `FunctionOperator`: a function that multiplies (a Hessian-vector product);
-* `Sum`, `Product`, `Scaled`, `Adjoint`, `Transpose`, `Inverse`: other operators; written `A + B`, `A @ B`, `2 * A`, `A.H`,
-  `A.T`, `A.inverse()`.
+* `OperatorSum`, `OperatorProduct`, `Scaled`, `Adjoint`, `Transpose`, `Inverse`: other operators; written `A + B`, `A @ B`,
+  `2 * A`, `A.H`, `A.T`, `A.inverse()`.
 
 Operators may be batched: (*batch, m, n), one matrix per member, with vectors (..., n).
 
 A **solver** is a function of an operator and a vector. It returns a frozen result with an **outcome**, which is a sentence:
 
-* `cg` (positive definite), `minres` (symmetric), `lsqr` (any shape) return a `Solution` of a linear system;
+* `cg` (positive definite), `minres` (symmetric), `lsqr` (any shape) return a `LinearSolution` of a linear system;
 * `steihaug` (products only) and `trust_exact` (to working precision) return a `TrustRegionStep`.
 
 What cannot be done is refused: `MissingAbilityError` for a question an operator has no means to answer, `SingularError`
@@ -31,6 +31,7 @@ Example:
     True
 """
 
+from .._deprecated import rename
 from ._aat import AAT
 from ._adjoint import Adjoint
 from ._arguments import Callback
@@ -49,11 +50,11 @@ from ._lsqr import lsqr
 from ._minres import minres
 from ._operator import LinearOperator
 from ._outcome import Outcome
-from ._product import Product
+from ._product import OperatorProduct
 from ._scaled import Scaled
-from ._solution import Solution
+from ._solution import LinearSolution
 from ._steihaug import steihaug
-from ._sum import Sum
+from ._sum import OperatorSum
 from ._transpose import Transpose
 from ._trust_exact import trust_exact
 from ._trust_step import TrustRegionStep
@@ -69,8 +70,8 @@ __all__ = [
     "LowRankPlusDiagonal",
     "LBFGSOperator",
     "FunctionOperator",
-    "Sum",
-    "Product",
+    "OperatorSum",
+    "OperatorProduct",
     "Scaled",
     "Adjoint",
     "Transpose",
@@ -80,10 +81,12 @@ __all__ = [
     "lsqr",
     "steihaug",
     "trust_exact",
-    "Solution",
+    "LinearSolution",
     "TrustRegionStep",
     "Outcome",
     "Callback",
     "MissingAbilityError",
     "SingularError",
 ]
+
+__getattr__ = rename(__name__, {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"})

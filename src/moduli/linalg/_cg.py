@@ -8,7 +8,7 @@ from torch import Tensor
 from ._arguments import Callback, finite, finite_number, inner, limit, norm, symmetric_operator, tolerance
 from ._operator import LinearOperator
 from ._outcome import Outcome
-from ._solution import Solution
+from ._solution import LinearSolution
 
 __all__ = ["cg"]
 
@@ -23,7 +23,7 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     callback: Callback | None = None,
-) -> Solution:
+) -> LinearSolution:
     """Solve A x = b for a symmetric positive definite A, by preconditioned conjugate gradients.
 
     Each iteration takes one product with A. The iterate minimises ½ xᴴ A x - Re bᴴ x over the Krylov space. A direction
@@ -41,7 +41,7 @@ def cg(
         callback: Called with (iteration, iterate, residual norm); a true result ends the iteration.
 
     Returns:
-        A `Solution` that ended in `CONVERGED`, `NEGATIVE_CURVATURE`, `SINGULAR`, `STAGNATED`, `MAXITER` or `STOPPED`.
+        A `LinearSolution` that ended in `CONVERGED`, `NEGATIVE_CURVATURE`, `SINGULAR`, `STAGNATED`, `MAXITER` or `STOPPED`.
 
     Raises:
         TypeError: If A is not declared symmetric, or dtypes differ.
@@ -76,7 +76,7 @@ def cg(
     eps = torch.finfo(b.dtype).eps
     size, reached = 0.0, finite_number(norm(r), operator, "cg", 0)
     if reached <= tol:
-        return Solution(x, Outcome.CONVERGED, 0, reached)
+        return LinearSolution(x, Outcome.CONVERGED, 0, reached)
     # The recurrence runs on r / ‖r₀‖, so that the squares of tiny or huge residuals stay numbers.
     unit, r = reached, r / reached
 
@@ -100,7 +100,7 @@ def cg(
         # Below this the sign of pᴴ A p is rounding.
         if curvature <= n * eps * size * squared:
             null = norm(Ap) <= n * eps * size * math.sqrt(squared)
-            return Solution(x, Outcome.SINGULAR if null else Outcome.NEGATIVE_CURVATURE, k, reached, p)
+            return LinearSolution(x, Outcome.SINGULAR if null else Outcome.NEGATIVE_CURVATURE, k, reached, p)
         alpha = rz / curvature  # (3:1b)
         x = torch.add(x, p, alpha=alpha * unit)  # (3:1c)
         r = torch.sub(r, Ap, alpha=alpha)  # (3:1d)
@@ -112,14 +112,14 @@ def cg(
             if reached <= 1e3 * eps * size * norm(x):
                 reached = norm(b - operator.matvec(x))
                 if reached > tol:
-                    return Solution(x, Outcome.STAGNATED, k, reached)
-            return Solution(x, Outcome.CONVERGED, k, reached)
+                    return LinearSolution(x, Outcome.STAGNATED, k, reached)
+            return LinearSolution(x, Outcome.CONVERGED, k, reached)
         if stop:
-            return Solution(x, Outcome.STOPPED, k, reached)
+            return LinearSolution(x, Outcome.STOPPED, k, reached)
         z, rz_next = direction(r, left, k)
         beta = rz_next / rz  # (3:1e)
         p = torch.add(z, p, alpha=beta)  # (3:1f)
         # r is orthogonal to p, so without a preconditioner the squares add up.
         squared = rz_next + beta * beta * squared if preconditioner is None else inner(p, p)
         rz = rz_next
-    return Solution(x, Outcome.MAXITER, last, reached)
+    return LinearSolution(x, Outcome.MAXITER, last, reached)

@@ -9,7 +9,7 @@ from ._arguments import Callback, finite, finite_number, limit, norm, single, to
 from ._dense import Dense
 from ._operator import LinearOperator
 from ._outcome import Outcome
-from ._solution import Solution
+from ._solution import LinearSolution
 
 __all__ = ["lsqr"]
 
@@ -23,7 +23,7 @@ def lsqr(
     atol: float = 0.0,
     maxiter: int | None = None,
     callback: Callback | None = None,
-) -> Solution:
+) -> LinearSolution:
     """Minimise ‖A x - b‖² + damp² ‖x‖² for an A of any shape, from products with A and Aᴴ.
 
     It is conjugate gradients on the normal equations in exact arithmetic, with the accuracy of an orthogonal method: the
@@ -40,7 +40,7 @@ def lsqr(
         callback: Called with (iteration, iterate, residual norm); a true result ends the iteration.
 
     Returns:
-        A `Solution` that ended in `CONVERGED` (the residual vanishes), `LEAST_SQUARES`, `MAXITER` or `STOPPED`. Its
+        A `LinearSolution` that ended in `CONVERGED` (the residual vanishes), `LEAST_SQUARES`, `MAXITER` or `STOPPED`. Its
         residual norm is that of (b - A x, damp x).
 
     Raises:
@@ -72,13 +72,13 @@ def lsqr(
     last = limit(maxiter, 10 * max(m, n))
     x = torch.zeros(n, dtype=b.dtype, device=b.device)
     if beta <= tol:
-        return Solution(x, Outcome.CONVERGED, 0, beta)
+        return LinearSolution(x, Outcome.CONVERGED, 0, beta)
     # Bidiagonalisation (section 3): beta u = b, alpha v = Aᴴ u
     u = b / beta
     v = operator.rmatvec(u)
     alpha = finite_number(norm(v), operator, "lsqr", 0)
     if alpha == 0:
-        return Solution(x, Outcome.LEAST_SQUARES, 0, beta)
+        return LinearSolution(x, Outcome.LEAST_SQUARES, 0, beta)
     v = v / alpha
     w, phi_bar, rho_bar, size, damped = v, beta, alpha, alpha, 0.0
     reached = beta
@@ -103,10 +103,10 @@ def lsqr(
         reached = math.hypot(phi_bar, damped)
         stop = callback is not None and callback(k, x, reached)
         if reached <= tol:
-            return Solution(x, Outcome.CONVERGED, k, reached)
+            return LinearSolution(x, Outcome.CONVERGED, k, reached)
         # ‖Aᴴ r‖ of the augmented system is |phi_bar c| alpha (section 5.1)
         if abs(phi_bar * c) * alpha <= relative * size * reached:
-            return Solution(x, Outcome.LEAST_SQUARES, k, reached)
+            return LinearSolution(x, Outcome.LEAST_SQUARES, k, reached)
         if stop:
-            return Solution(x, Outcome.STOPPED, k, reached)
-    return Solution(x, Outcome.MAXITER, last, reached)
+            return LinearSolution(x, Outcome.STOPPED, k, reached)
+    return LinearSolution(x, Outcome.MAXITER, last, reached)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._arguments import Callback, finite, finite_number, inner, limit, norm, symmetric_operator, tolerance
 from ._operator import LinearOperator
 from ._outcome import Outcome
-from ._solution import Solution
+from ._solution import LinearSolution
 
 __all__ = ["minres"]
 
@@ -22,7 +22,7 @@ def minres(
     maxiter: int | None = None,
     stop_at_negative_curvature: bool = False,
     callback: Callback | None = None,
-) -> Solution:
+) -> LinearSolution:
     """Solve A x = b for a symmetric A of any signature, by the method of minimal residuals.
 
     The iterate minimises ‖b - A x‖ over the Krylov space, so the residual never grows. The system may be indefinite. If
@@ -41,7 +41,7 @@ def minres(
         callback: Called with (iteration, iterate, residual norm); a true result ends the iteration.
 
     Returns:
-        A `Solution` that ended in `CONVERGED`, `LEAST_SQUARES`, `NEGATIVE_CURVATURE`, `MAXITER` or `STOPPED`.
+        A `LinearSolution` that ended in `CONVERGED`, `LEAST_SQUARES`, `NEGATIVE_CURVATURE`, `MAXITER` or `STOPPED`.
 
     Raises:
         TypeError: If A is not declared symmetric, or dtypes differ.
@@ -68,7 +68,7 @@ def minres(
     eps = torch.finfo(b.dtype).eps
     x = torch.zeros_like(b)
     if beta <= tol:
-        return Solution(x, Outcome.CONVERGED, 0, beta)
+        return LinearSolution(x, Outcome.CONVERGED, 0, beta)
     r = b
     v_old, v = torch.zeros_like(b), b / beta
     d_old, d = torch.zeros_like(b), torch.zeros_like(b)
@@ -90,10 +90,10 @@ def minres(
         above, epsilon = epsilon, s * step
         delta = -c * step
         if stop_at_negative_curvature and c * gamma >= 0:  # rᴴ A r = -c gamma phi² (Liu and Roosta)
-            return Solution(x, Outcome.NEGATIVE_CURVATURE, k, phi, r)
+            return LinearSolution(x, Outcome.NEGATIVE_CURVATURE, k, phi, r)
         # ‖A r‖ = phi ‖(gamma, delta)‖: the residual is orthogonal to the range
         if math.hypot(gamma, delta) <= max(relative, n * eps) * size:
-            return Solution(x, Outcome.LEAST_SQUARES, k, phi)
+            return LinearSolution(x, Outcome.LEAST_SQUARES, k, phi)
         pivot = math.hypot(gamma, step)
         c, s = gamma / pivot, step / pivot
         tau, phi = c * phi, s * phi
@@ -105,9 +105,9 @@ def minres(
             r = s * s * r - (phi * c) * v
         stop = callback is not None and callback(k, x, phi)
         if phi <= tol:
-            return Solution(x, Outcome.CONVERGED, k, phi)
+            return LinearSolution(x, Outcome.CONVERGED, k, phi)
         if invariant:
-            return Solution(x, Outcome.LEAST_SQUARES, k, phi)
+            return LinearSolution(x, Outcome.LEAST_SQUARES, k, phi)
         if stop:
-            return Solution(x, Outcome.STOPPED, k, phi)
-    return Solution(x, Outcome.MAXITER, last, phi)
+            return LinearSolution(x, Outcome.STOPPED, k, phi)
+    return LinearSolution(x, Outcome.MAXITER, last, phi)

@@ -304,9 +304,9 @@ class LinearOperator(ABC):
     @final
     def __matmul__(self, other: "Tensor | LinearOperator") -> "Tensor | LinearOperator":
         if isinstance(other, LinearOperator):
-            from ._product import Product
+            from ._product import OperatorProduct
 
-            return Product(self, other)
+            return OperatorProduct(self, other)
         # As in torch.matmul, one axis is a vector and more are matrices; matvec takes batches of vectors.
         return self.matvec(other) if isinstance(other, Tensor) and other.ndim == 1 else self.matmat(other)
 
@@ -372,7 +372,7 @@ class LinearOperator(ABC):
         return Scaled(self, factor)
 
     def _plus(self, other: "LinearOperator") -> "LinearOperator | None":
-        """The sum in a structured form, or None where there is no better form than `Sum`."""
+        """The sum in a structured form, or None where there is no better form than `OperatorSum`."""
         return None
 
     # -- helpers of the kinds -----------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from torch import Tensor
 from ._operator import LinearOperator
 from ._sum import check_alike
 
-__all__ = ["Product"]
+__all__ = ["OperatorProduct"]
 
 
 @final
-class Product(LinearOperator):
+class OperatorProduct(LinearOperator):
     """A B ..., made by `A @ B`: the last factor acts first.
 
     A product of square factors is solved factor by factor. One of rectangular factors that is square as a whole is
@@ -29,19 +29,19 @@ class Product(LinearOperator):
 
     Example:
         >>> import torch
-        >>> from moduli.linalg import Dense, Diagonal, Product
-        >>> A = Product(Dense(torch.tensor([[1.0, 1.0]])), Diagonal(torch.tensor([2.0, 3.0])))
+        >>> from moduli.linalg import Dense, Diagonal, OperatorProduct
+        >>> A = OperatorProduct(Dense(torch.tensor([[1.0, 1.0]])), Diagonal(torch.tensor([2.0, 3.0])))
         >>> A @ torch.ones(2), A.H @ torch.ones(1)
         (tensor([5.]), tensor([2., 3.]))
     """
 
     def __init__(self, *factors: LinearOperator, symmetric: bool = False, positive_semidefinite: bool = False) -> None:
-        shape = check_alike("Product", factors)
+        shape = check_alike("OperatorProduct", factors)
         for left, right in pairwise(factors):
             if left.shape[-1] != right.shape[-2]:
                 raise ValueError(f"{left} @ {right}: the first takes {left.shape[-1]} numbers, the second gives others")
         self._factors: tuple[LinearOperator, ...] = tuple(
-            g for f in factors for g in (f._factors if isinstance(f, Product) else (f,))
+            g for f in factors for g in (f._factors if isinstance(f, OperatorProduct) else (f,))
         )
         super().__init__(
             (*shape[:-1], factors[-1].shape[-1]),
@@ -84,7 +84,7 @@ class Product(LinearOperator):
         return tail
 
     def _adjoint(self) -> LinearOperator:
-        return Product(*(factor.adjoint() for factor in reversed(self._factors)))
+        return OperatorProduct(*(factor.adjoint() for factor in reversed(self._factors)))
 
     def _transpose(self) -> LinearOperator:
-        return Product(*(factor.transpose() for factor in reversed(self._factors)))
+        return OperatorProduct(*(factor.transpose() for factor in reversed(self._factors)))

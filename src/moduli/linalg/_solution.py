@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ._outcome import Outcome
 
-__all__ = ["Solution"]
+__all__ = ["LinearSolution"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Solution:
+class LinearSolution:
     """The last iterate of a linear solver, and how it came about.
 
     Args:

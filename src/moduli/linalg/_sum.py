@@ -10,11 +10,11 @@ from ._diagonal import Diagonal
 from ._identity import ScaledIdentity
 from ._operator import LinearOperator
 
-__all__ = ["Sum", "add"]
+__all__ = ["OperatorSum", "add"]
 
 
 @final
-class Sum(LinearOperator):
+class OperatorSum(LinearOperator):
     """A + B + ..., made by `A + B` where the kinds have no closer form.
 
     A structured operator plus a diagonal one keeps its fast solution: the system is `A.solve_plus_diag`. Any other sum
@@ -29,15 +29,15 @@ class Sum(LinearOperator):
 
     Example:
         >>> import torch
-        >>> from moduli.linalg import AtA, Diagonal, Sum
-        >>> G = Sum(AtA(torch.tensor([[1.0, 1.0]])), Diagonal(torch.tensor([1.0, 2.0])))
+        >>> from moduli.linalg import AtA, Diagonal, OperatorSum
+        >>> G = OperatorSum(AtA(torch.tensor([[1.0, 1.0]])), Diagonal(torch.tensor([1.0, 2.0])))
         >>> G.to_dense()
         tensor([[2., 1.],
                 [1., 3.]])
     """
 
     def __init__(self, *terms: LinearOperator) -> None:
-        shape = check_alike("Sum", terms)
+        shape = check_alike("OperatorSum", terms)
         self._terms = terms
         if any(term.shape[-2:] != shape[-2:] for term in terms):
             raise ValueError(f"a sum needs operators of equal rows and columns, not {', '.join(map(str, terms))}")
@@ -87,25 +87,25 @@ class Sum(LinearOperator):
         return _total([term._to_dense() for term in self._terms])
 
     def _adjoint(self) -> LinearOperator:
-        return Sum(*(term.adjoint() for term in self._terms))
+        return OperatorSum(*(term.adjoint() for term in self._terms))
 
     def _transpose(self) -> LinearOperator:
-        return Sum(*(term.transpose() for term in self._terms))
+        return OperatorSum(*(term.transpose() for term in self._terms))
 
     def _scale(self, factor: Tensor) -> LinearOperator:
-        return Sum(*(term._scale(factor) for term in self._terms))
+        return OperatorSum(*(term._scale(factor) for term in self._terms))
 
 
 def add(first: LinearOperator, second: LinearOperator) -> LinearOperator:
     """The sum of two operators in the closest form that their kinds know."""
-    Sum(first, second)  # refuses what cannot be added
+    OperatorSum(first, second)  # refuses what cannot be added
     better = first._plus(second)
     if better is None:
         better = second._plus(first)
     if better is not None:
         return better
-    terms = [t for part in (first, second) for t in (part._terms if isinstance(part, Sum) else (part,))]
-    return Sum(*terms)
+    terms = [t for part in (first, second) for t in (part._terms if isinstance(part, OperatorSum) else (part,))]
+    return OperatorSum(*terms)
 
 
 def check_alike(kind: str, parts: tuple[LinearOperator, ...]) -> tuple[int, ...]:

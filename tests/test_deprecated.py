@@ -1,0 +1,25 @@
+"""Old names give what they gave, and say what they are called now."""
+
+import importlib
+
+import pytest
+
+RENAMED = {
+    "moduli.linalg": {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"},
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "now"), [(m, o, n) for m, names in RENAMED.items() for o, n in names.items()]
+)
+def test_old_names_warn(module, old, now):
+    room = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {module}.{now}"):
+        assert getattr(room, old) is getattr(room, now)
+    assert old not in room.__all__
+    assert now in room.__all__
+
+
+def test_unknown_names_are_unknown():
+    with pytest.raises(AttributeError, match="no attribute 'Quotient'"):
+        _ = importlib.import_module("moduli.linalg").Quotient
