@@ -156,13 +156,13 @@ def test_has_dispatch_mode(shims):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    assert shims.has_dispatch_mode() is not shims.known
+    assert bool(shims.has_dispatch_mode()) is not shims.known
     with Watching():
         assert shims.has_dispatch_mode()
 
 
 def test_has_function_mode(shims):
-    assert shims.has_function_mode() is not shims.known
+    assert bool(shims.has_function_mode()) is not shims.known
     with torch.overrides.TorchFunctionMode():
         assert shims.has_function_mode()
 
@@ -185,7 +185,7 @@ def test_has_global_module_hooks(shims):
 
 def test_has_saved_tensor_hooks(shims):
     if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-        assert shims.has_saved_tensor_hooks() is not shims.known
+        assert bool(shims.has_saved_tensor_hooks()) is not shims.known
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         assert shims.has_saved_tensor_hooks()
 
@@ -204,6 +204,37 @@ def test_has_mode_beside(shims):
         assert shims.has_mode_beside(Watching) is not shims.known
         with Changing():
             assert shims.has_mode_beside(Watching)
+
+
+def test_is_tracing(shims):
+    seen = []
+
+    def look(x):
+        seen.append(shims.is_tracing())
+        return x + 1
+
+    look(torch.ones(2))
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        torch.jit.trace(look, torch.ones(2), check_trace=False)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("change", ["transpose", "shape", "dtype", "grad"])
+def test_guard_tensors(shims, change):
+    a, b = torch.ones(2, 2), torch.ones(3)
+    check = shims.guard_tensors([a, b])
+    assert check(a, b)
+    assert check(a + 1, b)
+    if change == "transpose":
+        a.data = a.data.T
+    elif change == "shape":
+        a.data = a.data[:1]
+    elif change == "dtype":
+        a.data = a.data.view(torch.int32)
+    else:
+        b.requires_grad_()
+    assert not check(a, b)
+    assert shims.guard_tensors([])()
 
 
 def test_has_autocast(shims):

@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "count_storage_uses",
     "has_autocast",
     "find_tensor_reader",
+    "guard_tensors",
     "has_dispatch_mode",
     "has_function_mode",
     "has_global_module_hooks",
@@ -40,6 +42,7 @@ __all__ = [
     "in_forward_ad",
     "in_transform",
     "is_observed",
+    "is_tracing",
     "is_fake",
     "is_wrapped",
     "join_flat",
@@ -177,26 +180,27 @@ def batch_axis(tensor: torch.Tensor, above: int) -> int | None:
 _functorch: Final = _find("torch._C._functorch")
 
 
-def has_dispatch_mode() -> bool:
-    """Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
-
-    Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
-    """
-    return _dispatch_modes is None or _dispatch_modes() > 0
+def _always() -> bool:
+    return True
 
 
-_dispatch_modes: Final = _find("torch._C._len_torch_dispatch_stack")
+has_dispatch_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_dispatch_stack") or _always
+"""Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
 
+Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
+"""
 
-def has_function_mode() -> bool:
-    """Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
+has_function_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_function_stack") or _always
+"""Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
 
-    Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
-    """
-    return _function_modes is None or _function_modes() > 0
+Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
+"""
 
+is_tracing: Final[Callable[[], bool]] = _find("torch._C._is_tracing") or torch.jit.is_tracing  # type: ignore[attr-defined]
+"""Whether `torch.jit.trace` writes down what runs.
 
-_function_modes: Final = _find("torch._C._len_torch_function_stack")
+Since torch 1.0: `torch._C._is_tracing`. Fallback: `torch.jit.is_tracing`, which asks it.
+"""
 
 
 def has_global_module_hooks() -> bool:
@@ -211,15 +215,12 @@ _MODULE_HOOKS: Final = ("forward_pre", "forward", "backward_pre", "backward")
 _module_hooks: Final = _find_all(*(f"torch.nn.modules.module._global_{kind}_hooks" for kind in _MODULE_HOOKS))
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
-
-    Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
-    """
-    return _saved_hooks is None or _saved_hooks(True) is not None
-
-
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
+has_saved_tensor_hooks: Final[Callable[[], Any]] = _always if _saved_hooks is None else partial(_saved_hooks, True)
+"""Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
+
+Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
+"""
 
 
 def has_mode_beside(kind: type) -> bool:
@@ -237,17 +238,40 @@ _mode_stack: Final = _find("torch.overrides._get_current_function_mode_stack")
 _device_mode: Final = _find("torch.utils._device.DeviceContext")
 
 
-def has_autocast() -> bool:
-    """Whether operations on some kind of device cast their operands.
-
-    Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
-    """
-    if _any_autocast is not None:
-        return bool(_any_autocast())
+def _has_autocast() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")))
 
 
-_any_autocast: Final = _find("torch._C._is_any_autocast_enabled")
+has_autocast: Final[Callable[[], bool]] = _find("torch._C._is_any_autocast_enabled") or _has_autocast
+"""Whether operations on some kind of device cast their operands.
+
+Since torch 2.0: `torch._C._is_any_autocast_enabled`. Fallback: the usual kinds of devices are asked one by one.
+"""
+
+
+def guard_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether tensors given to it one by one look as these do now.
+
+    Compared are types, dtypes, devices, shapes, strides and `requires_grad`; not what the tensors hold. It may say no
+    under another mode than this one, such as inference mode.
+
+    Since torch 2.0: `torch._C._dynamo.guards.TensorGuards`. Fallback: by attributes.
+    """
+    if _tensor_guards is not None and tensors:
+        sizes, strides = [list(each.shape) for each in tensors], [list(each.stride()) for each in tensors]
+        check: Callable[..., bool] = _tensor_guards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        ).check
+        return check
+
+    def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+        return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+
+    looks = list(map(look, tensors))
+    return lambda *others: list(map(look, others)) == looks
+
+
+_tensor_guards: Final = _find("torch._C._dynamo.guards.TensorGuards")
 
 
 def in_forward_ad() -> bool:

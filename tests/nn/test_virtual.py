@@ -515,6 +515,27 @@ def test_virtual_tensors_of_replicas_read_the_replica():
     assert torch.equal(module.method.value, 2 * module.a)
 
 
+@pytest.mark.parametrize("copier", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_virtual_tensors_of_replicas_of_plain_modules_read_the_replica(copier):
+    module = nn.Linear(2, 2)
+    VirtualTensor.create(module, "doubled", _double)
+    module = copier(module)
+    replica = nn.Sequential(module)[0]._replicate_for_data_parallel()
+    again = replica._replicate_for_data_parallel()
+    for number, each in enumerate((replica, again)):
+        each.weight = torch.full((2, 2), float(number))
+        assert torch.equal(each.doubled.value, 2 * each.weight)
+        assert each.doubled.owner is each
+    assert torch.equal(module.doubled.value, 2 * module.weight)
+    reference = weakref.ref(module)
+    del module
+    assert reference() is None
+
+
+def _double(module, dtype, device):
+    return 2 * module.weight
+
+
 def test_a_module_with_a_cached_value_can_be_collected():
     module = Skew()
     with torch.no_grad():
@@ -659,13 +680,16 @@ def test_without_gradients_it_is_computed_once(owner, mode):
     assert module.counter[0] == 1
 
 
-def test_no_grad_and_inference_mode_share_and_changes_made_in_inference_mode_are_seen():
+def test_values_made_in_inference_mode_serve_outside_and_changes_made_in_it_are_seen():
     module = Skew()
     with cached():
         with torch.inference_mode():
             value = module.weight
+            assert module.weight is value
             assert not value.is_inference()
         with torch.no_grad():
+            assert torch.equal(module.weight, value)
+            value = module.weight
             assert module.weight is value
         with torch.inference_mode():
             value.add_(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
@@ -179,21 +178,20 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return einsum("i,j->ij", a, b)
 
 
-def _matmul(self: Tensor, other: Any) -> Any:
-    if isinstance(other, Tensor):
-        if policy.how == "exact":
-            plan = self._axes.exact_product(other._axes)
-            x, y = self._data, other._data
-            if plan[1] and x.dtype is y.dtype and plan[0] is not SCALAR:
-                try:
-                    data = torch.matmul(x, y)
-                except RuntimeError:
-                    return matmul(self, other)  # which says what is wrong
-                made = _new(Tensor)
-                made._data = data
-                made._axes = plan[0]
-                return made
-        return matmul(self, other)
+def _matmul(self: Any, other: Any) -> Any:
+    """`matmul`, by the shortest way there is for two labelled tensors with nothing to align."""
+    if type(self) is Tensor and type(other) is Tensor and policy.how == "exact":
+        plan = self._axes.exact_product(other._axes)
+        x, y = self._data, other._data
+        if plan[1] and x.dtype is y.dtype and plan[0] is not SCALAR:
+            try:
+                data = torch.matmul(x, y)
+            except RuntimeError:
+                return matmul(self, other)  # which says what is wrong
+            made = _new(Tensor)
+            made._data = data
+            made._axes = plan[0]
+            return made
     if not isinstance(other, (Tensor, torch.Tensor)) and not hasattr(other, "__array__"):
         return NotImplemented
     return matmul(self, other)
@@ -205,20 +203,13 @@ def _rmatmul(self: Tensor, other: Any) -> Any:
     return matmul(as_tensor(other), self)
 
 
-Tensor.__matmul__ = _matmul  # type: ignore[method-assign,assignment]
+Tensor.__matmul__ = _matmul  # type: ignore[method-assign]
 Tensor.__rmatmul__ = _rmatmul  # type: ignore[method-assign,assignment]
-
-
-def _rule(a: Any, b: Any) -> Any:
-    """`matmul`, by the shortest way there is for two labelled tensors outside of compiled code."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and not is_dynamo_compiling():
-        return _matmul(a, b)
-    return matmul(a, b)
 
 
 RULES.update(
     {
-        torch.matmul: _rule,
+        torch.matmul: _matmul,
         torch.mm: matmul,
         torch.mv: matmul,
         torch.bmm: matmul,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .._torch import in_transform, mark_constant
 from ..device import Device, DeviceBounded, DeviceLike
@@ -312,7 +313,7 @@ class Tensor(Methods):
     ) -> Any:
         if len(types) > 1 and not all(issubclass(kind, (Tensor, torch.Tensor)) for kind in types):
             return NotImplemented  # another kind of tensor may know what to do with ours
-        rule = SCALAR.rule(func)
+        rule = SCALAR.rule(func) if is_dynamo_compiling() else RULES.get(func)
         if rule is None:
             return refuse(func)
         return rule(*args) if not kwargs else rule(*_spelled(args, kwargs := dict(kwargs)), **kwargs)

@@ -8,7 +8,7 @@ attributes and containers: only then can a later look tell whether it was replac
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -108,20 +108,12 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 class Place(NamedTuple):
-    """A container that leads to a source, how it is read, and what it held."""
+    """A container that leads to a source, how it is read, and what it held, kept alive so that nothing can pass for it."""
 
     container: Collection[Any]
     read: Callable[[Any], Iterable[Any]]
     size: int
     held: tuple[Any, ...]
-
-    def same(self) -> bool:
-        """Whether it holds the same objects; those held are kept alive, so that no other can pass for one of them."""
-        container, read, size, held = self
-        try:
-            return len(container) == size and all(map(is_, read(container), held))
-        except KeyError:
-            return False
 
 
 def attributes(module: nn.Module) -> Place:

@@ -8,13 +8,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import is_not
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from moduli._torch import guard_tensors
 from moduli.labels import Tensor
 
 from ._ambient import Ambient, ambient
@@ -109,7 +110,18 @@ Key: TypeAlias = tuple[int, object]
 class Entry:
     """A value, and what it was made from."""
 
-    __slots__ = ("aliases", "ambient", "leaf", "looks", "owner", "places", "sources", "spent", "value", "watched")
+    __slots__ = (
+        "aliases",
+        "ambient",
+        "looks_alike",
+        "owner",
+        "places",
+        "sources",
+        "spent",
+        "states",
+        "value",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -119,31 +131,33 @@ class Entry:
         places: list[Place],
         surrounding: Ambient,
     ) -> None:
-        self.owner, self.value, self.leaf = owner, value, _leaf(value)
-        self.sources, self.places, self.ambient = sources, places, surrounding
+        leaf = _leaf(value)
+        self.owner, self.value, self.sources, self.places, self.ambient = owner, value, sources, places, surrounding
         # They keep the storages alive: an address given back to the allocator could return under another tensor.
         self.aliases = [source.detach() for source in sources]
         # The value is watched too: a user may have changed it in place.
-        self.watched = [*sources, self.leaf]
-        self.looks = list(map(_look, self.watched))
+        self.watched = (*sources, leaf)
+        self.states = [(tensor, tensor._version, tensor.data_ptr()) for tensor in self.watched]
+        self.looks_alike = guard_tensors(self.watched)
         self.spent = spent = [False]
-        if self.leaf.grad_fn is not None:
+        if leaf.grad_fn is not None:
             # Backward frees the graph, and the next forward needs a new one.
-            self.leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))
+            leaf.grad_fn.register_prehook(lambda _: spent.__setitem__(0, True))
 
     def holds(self, surrounding: Ambient) -> bool:
         """Whether everything that the value was made from is as it was."""
-        return (
-            not self.spent[0]
-            and self.ambient == surrounding
-            and list(map(_look, self.watched)) == self.looks
-            and all(map(_is_set_to, self.sources, self.aliases))
-            and all(map(Place.same, self.places))
-        )
-
-
-_look: Final = attrgetter("_version", "requires_grad", "dtype")
-_is_set_to: Final = torch.Tensor.is_set_to
+        if self.spent[0] or self.ambient != surrounding or not self.looks_alike(*self.watched):
+            return False
+        for tensor, version, address in self.states:
+            if tensor._version != version or tensor.data_ptr() != address:
+                return False
+        for container, read, size, held in self.places:
+            try:
+                if len(container) != size or True in map(is_not, read(container), held):
+                    return False
+            except KeyError:
+                return False
+        return True
 
 
 class Scope:
@@ -272,7 +286,7 @@ def _record(
 def _absorb(scope: Scope, entry: Entry) -> None:
     """A computation around this one read the same sources, and may not know where they are kept."""
     for recorder in scope.recorders:
-        recorder.absorb(entry.leaf, entry.sources, entry.places)
+        recorder.absorb(entry.watched[-1], entry.sources, entry.places)
 
 
 def _compute_countable(owner: nn.Module, token: object, name: str, call: Callable[[Any], Any]) -> Any:

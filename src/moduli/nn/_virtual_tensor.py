@@ -5,7 +5,7 @@ import keyword
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -109,6 +109,8 @@ class VirtualTensor:
         self._name, self._ref, self._materializer, self._persist = name, f"_{name}_ref", materializer, persist
         self._token = object()
         _registry.setdefault(owner, {})[self._ref] = self._token
+        if type(owner)._replicate_for_data_parallel is nn.Module._replicate_for_data_parallel:
+            owner.__dict__["_replicate_for_data_parallel"] = _Replicator(owner)
         weakref.finalize(self, _release, self._owner, self._ref, self._token).atexit = False
 
     @classmethod
@@ -334,6 +336,28 @@ def adopt_virtual_tensors(replica: nn.Module) -> None:
         if isinstance(held, VirtualTensor):
             twin = replica.__dict__[name] = object.__new__(type(held))
             twin._bind(replica, held._name, held._materializer, held._persist)
+
+
+class _Replicator:
+    """What makes replicas of a plain module with virtual tensors: torch has no other hook for it."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._owner = weakref.ref(owner)
+
+    def __call__(self) -> nn.Module:
+        owner = cast(nn.Module, self._owner())
+        replica: nn.Module = type(owner)._replicate_for_data_parallel(owner)  # type: ignore[no-untyped-call]
+        adopt_virtual_tensors(replica)
+        return replica
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Replicator":
+        owner = self._owner()
+        return _Replicator(memo.get(id(owner), owner))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Replicator, (self._owner(),)
 
 
 def _unpickle(cls: type[VirtualTensor]) -> VirtualTensor:
