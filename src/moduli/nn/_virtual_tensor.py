@@ -354,7 +354,7 @@ class _Replicator:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Replicator":
         owner = self._owner()
-        return _Replicator(memo.get(id(owner), owner))
+        return _Replicator(cast(nn.Module, memo.get(id(owner), owner)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Replicator, (self._owner(),)

@@ -185,7 +185,7 @@ def record_of(module: nn.Module) -> Record:
 
 def watched() -> bool:
     """Whether torch is doing something with operations other than running them."""
-    return in_transform() or has_dispatch_mode()
+    return in_transform() or bool(has_dispatch_mode())
 
 
 _BUILDING = threading.RLock()
