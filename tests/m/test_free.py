@@ -5,7 +5,7 @@ import torch
 
 import moduli as mo
 from m.first_order import close, run
-from moduli import m
+from moduli import m, presets
 
 
 class Prodigy(torch.optim.Optimizer):
@@ -36,10 +36,10 @@ class Prodigy(torch.optim.Optimizer):
 class DAdapt(torch.optim.Optimizer):
     """The algorithm of the paper, written out on one vector."""
 
-    def __init__(self, params):
+    def __init__(self, params, gamma=lambda step: 1.0):
         super().__init__(params, {})
         self.d, self.r, self.m, self.v = 1e-6, 0.0, 0.0, 0.0
-        self.s = None
+        self.s, self.gamma, self.steps = None, gamma, 0
 
     @torch.no_grad()
     def step(self):
@@ -48,11 +48,12 @@ class DAdapt(torch.optim.Optimizer):
         g = torch.cat([p.grad.reshape(-1) for p in params])
         self.s = torch.zeros_like(g) if self.s is None else self.s
         rho, d = 0.999**0.5, self.d
-        self.m = 0.9 * self.m + 0.1 * d * g
+        size, self.steps = d * self.gamma(self.steps), self.steps + 1
+        self.m = 0.9 * self.m + 0.1 * size * g
         self.v = 0.999 * self.v + 0.001 * g**2
         A = self.v.sqrt() + 1e-8
-        self.r = rho * self.r + (1 - rho) * d * (g @ (self.s / A))
-        self.s = rho * self.s + (1 - rho) * d * g
+        self.r = rho * self.r + (1 - rho) * size * (g @ (self.s / A))
+        self.s = rho * self.s + (1 - rho) * size * g
         new = x - self.m / A
         self.d = max(d, (self.r / ((1 - rho) * self.s.abs().sum())).item())
         for p, part in zip(params, new.split([p.numel() for p in params]), strict=True):
@@ -62,6 +63,14 @@ class DAdapt(torch.optim.Optimizer):
 @pytest.mark.parametrize(("link", "reference"), [(m.Prodigy, Prodigy), (m.DAdaptAdam, DAdapt)])
 def test_is_its_paper(link, reference):
     close(run(lambda p: [link(), m.LR(1.0)], steps=60), run(reference, steps=60), 1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.3, lambda step: 1 / (1 + step)])
+def test_the_bound_of_dadaptation_knows_its_schedule(gamma):
+    schedule = gamma if callable(gamma) else lambda step: gamma
+    expected = run(lambda p: DAdapt(p, schedule), steps=60)
+    close(run(lambda p: [m.DAdaptAdam(gamma=gamma), m.LR(1.0)], steps=60), expected, 1e-9)
+    close(run(lambda p: presets.dadapt(gamma), steps=60), expected, 1e-9)
 
 
 def test_the_estimate_grows_to_the_order_of_the_distance():

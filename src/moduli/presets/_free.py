@@ -92,7 +92,8 @@ def dadapt(
     """D-Adaptation for Adam: a step size from a lower bound of the distance to the solution.
 
     Args:
-        lr: A factor of the estimate; 1, or a schedule that ends at 0.
+        lr: A factor of the steps that is part of the estimate; 1, or a schedule that ends at 0. What a scheduler of torch
+            changes is a second factor, of which the estimate does not know.
         beta1: Memory of the mean.
         beta2: Memory of the mean square.
         d0: The first bound.
@@ -103,4 +104,4 @@ def dadapt(
         >>> optim.Chain(presets.dadapt())
         Chain(DAdaptAdam, LR)
     """
-    return [*_decay(weight_decay), DAdaptAdam(beta1=beta1, beta2=beta2, d0=d0), LR(lr)]
+    return [*_decay(weight_decay), DAdaptAdam(beta1=beta1, beta2=beta2, d0=d0, gamma=lr), LR(1.0)]

@@ -20,10 +20,10 @@ class DAdaptAdam(TensorTransform):
     r"""Adam times a lower bound d of the distance to the solution, which only grows.
 
     With $A = \operatorname{diag}(\sqrt v + \epsilon)$ and $\rho = \sqrt{\beta_2}$,
-    $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2) u^2$,
-    $r = \rho r + (1-\rho)\, d\, \langle u, A^{-1} s\rangle,\quad s = \rho s + (1-\rho)\, d\, u$,
+    $m = \beta_1 m + (1-\beta_1)\, \gamma d\, u,\quad v = \beta_2 v + (1-\beta_2) u^2$,
+    $r = \rho r + (1-\rho)\, \gamma d\, \langle u, A^{-1} s\rangle,\quad s = \rho s + (1-\rho)\, \gamma d\, u$,
     $u \leftarrow A^{-1} m$, and then $d \leftarrow \max\left(d,\ \frac{r}{(1-\rho)\|s\|_1}\right)$. No step size is needed:
-    put `LR(1.0)`, with a schedule if any, after it.
+    put `LR(1.0)` after it. The bound has to know of a schedule, which is given as `gamma`.
 
     Args:
         beta1: Memory of the mean.
@@ -31,6 +31,7 @@ class DAdaptAdam(TensorTransform):
         eps: Added to the denominator.
         d0: The first bound: small, and below the true distance.
         growth_rate: How much the bound may grow in a step.
+        gamma: A factor of the steps that is part of the bound, usually a schedule that ends at 0.
 
     Example:
         >>> import torch, moduli as mo
@@ -57,13 +58,15 @@ class DAdaptAdam(TensorTransform):
         eps: float = 1e-8,
         d0: float = 1e-6,
         growth_rate: float = float("inf"),
+        gamma: Any = 1.0,
     ) -> None:
         fraction("DAdaptAdam", beta1=beta1, beta2=beta2)
-        non_negative("DAdaptAdam", eps=eps)
+        non_negative("DAdaptAdam", eps=eps, gamma=gamma)
         positive("DAdaptAdam", d0=d0)
         if not growth_rate > 1:
             raise ValueError(f"DAdaptAdam: growth_rate is {growth_rate!r}; give a number above 1")
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps, "d0": d0, "growth_rate": growth_rate})
+        settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "d0": d0, "growth_rate": growth_rate, "gamma": gamma}
+        super().__init__(settings)
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -89,11 +92,12 @@ class DAdaptAdam(TensorTransform):
         gained, total = 0.0, 0.0
         for tensor, state, row in zip(tensors, states, settings, strict=True):
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
-            state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=d * (1 - row["beta1"]))
+            size = d * row["gamma"]
+            state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=size * (1 - row["beta1"]))
             state["exp_avg_sq"].mul_(row["beta2"]).add_(square, alpha=1 - row["beta2"])
             denominator = state["exp_avg_sq"].sqrt() + row["eps"]
-            gained += d * dot([tensor], [state["s"] / torch.where(denominator > 0, denominator, 1.0)])
-            state["s"].mul_(rho).add_(tensor, alpha=d * (1 - rho))
+            gained += size * dot([tensor], [state["s"] / torch.where(denominator > 0, denominator, 1.0)])
+            state["s"].mul_(rho).add_(tensor, alpha=size * (1 - rho))
             total += float(state["s"].abs().sum(dtype=torch.float64))
         memory["r"] = rho * memory.get("r", 0.0) + (1 - rho) * gained
         found = memory["r"] / ((1 - rho) * total) if total > 0 else 0.0
