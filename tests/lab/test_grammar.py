@@ -1,5 +1,6 @@
 """The grammar: what is printed is read back, errors point at the place, and nothing is ever run."""
 
+import keyword
 import math
 import string
 
@@ -12,7 +13,7 @@ from moduli.lab import Chain, ChainError, Link, catalogue, contender, parse
 from moduli.lab import _grammar as grammar
 
 words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
-    lambda word: word not in grammar._WORDS and word not in grammar._FLOATS
+    lambda word: word not in grammar._WORDS and not keyword.iskeyword(word)
 )
 names = st.lists(words, min_size=1, max_size=3).map(".".join)
 plain = st.one_of(
@@ -101,20 +102,31 @@ def test_code_is_refused(text, tmp_path, monkeypatch):
     ("text", "column", "fact"),
     [
         ("", 1, "at least one link"),
-        ("A |", 4, "the name of a link"),
-        ("A B", 3, "'|' or the end"),
-        ("A(1", 4, "',' or ')'"),
-        ("A(1 2)", 5, "',' or ')'"),
-        ("A(x=1, 2)", 8, "before those by name"),
-        ("A(x=1, x=2)", 8, "twice"),
-        ("A(1.2.3)", 3, "no number"),
-        ("A('x)", 3, "no end"),
-        ("A($)", 3, "no meaning"),
-        ("A([1, )", 7, "a value"),
+        ("A |", 3, "joined by '|'"),
+        ("A B", 3, "joined by '|'"),
+        ("A(1", 2, "never closed"),
+        ("A(1 2)", 3, "arguments by ','"),
+        ("A(x=1, 2)", 9, "positional argument follows keyword"),
+        ("A(x=1, x=2)", 8, "given twice"),
+        ("A(1.2.3)", 3, "arguments by ','"),
+        ("A('x)", 3, "unterminated string"),
+        ("A($)", 3, "joined by '|'"),
+        ("A([1, )", 7, "does not match"),
         ("True | A", 1, "the name of a link"),
-        ("A(None=1)", 3, "cannot be the name of an argument"),
-        ("A('\\q')", 4, "no meaning in a string"),
+        ("nan | A", 1, "the name of a link"),
+        ("A(None=1)", 3, "None"),
+        ("A('\\q')", 3, "escape"),
         ("5", 1, "the name of a link"),
+        ("Ä(1) | A(b'x')", 10, "no meaning"),
+        ("  A(1j)", 5, "no meaning"),
+        ("A(**B)", 3, "'**'"),
+        ("A(*B)", 3, "no meaning"),
+        ("A(x[0])", 3, "no meaning"),
+        ("A(-'x')", 3, "no meaning"),
+        ("A(1 + 2)", 3, "no meaning"),
+        ("A(f'{x}')", 3, "no meaning"),
+        ("A()()", 1, "the name of a link"),
+        ("A().b", 1, "the name of a link"),
     ],
 )
 def test_errors_point_at_the_column(text, column, fact):

@@ -6,15 +6,17 @@
     value = number | string | True | False | None | "[" values "]" | "(" values ")" | chain
     name  = word { "." word }
 
-The parser knows no names and runs nothing: what a name means is decided by `moduli.lab.catalogue`, which only ever looks
-it up in lists. A number, a string and a list mean what they mean in Python.
+A chain is an expression of Python: `ast` reads it, and of its tree only the kinds of nodes above are accepted. Nothing is ever
+compiled or run, and no name is known here: what a name means is decided by `moduli.lab.catalogue`, which only ever looks it up
+in lists.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Iterator
+import warnings
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -67,7 +69,6 @@ class Link:
         kwargs: What was given by name, in order.
         column: Where the name begins, counted from 1; no part of equality.
         columns: Where each argument begins, those by position first; no part of equality.
-        called: Whether it was written with parentheses; no part of equality, since `Adam` and `Adam()` mean the same.
     """
 
     name: str
@@ -75,7 +76,6 @@ class Link:
     kwargs: tuple[tuple[str, Value], ...] = ()
     column: int = field(default=1, compare=False)
     columns: tuple[int, ...] = field(default=(), compare=False)
-    called: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         parts = [_print(value) for value in self.args]
@@ -119,201 +119,105 @@ def parse(source: str) -> Chain:
     """
     if len(source) > LONGEST:
         raise ChainError(f"a chain has at most {LONGEST} characters, this one has {len(source)}")
-    return _Parser(source).whole()
+    line = re.sub(r"\s", " ", source)
+    if not line.strip():
+        raise ChainError("a chain needs at least one link", source)
+    return _Reader(source, line).chain(_tree(source, line), 0)
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
-
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n]+)
-      | (?P<number>[+-]?(?:(?:[0-9]+(?:_[0-9]+)*)?\.[0-9]+|[0-9]+(?:_[0-9]+)*\.?)(?:[eE][+-]?[0-9]+)?)(?![A-Za-z0-9_.])
-      | (?P<signed>[+-](?:inf|nan))(?![A-Za-z0-9_.])
-      | (?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)
-      | (?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
-      | (?P<sign>[|(),=\[\]])
-    """,
-    re.VERBOSE,
-)
-_WORDS: dict[str, Value] = {"True": True, "False": False, "None": None, "true": True, "false": False, "none": None}
-_FLOATS = {"inf": math.inf, "nan": math.nan, "+inf": math.inf, "-inf": -math.inf, "+nan": math.nan, "-nan": math.nan}
-_ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "0": "\0"}
-
-
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    column: int
+def _tree(source: str, line: str) -> ast.expr:
+    blanks = len(line) - len(line.lstrip())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as an escape without a meaning, which Python only warns of
+            return ast.parse(line.lstrip(), mode="eval").body
+    except SyntaxError as error:
+        # Python's own words, but for the one message that says nothing.
+        fact = error.msg
+        if fact.startswith("invalid syntax"):
+            fact = "this cannot be read: links are joined by '|', and arguments by ','"
+        column = min(max(1, (error.offset or 1) + blanks), len(source) + 1)
+        raise ChainError(fact, source, column) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ChainError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
 
 
-def _tokens(source: str) -> Iterator[_Token]:
-    at = 0
-    while at < len(source):
-        match = _TOKEN.match(source, at)
-        if match is None:
-            bad = source[at]
-            if bad in "'\"":
-                raise ChainError("this string has no end", source, at + 1)
-            word = re.match(r"[^\s|(),=\[\]]+", source[at:])
-            text = word[0] if word else bad
-            fact = f"{text!r} is no number" if bad in "+-.0123456789" else f"{bad!r} has no meaning in a chain"
-            raise ChainError(fact, source, at + 1, len(text) if bad in "+-.0123456789" else 1)
-        kind = match.lastgroup or "sign"
-        if kind != "space":
-            yield _Token(kind, match[0], at + 1)
-        at = match.end()
-    yield _Token("end", "", len(source) + 1)
+_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
 
 
-# -- sentences --------------------------------------------------------------------------------------------------------
+class _Reader:
+    """Takes of Python's tree what a chain is made of, and refuses the rest."""
 
+    def __init__(self, source: str, line: str) -> None:
+        self.source, self.blanks = source, len(line) - len(line.lstrip())
+        self.bytes = line.lstrip().encode()
 
-class _Parser:
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.tokens = list(_tokens(source))
-        self.at = 0
-        self.depth = 0
+    def column(self, node: ast.expr | ast.keyword, end: bool = False) -> int:
+        # Python counts the bytes of UTF-8.
+        offset = (node.end_col_offset or 0) if end else node.col_offset
+        return len(self.bytes[:offset].decode()) + 1 + self.blanks
 
-    def whole(self) -> Chain:
-        if self.now.kind == "end":
-            raise ChainError("a chain needs at least one link", self.source)
-        chain = self.chain()
-        if self.now.kind != "end":
-            raise self.unexpected("'|' or the end")
-        return chain
+    def refuse(self, node: ast.expr | ast.keyword, fact: str) -> ChainError:
+        at = self.column(node)
+        return ChainError(fact, self.source, at, self.column(node, end=True) - at)
 
-    @property
-    def now(self) -> _Token:
-        return self.tokens[self.at]
-
-    def take(self, text: str) -> bool:
-        if self.now.kind == "sign" and self.now.text == text:
-            self.at += 1
-            return True
-        return False
-
-    def unexpected(self, wanted: str) -> ChainError:
-        token = self.now
-        found = f"there is {token.text!r}" if token.kind != "end" else "the chain ends"
-        return ChainError(f"expected {wanted} here, but {found}", self.source, token.column, len(token.text))
-
-    def chain(self) -> Chain:
-        links = [self.link()]
-        while self.take("|"):
-            links.append(self.link())
+    def chain(self, node: ast.expr, depth: int) -> Chain:
+        links: list[Link] = []
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+                waiting += [node.right, node.left]
+            else:
+                links.append(self.link(node, depth))
         return Chain(tuple(links), self.source)
 
-    def link(self) -> Link:
-        token = self.now
-        if token.kind != "name" or token.text in _WORDS or token.text in _FLOATS:
-            raise self.unexpected("the name of a link")
-        self.at += 1
-        args: list[Value] = []
+    def link(self, node: ast.expr, depth: int) -> Link:
+        if not isinstance(node, ast.Call):
+            return Link(self.name(node), column=self.column(node))
+        args = tuple(self.value(each, depth + 1) for each in node.args)
         kwargs: list[tuple[str, Value]] = []
-        columns: list[int] = []
-        called = self.take("(")
-        while called and not self.take(")"):
-            columns.append(self.now.column)
-            key = self.keyword()
-            if key is not None:
-                if any(key == other for other, _ in kwargs):
-                    raise ChainError(f"{key!r} is given twice", self.source, columns[-1], len(key))
-                kwargs.append((key, self.value()))
-            elif kwargs:
-                raise ChainError("an argument by position comes before those by name", self.source, columns[-1])
-            else:
-                args.append(self.value())
-            if not self.take(","):
-                if not self.take(")"):
-                    raise self.unexpected("',' or ')'")
-                break
-        return Link(token.text, tuple(args), tuple(kwargs), token.column, tuple(columns), called)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self.refuse(keyword, "'**' has no meaning in a chain")
+            if any(keyword.arg == name for name, _ in kwargs):
+                raise self.refuse(keyword, f"{keyword.arg!r} is given twice")
+            kwargs.append((keyword.arg, self.value(keyword.value, depth + 1)))
+        columns = tuple(self.column(each) for each in (*node.args, *node.keywords))
+        return Link(self.name(node.func), args, tuple(kwargs), self.column(node), columns)
 
-    def keyword(self) -> str | None:
-        follows = self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else self.now
-        if self.now.kind != "name" or (follows.kind, follows.text) != ("sign", "="):
-            return None
-        name = self.now.text
-        if "." in name or name in _WORDS:
-            raise ChainError(f"{name!r} cannot be the name of an argument", self.source, self.now.column, len(name))
-        self.at += 2
-        return name
+    def name(self, node: ast.expr) -> str:
+        words: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            words.append(inner.attr)
+            inner = inner.value
+        if not isinstance(inner, ast.Name) or (not words and inner.id in _WORDS):
+            raise self.refuse(node, "here the name of a link is expected, such as Adam or LR(0.1)")
+        return ".".join([inner.id, *reversed(words)])
 
-    def value(self) -> Value:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise ChainError(f"a chain nests at most {DEEPEST} deep", self.source, self.now.column)
-        try:
-            return self.deeper()
-        finally:
-            self.depth -= 1
-
-    def deeper(self) -> Value:
-        token = self.now
-        if token.kind == "number":
-            self.at += 1
-            return _number(token, self.source)
-        if token.kind == "string":
-            self.at += 1
-            return _string(token, self.source)
-        if token.kind == "signed" or token.text in _FLOATS:
-            self.at += 1
-            return _FLOATS[token.text]
-        if token.kind == "name" and token.text in _WORDS:
-            self.at += 1
-            return _WORDS[token.text]
-        if token.kind == "name":
-            return self.chain()
-        if self.take("["):
-            return self.values("]")[0]
-        if self.take("("):
-            values, comma = self.values(")")
-            # As in Python, parentheses around one value only group.
-            return values[0] if len(values) == 1 and not comma else tuple(values)
-        raise self.unexpected("a value")
-
-    def values(self, end: str) -> tuple[list[Value], bool]:
-        found: list[Value] = []
-        comma = False
-        while not self.take(end):
-            found.append(self.value())
-            comma = self.take(",")
-            if not comma:
-                if not self.take(end):
-                    raise self.unexpected(f"',' or {end!r}")
-                break
-        return found, comma
-
-
-def _number(token: _Token, source: str) -> int | float:
-    text = token.text.replace("_", "")
-    if re.fullmatch(r"[+-]?[0-9]+", text):
-        if len(text) > 300:
-            raise ChainError("this number has too many digits", source, token.column, len(token.text))
-        return int(text)
-    return float(text)
-
-
-def _string(token: _Token, source: str) -> str:
-    out: list[str] = []
-    letters = iter(enumerate(token.text[1:-1], token.column + 1))
-    for column, letter in letters:
-        if letter == "\\":
-            _, letter = next(letters)
-            if letter not in _ESCAPES:
-                raise ChainError(f"'\\{letter}' has no meaning in a string", source, column, 2)
-            letter = _ESCAPES[letter]
-        out.append(letter)
-    return "".join(out)
+    def value(self, node: ast.expr, depth: int) -> Value:
+        if depth > DEEPEST:
+            raise self.refuse(node, f"a chain nests at most {DEEPEST} deep")
+        match node:
+            case ast.Constant(value=None | bool() | str() | int() | float() as found):
+                return found
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                found = self.value(node.operand, depth + 1)
+                if isinstance(found, int | float) and not isinstance(found, bool):
+                    return -found if isinstance(node.op, ast.USub) else found
+            case ast.Name() if node.id in _WORDS:
+                return _WORDS[node.id]
+            case ast.List():
+                return [self.value(each, depth + 1) for each in node.elts]
+            case ast.Tuple():
+                return tuple(self.value(each, depth + 1) for each in node.elts)
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.BinOp(op=ast.BitOr()):
+                return self.chain(node, depth)
+        raise self.refuse(node, "this has no meaning in a chain: a value is a number, a string, a list or a chain")
 
 
 def _print(value: Value) -> str:
-    if isinstance(value, str):
-        escaped = value
-        for code, letter in (("\\", "\\"), ("'", "'"), ("n", "\n"), ("t", "\t"), ("r", "\r"), ("0", "\0")):
-            escaped = escaped.replace(letter, "\\" + code)
-        return f"'{escaped}'"
     if isinstance(value, list):
         return f"[{', '.join(map(_print, value))}]"
     if isinstance(value, tuple):
