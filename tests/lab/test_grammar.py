@@ -102,7 +102,7 @@ def test_code_is_refused(text, tmp_path, monkeypatch):
     ("text", "column", "fact"),
     [
         ("", 1, "at least one link"),
-        ("A |", 3, "joined by '|'"),
+        ("A |", 4, "joined by '|'"),
         ("A B", 3, "joined by '|'"),
         ("A(1", 2, "never closed"),
         ("A(1 2)", 3, "arguments by ','"),
@@ -126,6 +126,7 @@ def test_code_is_refused(text, tmp_path, monkeypatch):
         ("A(1 + 2)", 3, "no meaning"),
         ("A(f'{x}')", 3, "no meaning"),
         ("A()()", 1, "the name of a link"),
+        (" A(1) # B", 7, "'#' has no meaning"),
         ("A().b", 1, "the name of a link"),
     ],
 )

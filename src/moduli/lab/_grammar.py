@@ -122,7 +122,11 @@ def parse(source: str) -> Chain:
     line = re.sub(r"\s", " ", source)
     if not line.strip():
         raise ChainError("a chain needs at least one link", source)
-    return _Reader(source, line).chain(_tree(source, line), 0)
+    tree, reader = _tree(source, line), _Reader(source, line)
+    rest = line.lstrip().encode()[tree.end_col_offset :].decode()
+    if "#" in rest:  # Python takes it for a comment, and would drop it in silence
+        raise ChainError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
+    return reader.chain(tree, 0)
 
 
 def _tree(source: str, line: str) -> ast.expr:
@@ -136,7 +140,8 @@ def _tree(source: str, line: str) -> ast.expr:
         fact = error.msg
         if fact.startswith("invalid syntax"):
             fact = "this cannot be read: links are joined by '|', and arguments by ','"
-        column = min(max(1, (error.offset or 1) + blanks), len(source) + 1)
+        ended = (error.lineno or 1) > 1  # Python missed something at the beginning of the next line
+        column = len(source) + 1 if ended else min(max(1, (error.offset or 1) + blanks), len(source) + 1)
         raise ChainError(fact, source, column) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ChainError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
