@@ -140,8 +140,8 @@ def _tree(source: str, line: str) -> ast.expr:
         fact = error.msg
         if fact.startswith("invalid syntax"):
             fact = "this cannot be read: links are joined by '|', and arguments by ','"
-        ended = (error.lineno or 1) > 1  # Python missed something at the beginning of the next line
-        column = len(source) + 1 if ended else min(max(1, (error.offset or 1) + blanks), len(source) + 1)
+        # Without an offset, something is missing at the end.
+        column = min(error.offset + blanks, len(source) + 1) if error.offset else len(source) + 1
         raise ChainError(fact, source, column) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ChainError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
