@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def drawn() -> str:
     """The picture of the race that is kept."""
     from moduli import lab
 
-    return lab.picture(lab.Results.read(KEPT)).replace("</svg>", f"<!-- drawn from {fingerprint()} --></svg>")
+    with tempfile.TemporaryDirectory() as folder:
+        text = lab.write_picture(lab.Results.read(KEPT), Path(folder) / "race.svg").read_text(encoding="utf-8")
+    return text.replace("</svg>", f"<!-- drawn from {fingerprint()} --></svg>")
 
 
 def keep(path: Path) -> None:

@@ -52,12 +52,17 @@ def test_a_race_that_has_not_finished_is_reported(finished):
 def test_the_picture_is_an_svg_of_its_own(finished, tmp_path):
     from xml.etree import ElementTree
 
-    for results in (finished, lab.race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=30, workers=0)):
+    odd = ["$x_1$", "_hidden", "<b>{{js}}</b>"]
+    field = [lab.contender(f"torch.SGD(lr=0.{at + 1})", label=label) for at, label in enumerate(odd)]
+    for results in (finished, lab.race(["sphere-10"], field, seeds=1, budget=30, workers=0)):
         path = lab.write_picture(results, tmp_path / "race.svg")
         root = ElementTree.parse(path).getroot()
         assert root.tag.endswith("svg")
-        lines = root.findall(".//{http://www.w3.org/2000/svg}path")
-        assert len(lines) >= len(results.header["contenders"])
+        words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert all(entry["label"][:29] in " ".join(words) for entry in results.header["contenders"])
+    assert lab.write_picture(results, tmp_path / "race.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="xyz"):
+        lab.write_picture(results, tmp_path / "race.xyz")
 
 
 @pytest.fixture
@@ -86,7 +91,10 @@ def test_what_is_kept_of_a_race_makes_the_same_picture(draw, finished, monkeypat
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(draw, "KEPT", tmp_path / "kept.jsonl")
     draw.keep(tmp_path / "all.jsonl")
-    assert lab.picture(lab.Results.read(draw.KEPT)) == lab.picture(finished)
+    kept, whole = lab.Results.read(draw.KEPT), tmp_path / "whole.svg"
+    assert (
+        lab.write_picture(kept, tmp_path / "kept.svg").read_bytes() == lab.write_picture(finished, whole).read_bytes()
+    )
     assert draw.KEPT.stat().st_size < (tmp_path / "all.jsonl").stat().st_size / 2
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -109,13 +109,12 @@ def test_a_race_that_is_ended_leaves_no_process_and_no_file(number, tmp_path):
             workers = [pid for pid in descendants(race.pid) if pid != race.pid]
             assert len(workers) >= 2
             race.send_signal(number)
-            assert race.wait(600) == (-number if number == signal.SIGKILL else 128 + number)
+            assert race.wait(600) == -number
         finally:
             race.kill()
     for pid in workers:
         until(lambda pid=pid: not alive(pid))
-    if number != signal.SIGKILL:
-        assert not [name for name in os.listdir(tmp_path / "tmp") if name.startswith("moduli-race-")]
+    assert os.listdir(tmp_path / "tmp") == []
     assert lab.Results.read(tmp_path / "race.jsonl").runs == []
 
 
@@ -143,12 +142,47 @@ def until(done):
 
 
 def test_a_server_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "hangs_on_import.py").write_text("import time\ntime.sleep(1000)\n")
+    (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
     task = lab._tasks.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
     with _pool.Pool(1, ["hangs_on_import"]) as pool:
-        messages = [message for _, message in pool.run([task]) if "reason" in message]
-    assert [message["reason"] for message in messages] == ["hung, was killed"]
+        pool._start()
+        server = pool.server.pid
+        messages = [message for _, message in pool.run([task, task]) if "reason" in message]
+    assert [message["reason"] for message in messages] == ["hung, was killed"] * 2
     assert "did not start within 0.5 seconds" in messages[0]["detail"]
-    assert not [name for name in os.listdir(tempfile.gettempdir()) if name == os.path.basename(pool.folder.name)]
+    assert not alive(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tmp_path):
+    (tmp_path / "hangs_on_import.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    program = """
+        from moduli.lab import _pool
+        _pool.STARTUP = 1.0
+        pool = _pool.Pool(1, ["hangs_on_import"])
+        pool._start()
+        print(pool.server.pid, flush=True)
+        while True: pass
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with driver:
+        try:
+            server = int(driver.stdout.readline())
+            driver.send_signal(number)
+            driver.wait(600)
+        finally:
+            driver.kill()
+    until(lambda: not alive(server))
+
+
+def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
+    (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    task = lab._tasks.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
+    with _pool.Pool(1) as pool:
+        (record,) = [message for _, message in pool.run([task]) if "reason" in message]
+    assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +57,9 @@ def race(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one row per run, as FILE.csv or FILE.jsonl.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the race as one SVG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the race as one picture, .svg or .png (matplotlib).")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the problems and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -79,6 +82,10 @@ def race(
     kept = file or output.with_suffix(".jsonl")
     for place in (output, kept, picture, table):
         _check_place(place)
+    if picture is not None and find_spec("matplotlib") is None:
+        wrong("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
+    if picture is not None and picture.suffix not in (".svg", ".png", ".pdf"):
+        wrong(f"--picture {picture}: a picture ends in .svg, .png or .pdf")
     if table is not None and table.suffix not in (".csv", ".jsonl"):
         wrong(f"--table {table}: a table ends in .csv or .jsonl")
     if table == kept:

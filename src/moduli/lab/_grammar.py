@@ -188,7 +188,7 @@ class _Reader:
             if any(keyword.arg == name for name, _ in kwargs):
                 raise self.refuse(keyword, f"{keyword.arg!r} is given twice")
             kwargs.append((keyword.arg, self.value(keyword.value, depth + 1)))
-        columns = tuple(self.column(each) for each in (*node.args, *node.keywords))
+        columns = (*map(self.column, node.args), *map(self.column, node.keywords))
         return Link(self.name(node.func), args, tuple(kwargs), self.column(node), columns)
 
     def name(self, node: ast.expr) -> str:
@@ -208,9 +208,9 @@ class _Reader:
             case ast.Constant(value=None | bool() | str() | int() | float() as found):
                 return found
             case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                found = self.value(node.operand, depth + 1)
-                if isinstance(found, int | float) and not isinstance(found, bool):
-                    return -found if isinstance(node.op, ast.USub) else found
+                number = self.value(node.operand, depth + 1)
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    return -number if isinstance(node.op, ast.USub) else number
             case ast.Name() if node.id in _WORDS:
                 return _WORDS[node.id]
             case ast.List():

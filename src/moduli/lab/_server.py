@@ -1,12 +1,12 @@
-"""The process that processes come from.
+"""The process that the processes of a race come from.
 
-It imports everything once and then, for each line on its standard input, forks a child that does one run. So every run
-has a process of its own, begins from the same state whatever ran before, and costs milliseconds to start. Nothing is ever
-computed in the server itself: no thread of torch or OpenMP exists when it forks.
+It imports everything once and then forks a child for each order. So every run has a process of its own, begins from the same state
+whatever ran before, and costs milliseconds to start. Nothing is ever computed in the server itself: no thread of torch or
+OpenMP exists when it forks.
 
-A line in is ``{"id", "task", "out", "err", "seconds"}``, where `task` is a file to read; lines out are ``{"id", "pid"}``,
-``{"id", "evaluations", "value"}`` and, when a child ended, ``{"id", "status"}``. A line is shorter than what a pipe writes at
-once, so those of several children never mix. When the input ends, because its owner closed it or died, so do all.
+An order is ``(number, seconds, task)`` with the task as bytes, which only the child reads: they may run code of the user. Answers
+are ``(number, message)`` with the messages of `Pool.run`; the first one, with number -1, says that all is imported. When the
+connection ends, because its owner closed it or died, so do all.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import json
 import math
+import multiprocessing
 import os
 import pickle
-import select
 import signal
 import sys
-import traceback
+import tempfile
+import time
 import warnings
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any
+
+from ._reasons import Reason
 
 __all__ = ["serve"]
 
@@ -33,45 +36,111 @@ GRACE = 3.0
 
 
 def serve() -> None:
-    """Fork a child for each line, tell when children end, and end with the input."""
-    _prepare()
-    children: dict[int, int] = {}
-    # A child that ends writes to this pipe through the handler, which wakes the loop below.
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    """Fork a child for each order, tell what becomes of it, and end with the connection."""
+    _, _, descriptor, startup, *preload = sys.argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A race that was interrupted closes both pipes at once: whichever is noticed first, all is over.
-    with contextlib.suppress(BrokenPipeError):
-        _tell({"ready": os.getpid()})
-        _loop(children, wake_read)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    # An import that hangs ends here also when the owner, who would end it, is gone.
+    signal.setitimer(signal.ITIMER_REAL, float(startup) + 1)
+    _prepare(preload)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    owner: Connection[Any, Any] = Connection(int(descriptor))
+    runs: list[_Child] = []
+    try:
+        owner.send((-1, {}))
+        while True:
+            _serve_once(owner, runs)
+    except (EOFError, ConnectionError):
+        return  # the owner is gone
+    finally:
+        for run in runs:
+            run.process.kill()
 
 
-def _loop(children: dict[int, int], wake: int) -> None:
-    pending = b""
-    while True:
-        ready, _, _ = select.select([0, wake], [], [])
-        if wake in ready:
-            os.read(wake, 4096)
-            _reap(children)
-        if 0 in ready:
-            data = os.read(0, 65536)
-            if not data:
-                return
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
-                order = json.loads(line)
-                pid = os.fork()
-                if pid == 0:
-                    _child(order)
-                children[pid] = order["id"]
-                _tell({"id": order["id"], "pid": pid})
+def _serve_once(owner: Connection[Any, Any], runs: list[_Child]) -> None:
+    sources = {run.reader.fileno(): run for run in runs}
+    left = min((run.deadline for run in runs), default=math.inf) - time.monotonic()
+    ready = wait([owner.fileno(), *sources], None if math.isinf(left) else max(0.0, left))
+    for run in [sources[each] for each in ready if each in sources]:
+        message = run.receive()
+        if message is None:
+            runs.remove(run)
+            message = run.finish()
+        if message:
+            owner.send((run.number, message))
+    for run in runs:
+        if time.monotonic() > run.deadline:
+            run.late = True
+            run.process.kill()
+            run.deadline = math.inf  # its pipe closes now
+    if owner.fileno() in ready:
+        number, seconds, task = owner.recv()
+        run = _Child(number, seconds, task, owner)
+        runs.append(run)
+        owner.send((number, {"pid": run.process.pid}))
 
 
-def _prepare() -> None:
+class _Child:
+    """A run under way: its process, the pipe that it tells by, and the file that its errors go to."""
+
+    def __init__(self, number: int, seconds: float, task: bytes, owner: Connection[Any, Any]) -> None:
+        self.number, self.deadline, self.late = number, time.monotonic() + seconds + GRACE, False
+        self.last: dict[str, Any] = {}
+        # Without a name: nothing is left, whatever ends this process.
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - `finish` closes it
+        self.reader, writer = multiprocessing.Pipe(duplex=False)
+        context = multiprocessing.get_context("fork")
+        self.process = context.Process(target=_work, args=(task, writer, self.errors, (owner, self.reader)))
+        self.process.start()
+        writer.close()
+
+    def receive(self) -> dict[str, Any] | None:
+        """What it tells; nothing of its record, which counts when the process has ended; None when its pipe has closed."""
+        try:
+            message: dict[str, Any] = self.reader.recv()
+        except EOFError:
+            return None
+        self.last |= message
+        return {} if "reason" in message else message
+
+    def finish(self) -> dict[str, Any]:
+        """The record of the run, when its pipe has closed."""
+        self.process.join(GRACE)  # a run may have closed the pipe, and go on
+        self.process.kill()
+        self.process.join()
+        self.reader.close()
+        with self.errors:
+            self.errors.seek(0)
+            trace = self.errors.read().decode(errors="replace")[-8000:]
+        code = self.process.exitcode or 0
+        if code == 0 and "reason" in self.last:
+            return self.last
+        from ._tasks import record_without_run
+
+        if self.late:
+            return record_without_run(self.last, Reason.HUNG, "it did not come back within its time", trace)
+        if code < 0:
+            return record_without_run(self.last, Reason.KILLED, f"by {signal.Signals(-code).name}", trace)
+        detail = trace.strip().splitlines()[-1] if trace.strip() else f"it ended with code {code}"
+        return record_without_run(self.last, Reason.CRASHED, detail, trace)
+
+
+def _work(task: bytes, writer: Connection[Any, Any], errors: IO[bytes], others: Sequence[Connection[Any, Any]]) -> None:
+    """Do one run, in the child."""
+    for connection in others:
+        connection.close()
+    os.dup2(errors.fileno(), 1)
+    os.dup2(errors.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    faulthandler.enable(file=sys.stderr)
+    from ._tasks import execute
+
+    def tell(evaluations: int, value: float) -> None:
+        writer.send({"evaluations": evaluations, "value": value if math.isfinite(value) else None})
+
+    writer.send(execute(pickle.loads(task), tell))
+
+
+def _prepare(preload: Sequence[str]) -> None:
     """Do once what every child would do at its beginning. Nothing is computed with torch."""
     import torch
 
@@ -80,76 +149,13 @@ def _prepare() -> None:
 
     # torch's own optimizers import its compiler when they are made; that second would be counted in every run.
     torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
-    for name in ("moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *sys.argv[1:]):
-        _import(name)
+    for name in ("moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *preload):
+        with contextlib.suppress(ImportError):  # the run that needs it says so
+            __import__(name)
     catalogue.entries()
     with warnings.catch_warnings(), contextlib.suppress(ValueError):
-        warnings.simplefilter("ignore")  # what is wrong with compiler or settings is said by whoever needs them
+        warnings.simplefilter("ignore")  # what is wrong with compiler or settings is told by the run that needs them
         kernels.explain()
     # A collection in a child would write into every object there is, and so copy all of this process's memory.
     gc.collect()
     gc.freeze()
-
-
-def _import(name: str) -> None:
-    try:
-        __import__(name)
-    except ImportError:
-        return  # whoever needs it says so, in the row of its run
-
-
-def _reap(children: dict[int, int]) -> None:
-    for pid in list(children):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            _tell({"id": children.pop(pid), "status": os.waitstatus_to_exitcode(status)})
-
-
-def _tell(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
-
-
-def _child(order: dict[str, Any]) -> None:
-    """Do one run and never return."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The alarm kills, wherever the child is: no handler, no return to Python needed.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, order["seconds"] + GRACE)
-        error = os.open(order["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        report = os.dup(1)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(error, 1)
-        os.dup2(error, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-        faulthandler.enable(file=sys.stderr)
-        code = _work(order, report)
-    except BaseException:  # noqa: BLE001 - what comes out here is read from the error file
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _work(order: dict[str, Any], report: int) -> int:
-    from ._tasks import execute
-
-    def progress(evaluations: int, value: float) -> None:
-        known = value if math.isfinite(value) else None
-        os.write(report, json.dumps({"id": order["id"], "evaluations": evaluations, "value": known}).encode() + b"\n")
-
-    task = pickle.loads(Path(order["task"]).read_bytes())
-    record = execute(task, progress)
-    out = Path(order["out"])
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(record), encoding="utf-8")
-    part.rename(out)
-    return 0
-
-
-if __name__ == "__main__":
-    serve()

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ._contender import Contender, contender
+from ._reasons import Reason
 from ._reference import load_problem
 from ._run import run
 from .problems import Problem, get
 
-__all__ = ["Task", "execute"]
+__all__ = ["Task", "execute", "record_without_run"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Task:
     target: float | None = None
 
     def encode(self) -> bytes:
-        """As bytes, for a process that this one starts and nobody else."""
+        """As bytes, for a process that this one starts, and for no other."""
         try:
             return pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -74,6 +75,13 @@ def execute(task: Task, progress: Callable[[int, float], None] | None = None) ->
         return run(
             problem, runner, task.seed, budget=budget, seconds=task.seconds, target=task.target, progress=progress
         )
+
+
+def record_without_run(last: dict[str, Any], reason: Reason, detail: str, trace: str = "") -> dict[str, Any]:
+    """The record of a run that could not give its own: with what it told on its way."""
+    unknown = dict.fromkeys(("gradients", "steps", "seconds", "digest"))
+    known = {"value": last.get("value"), "evaluations": last.get("evaluations", 0), "history": []}
+    return {"reason": str(reason), "detail": detail, "traceback": trace, **known, **unknown}
 
 
 @contextlib.contextmanager
