@@ -1,6 +1,6 @@
 """The checksum of a tensor's bytes: as good as a CRC against what happens to files, and several times faster.
 
-Up to 64 KB it is the CRC-32 of the bytes. More are cut into blocks of 64 rows of 1021 little-endian words of 64 bits, the
+Up to 64 KB it is the CRC-32 of the bytes. More are cut into blocks of 256 rows of 1021 little-endian words of 64 bits, the
 last one filled up with zeros to whole rows. The sums of the columns of each block, modulo 2**64, go through CRC-32, and the
 sum of all words stands beside it: 96 bits.
 
@@ -22,11 +22,11 @@ __all__ = ["BLOCK", "Checksum", "checksums_of"]
 _SMALL: Final = 1 << 16
 _COLUMNS: Final = 1021
 _ROW: Final = 8 * _COLUMNS
-BLOCK: Final = 64 * _ROW
+BLOCK: Final = 256 * _ROW
 _WORDS: Final = np.dtype("<u8")
 
 # What one thread takes at a time, and from how many bytes on threads are worth starting.
-_SPAN: Final = 8 * BLOCK
+_SPAN: Final = 2 * BLOCK
 _THREADED: Final = 1 << 24
 _MOST_THREADS: Final = 4
 

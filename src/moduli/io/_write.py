@@ -20,7 +20,7 @@ from ._replace import PathLike, replace_file
 __all__ = ["write_tensors"]
 
 # In pieces as large as this, the system keeps files in large pages, which are mapped several times faster.
-_CHUNK: Final = 16 * BLOCK
+_CHUNK: Final = 4 * BLOCK
 _MOST_AT_ONCE: Final = min(getattr(os, "IOV_MAX", 1024), 1024)
 
 
