@@ -23,7 +23,7 @@ __all__ = ["picture", "write_picture"]
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c08a00", "#0b8f9c", "#c2255c", "#6b5b4d")
 SOLVED = 1e-3
 # Letters stay letters, and equal races give equal bytes.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "moduli", "font.size": 9.0, "axes.titleweight": "bold"}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "moduli", "font.size": 9.0, "axes.titleweight": "bold"}
 
 
 def write_picture(results: Results, path: str | os.PathLike[str]) -> Path:
