@@ -17,6 +17,12 @@ CHAINS = {
     "rates": lambda: [m.Adam(), m.LR(torch.linspace(0.01, 0.1, COUNT, dtype=DOUBLE))],
     "search": lambda: [m.HeavyBall(0.9), m.Backtracking()],
     "swarm": lambda: [m.Adam(), m.LR(0.05), m.PSO(social=0.3, seed=3)],
+    "ring": lambda: [m.Adam(), m.LR(0.05), m.PSO(topology="ring", social=0.3, seed=3)],
+    "informed": lambda: [m.PSO(topology="informed", radius=2, social=0.3, seed=3)],
+    "evolution": lambda: [m.DE(seed=2)],
+    "mixed": lambda: [m.Adam(), m.LR(0.05), m.DE(strategy="current-to-pbest/1", adapt="shade", seed=2)],
+    "genetic": lambda: [m.GA(seed=2)],
+    "entropy": lambda: [m.CEM(seed=2)],
     "training": lambda: [m.Adam(), m.LR(0.05), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=2, seed=4)],
 }
 
@@ -69,8 +75,6 @@ class Sent:
 def refusals(mesh, pop):
     found = {}
     for name, make in {
-        "ring": lambda: mo.Optimizer(pop, m.PSO(topology="ring", seed=0)),
-        "de": lambda: mo.Optimizer(pop, m.DE(seed=0)),
         "mean": lambda: mo.Optimizer(pop, m.LR(0.1), reduce="mean"),
         "five": lambda: mo.Optimizer(pop, m.LR(torch.ones(5))),
         "twice": lambda: pop.shard(mesh),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -100,7 +100,7 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
     if shard is not None and Need.MEMBERS in link.needs and not link.over_processes:
         raise ChainError(
             f"{path} compares the members of a population, which are spread over processes here, and can't do that yet. "
-            "PSO with the global topology and PBT can; or search with mo.search(..., executor=...)"
+            "PSO, DE, GA, CEM and PBT can; or search with mo.search(..., executor=...)"
         )
     taken = shard is not None and all(len(value) == count for value in _vectors(link).values())
     check_members(path, link.defaults, count if shard is None or taken else shard.total)
@@ -124,12 +124,13 @@ def join_shards(optimizer: Optimizer, shard: Shard, saved: dict[str, Any]) -> di
         raise ChainError(
             f"{type(alone).__name__} keeps its state member by member, which can't be saved from several processes yet"
         )
-    out = {**saved, "state": shard.join(saved["state"]), "links": shard.join(saved["links"]), "members": shard.total}
+    links = _map_links(optimizer, saved["links"], shard.join)
+    out = {**saved, "state": shard.join(saved["state"]), "links": links, "members": shard.total}
     out["shapes"] = {name: (shard.total, *shape[1:]) for name, shape in saved["shapes"].items()}
     return out
 
 
-def part_shards(shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
+def part_shards(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Of the saved state of all members, that of those here."""
     if "shapes" not in saved:
         return dict(saved)  # refused where it is read
@@ -138,9 +139,16 @@ def part_shards(shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
             f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
         )
     here = shard.stop - shard.start
-    out = {**saved, "state": shard.part(saved["state"]), "links": shard.part(saved["links"]), "members": here}
+    links = _map_links(optimizer, saved["links"], shard.part)
+    out = {**saved, "state": shard.part(saved["state"]), "links": links, "members": here}
     out["shapes"] = {name: (here, *shape[1:]) for name, shape in saved["shapes"].items()}
     return out
+
+
+def _map_links(optimizer: Optimizer, links: Mapping[str, Any], act: Callable[[Any], Any]) -> dict[str, Any]:
+    """What links keep for members, joined or parted, but for those that keep it for all members in every process."""
+    whole = {path for path, link in optimizer._links if link.replicated}
+    return {path: kept if path in whole else act(kept) for path, kept in links.items()}
 
 
 def adopt(population: Population, params: Mapping[str, Tensor]) -> None:

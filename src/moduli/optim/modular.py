@@ -571,7 +571,7 @@ class Optimizer(torch.optim.Optimizer):
             given = given if changed is None else changed
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            given = _members.part_shards(shard, given)
+            given = _members.part_shards(self, shard, given)
         _saved.unpack(self, given, strict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

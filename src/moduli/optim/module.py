@@ -49,6 +49,7 @@ class Module(metaclass=LinkType):
             (N, *shape); "matrix" on all of them as one (N, P) matrix; False for each member by itself. Pointwise hooks
             always work on the matrix.
         over_processes: Whether a link that compares members can, where they are spread over processes.
+        replicated: Whether every process keeps what it knows of all members, where they are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
         sharded: Whether it is right for parameters of which each process holds a shard, beyond pointwise hooks.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
@@ -75,6 +76,7 @@ class Module(metaclass=LinkType):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
     members: ClassVar[bool | Literal["matrix"]] = False
     over_processes: bool = False
+    replicated: ClassVar[bool] = False
     vector_state: bool = False
     sharded: ClassVar[bool] = False
     keeps_outside: ClassVar[bool] = False

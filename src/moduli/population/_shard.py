@@ -68,7 +68,7 @@ class Shard:
         padded[: len(rows)] = rows.detach()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded, group=self.group)
-        sizes = [stop - start for start, stop in zip(self.starts, self.starts[1:], strict=False)]
+        sizes = [stop - start for start, stop in self._spans()]
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def fetch(self, rows: Tensor, members: Tensor) -> Tensor:
@@ -79,6 +79,38 @@ class Shard:
         # Every row comes from one process, and zeros from the others: the sum is exact.
         dist.all_reduce(found, group=self.group)
         return found
+
+    def take(self, rows: Tensor, sources: Tensor) -> Tensor:
+        """For every member here the row of another, wherever that is.
+
+        Args:
+            rows: The rows of the members here.
+            sources: One member for each of all members, the same in every process.
+        """
+        owners = self._owners(sources)
+        distant = sources[owners != self._owners(torch.arange(self.total, device=sources.device))].unique()
+        own = self.own(sources)
+        found = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
+        if len(distant):  # only rows that change the process travel
+            sent = self.fetch(rows, distant)
+            away = (own < self.start) | (own >= self.stop)
+            found[away.to(found.device)] = sent[torch.searchsorted(distant, own[away]).to(sent.device)]
+        return found
+
+    def shift(self, rows: Tensor, by: int) -> Tensor:
+        """The rows of the `|by|` members after those here (before them, where `by` is negative), around the ring."""
+        ends = [(stop if by > 0 else start + by, stop + by if by > 0 else start) for start, stop in self._spans()]
+        wanted = [torch.arange(first, last) % self.total for first, last in ends]
+        distant = torch.cat(wanted).unique()
+        sent = self.fetch(rows, distant)
+        return sent[torch.searchsorted(distant, wanted[self.rank]).to(sent.device)]
+
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(zip(self.starts, self.starts[1:], strict=False))
+
+    def _owners(self, members: Tensor) -> Tensor:
+        """The rank that holds each member."""
+        return torch.bucketize(members, torch.tensor(self.starts[1:], device=members.device), right=True)
 
     def copy(self, rows: Tensor, targets: Tensor, sources: Tensor) -> None:
         """Give some members the rows of others, in place."""

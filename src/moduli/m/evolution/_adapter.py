@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...evolve import GradientSearch, Search
 from ...optim import Module, Need, Objective, Optimizer, as_real
+from ...population import Shard
 from .._flat import flat, flat_members, unflat, unflat_members
 from .._landing import land
 from ._models import Models
@@ -199,10 +200,15 @@ class PopulationLink(SearchLink):
 
     A step first makes the move that the links before it want (gradient steps), then asks the search for new members,
     evaluates them, tells the search, and leaves the population at what the search keeps.
+
+    Where processes share a population, each runs the same search from the same seed and evaluates its own members: what
+    travels is fitness, and the members themselves only where other links have moved them.
     """
 
     needs = frozenset({Need.CLOSURE, Need.LOSS, Need.MEMBERS})
     members = True
+    over_processes = True
+    replicated = True
     left_out = ("population",)
 
     def _example(self) -> Tensor:
@@ -213,35 +219,44 @@ class PopulationLink(SearchLink):
 
     def attached(self, optimizer: Optimizer) -> None:
         """Refuse a population that is too small for the method."""
-        self._begin(torch.zeros(optimizer.binding.members or 1, 2))
+        shard = None if optimizer.population is None else optimizer.population.sharding
+        self._begin(torch.zeros((optimizer.binding.members if shard is None else shard.total) or 1, 2))
 
     def apply(self, objective: Objective) -> Objective:
         """One generation."""
         params = objective.params
+        shard = None if objective.model is None else getattr(objective.model, "sharding", None)
+        own = slice(None) if shard is None else slice(shard.start, shard.stop)
         here = flat_members(params)
         base = here
         if objective.updates is not None:
             moved = zip(params, objective.updates, strict=True)
             base = flat_members([param.detach() - update for param, update in moved])
-        shapes = [list(param.shape) for param in params]
+        count = len(here) if shard is None else shard.total
+        shapes = [[count, *param.shape[1:]] for param in params]
         if self.global_state.setdefault("shapes", shapes) != shapes:
             # Other parameters are searched over than before (some were frozen or thawed), so it begins afresh.
             self.global_state["shapes"], self._made = shapes, None
             self.global_state.pop("search", None)
+        if self._made is None and shard is not None:
+            begins = "search" not in self.global_state
+            self.search(shard.gather(base) if begins else base.new_zeros(count, base.shape[1]))
         search = self.search(base)
         with objective.moved(), torch.no_grad():
             known = search.state.get("x")
-            if search.generation and isinstance(known, Tensor) and not torch.equal(known, base):
-                self._follow(objective, search, base)
+            if search.generation and isinstance(known, Tensor):
+                followed = torch.tensor([float(torch.equal(known[own], base))])
+                if not (followed if shard is None else shard.gather(followed.expand(len(base)))).all():
+                    self._follow(objective, search, base, shard)
             asked = search.ask().clone()
-            self._put(objective, asked)
+            self._put(objective, asked[own])
             losses = objective.get_loss(backward=False, at_x0=False)
-            search.tell(losses)
+            search.tell(losses if shard is None else shard.gather(losses))
         self.global_state["search"] = search.state
         kept = search.state.get("x")
-        goal = unflat_members((kept if isinstance(kept, Tensor) else asked).to(here), params)
+        goal = unflat_members((kept if isinstance(kept, Tensor) else asked)[own].to(here), params)
         objective.updates = [param.detach() - there for param, there in zip(params, goal, strict=True)]
-        # Whoever is moved by a generation moves all parameters, those without a gradient too.
+        # A generation moves all parameters, those without a gradient too.
         objective.present = None
         land(objective, goal)
         if objective.loss is None:
@@ -249,12 +264,13 @@ class PopulationLink(SearchLink):
         self._report(objective, search)
         return objective
 
-    def _follow(self, objective: Objective, search: Search, base: Tensor) -> None:
+    def _follow(self, objective: Objective, search: Search, base: Tensor, shard: Shard | None) -> None:
         """Gradient links (or the user) moved members, so what is known of their fitness is of other places."""
-        entries = {"x": base.clone()}
+        entries = {"x": base.clone() if shard is None else shard.gather(base)}
         if "fitness" in search.state:
             self._put(objective, base)
             losses = objective.get_loss(backward=False, at_x0=False)
+            losses = losses if shard is None else shard.gather(losses)
             losses = torch.where(losses.isnan(), torch.full_like(losses, torch.inf), losses).double()
             entries["fitness"] = losses.to(search.device)
         search.revise(**entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,20 @@ from ...population import Shard
 
 __all__ = ["PSO"]
 
-_hasten = kernels.fuse(swarm_velocity, inplace=("v",))
+
+# Random words are whole numbers of 16 bits: torch's generator takes seven times as long for numbers of 24.
+UNIT = 2.0**-16
+
+
+def _pull(
+    x: Tensor, v: Tensor, own: Tensor, near: Tensor, a: Tensor, b: Tensor, u: Tensor, w: float, c1: float, c2: float
+) -> tuple[Tensor, Tensor]:
+    """The velocity under random words, and the update with it."""
+    new = swarm_velocity(x, v, own, near, a * UNIT + 0.5, b * UNIT + 0.5, w, c1, c2)
+    return new, u - new
+
+
+_pull_together = kernels.fuse(_pull, inplace=("v", "u"))
 
 
 class PSO(Module):
@@ -22,8 +36,9 @@ class PSO(Module):
 
     $v \leftarrow w v + c_1 r_1 \odot (p - x) + c_2 r_2 \odot (l - x),\quad u \leftarrow u - v$
 
-    with p a member's own best place, l the best of its neighbourhood, and r uniform in [0, 1). The velocity is added to
-    whatever links before it have made of the gradient, so that gradient steps and swarm moves mix in one chain; without
+    with p a member's own best place, l the best of its neighbourhood, and r uniform in [0, 1) (with 16 bits each in single
+    precision). The velocity is added to whatever links before it have made of the gradient, so that gradient steps and swarm
+    moves mix in one chain; without
     such links no gradient is evaluated. A loss that is not finite is the worst.
 
     Args:
@@ -56,6 +71,7 @@ class PSO(Module):
 
     needs = frozenset({Need.LOSS, Need.MEMBERS})
     members = "matrix"
+    over_processes = True
 
     def __init__(
         self,
@@ -73,7 +89,6 @@ class PSO(Module):
             raise ValueError(f"PSO: radius is {radius}; a member has at least one neighbour on each side")
         super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
         self.topology = topology
-        self.over_processes = topology == "global"
         self.radius = radius
         self.seed = seed
 
@@ -97,44 +112,104 @@ class PSO(Module):
         """Add the swarm's velocity to what the links before this one want."""
         best = self.global_state["best"]
         shard = None if objective.model is None else getattr(objective.model, "sharding", None)
+        best = best if shard is None else shard.gather(best)  # one number from each member, over all processes
         radius = min(self.radius, max((len(best) - 1) // 2, 0))
-        if shard is not None:
-            near = shard.gather(best).argmin()  # one number from each member, over all processes
-        else:
-            near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin()
-        moves = [self._velocity(param, near, radius, shard) for param in objective.params]
-        if objective.updates is None:
-            objective.updates = [-move for move in moves]
-        else:
-            objective.updates = [u - move for u, move in zip(objective.updates, moves, strict=True)]
+        near = neighbourhood_best(best, radius) if self.topology == "ring" else best.argmin().reshape(1)
+        updates = objective.updates
+        if updates is None:
+            updates = [torch.zeros_like(param, memory_format=torch.contiguous_format) for param in objective.params]
+        objective.updates = [
+            self._move(param, update, near, radius, shard)
+            for param, update in zip(objective.params, updates, strict=True)
+        ]
         return objective
 
-    def _velocity(self, param: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
+    def _move(self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
+        """The update of one parameter with the new velocity in it."""
         state, setting = self.state[param], self.settings[param]
-        generator = self.get_generator(param.device, self.seed)
         x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
-
-        def uniform(*lead: int) -> Tensor:
-            if shard is not None:
-                return shard.draw(lambda rows: torch.rand(rows, x.shape[1], dtype=x.dtype, generator=generator))
-            return torch.rand((*lead, *x.shape), dtype=x.dtype, device=x.device, generator=generator)
-
-        leader = place[near] if shard is None else shard.fetch(place, near.reshape(1))
-
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
+        draws = Draws(x, self.get_generator(param.device, self.seed), shard)
         if self.topology == "informed":
-            draws = uniform(2 * radius + 1)
-            new = informed_velocity(x, v, place, draws, radius, w, (own + social) / w, torch.empty_like(x))
-        elif any(isinstance(value, Tensor) for value in (w, own, social)):
-            new = swarm_velocity(x, v, place, leader, uniform(), uniform(), w, own, social)
+            new = self._informed(x, v, place, draws, radius, (w, own, social), shard)
         else:
-            towards = leader.expand_as(x).contiguous()
-            _hasten([x], [v], [place], [towards], [uniform()], [uniform()], w, own, social)
-            new = v
-        if new is not v:
-            v.copy_(new)
+            single = self.topology == "global"
+            if shard is None:
+                towards = place[near]
+            else:
+                towards = shard.fetch(place, near) if single else shard.take(place, near)
+            if single:
+                towards = towards.expand_as(x)
+            fixed = not any(isinstance(value, Tensor) for value in (w, own, social))
+            if fixed and draws.words and update.is_contiguous() and not param.is_complex():
+                u = update.detach()
+                _pull_together([x], [v], [place], [towards.contiguous()], [draws()], [draws()], [u], w, own, social)
+                return u
+            new = swarm_velocity(x, v, place, towards, draws.uniform(), draws.uniform(), w, own, social)
+        v.copy_(new)
         shaped = new.reshape(as_real(param.detach()).shape)
-        return torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped
+        return update - (torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped)
+
+    def _informed(
+        self, x: Tensor, v: Tensor, place: Tensor, draws: Draws, radius: int, settings: Any, shard: Shard | None
+    ) -> Tensor:
+        w, own, social = settings
+        pulls = torch.stack([draws.uniform() for _ in range(2 * radius + 1)])
+        if shard is None:
+            return informed_velocity(x, v, place, pulls, radius, w, (own + social) / w, torch.empty_like(x))
+        # The neighbours on both sides, wherever they are, around the members here.
+        wide = torch.cat([x.new_zeros(radius, x.shape[1]), x, x.new_zeros(radius, x.shape[1])])
+        places = torch.cat([shard.shift(place, -radius), place, shard.shift(place, radius)])
+        pulls = torch.nn.functional.pad(pulls, (0, 0, radius, radius))
+        w, own, social = (_pad(value, radius) for value in (w, own, social))
+        faster = torch.nn.functional.pad(v, (0, 0, radius, radius))
+        made = informed_velocity(wide, faster, places, pulls, radius, w, (own + social) / w, torch.empty_like(wide))
+        return made[radius : radius + len(x)]
+
+
+class Draws:
+    """Random matrices like one, one after the other; for the members here, as one process would draw them for all.
+
+    Args:
+        like: The rows of the members here.
+        generator: What decides the numbers.
+        shard: Which members are here.
+    """
+
+    def __init__(self, like: Tensor, generator: torch.Generator | None, shard: Shard | None) -> None:
+        self.like, self.generator, self.shard = like, generator, shard
+        self.words = like.dtype is torch.float32 and like.device.type == "cpu"
+        if self.words:
+            seed = int(torch.randint(2**62, (1,), generator=generator))
+            self.source = np.random.PCG64DXSM(seed)
+
+    def __call__(self) -> Tensor:
+        """Whole numbers from -2^15 to 2^15 - 1."""
+        count, width = self.like.shape
+        start, total = (0, count) if self.shard is None else (self.shard.start, self.shard.total)
+        # Every matrix begins with a word of 64 bits, a row may begin in the middle of one.
+        before, skipped = divmod(start * width, 4)
+        number = -(-(count * width + skipped) // 4)
+        self.source.advance(before)
+        drawn = torch.from_numpy(self.source.random_raw(number).view(np.int16))
+        self.source.advance(-(-total * width // 4) - before - number)
+        return drawn[skipped : skipped + count * width].view(count, width).to(self.like.dtype)
+
+    def uniform(self) -> Tensor:
+        """Numbers in [0, 1)."""
+        x, generator = self.like, self.generator
+        if self.words:
+            return self().mul_(UNIT).add_(0.5)
+        if self.shard is not None:
+            return self.shard.draw(lambda rows: torch.rand(rows, x.shape[1], dtype=x.dtype, generator=generator))
+        return torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+
+
+def _pad(value: Any, radius: int) -> Any:
+    """A column of settings with ones at both ends."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.nn.functional.pad(value, (0, 0, radius, radius), value=1.0)
 
 
 def _rows(tensor: Tensor) -> Tensor:
