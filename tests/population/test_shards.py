@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -103,3 +104,21 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
         assert "at least one to each" in said["few"]
         assert "one dimension" in said["square"]
         assert "the state is of 3 members" in said["members"]
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_random_words_are_those_of_one_process(width):
+    from types import SimpleNamespace
+
+    from moduli.m.population._pso import Draws
+
+    def drawn(shard, count):
+        draws = Draws(torch.zeros(count, width), torch.Generator().manual_seed(3), shard)
+        return draws.words(), draws.words()
+
+    whole = drawn(None, 7)
+    starts = [0, 3, 5, 7]
+    parts = [drawn(SimpleNamespace(start=a, stop=b, total=7), b - a) for a, b in itertools.pairwise(starts)]
+    for each, *split in zip(whole, *parts, strict=True):
+        assert torch.equal(each, torch.cat(split))
+    assert not torch.equal(*whole)

@@ -88,8 +88,9 @@ class Shard:
             sources: One member for each of all members, the same in every process.
         """
         owners = self._owners(sources)
-        distant = sources[owners != self._owners(torch.arange(self.total, device=sources.device))].unique()
-        own = self.own(sources)
+        here = self._owners(torch.arange(self.total, device=sources.device))
+        distant = torch.tensor(sorted(set(sources[owners != here].tolist())), dtype=torch.int64)
+        own = self.own(sources).cpu()
         found = rows.detach()[(own - self.start).clamp(0, len(rows) - 1).to(rows.device)]
         if len(distant):  # only rows that change the process travel
             sent = self.fetch(rows, distant)
@@ -101,7 +102,7 @@ class Shard:
         """The rows of the `|by|` members after those here (before them, where `by` is negative), around the ring."""
         ends = [(stop if by > 0 else start + by, stop + by if by > 0 else start) for start, stop in self._spans()]
         wanted = [torch.arange(first, last) % self.total for first, last in ends]
-        distant = torch.cat(wanted).unique()
+        distant = torch.tensor(sorted(set(torch.cat(wanted).tolist())), dtype=torch.int64)
         sent = self.fetch(rows, distant)
         return sent[torch.searchsorted(distant, wanted[self.rank]).to(sent.device)]
 

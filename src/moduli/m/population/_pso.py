@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -16,16 +17,20 @@ from ...population import Shard
 __all__ = ["PSO"]
 
 
-# Random words are whole numbers of 16 bits: torch's generator takes seven times as long for numbers of 24.
-UNIT = 2.0**-16
-
-
 def _pull(
-    x: Tensor, v: Tensor, own: Tensor, near: Tensor, a: Tensor, b: Tensor, u: Tensor, w: float, c1: float, c2: float
+    x: Tensor, v: Tensor, own: Tensor, near: Tensor, word: Tensor, u: Tensor, w: float, c1: float, c2: float
 ) -> tuple[Tensor, Tensor]:
-    """The velocity under random words, and the update with it."""
-    new = swarm_velocity(x, v, own, near, a * UNIT + 0.5, b * UNIT + 0.5, w, c1, c2)
+    """The velocity under one random word for each coordinate, and the update with it."""
+    r1, r2 = split_word(word)
+    new = swarm_velocity(x, v, own, near, r1, r2, w, c1, c2)
     return new, u - new
+
+
+def split_word(word: Tensor) -> tuple[Tensor, Tensor]:
+    """Two uniform numbers of a random word of 32 bits: the word itself, and what follows its first twelve bits."""
+    first = word * 2.0**-32 + 0.5
+    rest = first * 4096.0
+    return first, rest - torch.floor(rest)
 
 
 _pull_together = kernels.fuse(_pull, inplace=("v", "u"))
@@ -36,9 +41,9 @@ class PSO(Module):
 
     $v \leftarrow w v + c_1 r_1 \odot (p - x) + c_2 r_2 \odot (l - x),\quad u \leftarrow u - v$
 
-    with p a member's own best place, l the best of its neighbourhood, and r uniform in [0, 1) (with 16 bits each in single
-    precision). The velocity is added to whatever links before it have made of the gradient, so that gradient steps and swarm
-    moves mix in one chain; without
+    with p a member's own best place, l the best of its neighbourhood, and r uniform in [0, 1) (in single precision, both from
+    one word of 32 bits: torch's generator takes five times as long). The velocity is added to whatever links before it have
+    made of the gradient, so that gradient steps and swarm moves mix in one chain; without
     such links no gradient is evaluated. A loss that is not finite is the worst.
 
     Args:
@@ -141,11 +146,17 @@ class PSO(Module):
             if single:
                 towards = towards.expand_as(x)
             fixed = not any(isinstance(value, Tensor) for value in (w, own, social))
-            if fixed and draws.words and update.is_contiguous() and not param.is_complex():
+            if fixed and draws.single and update.is_contiguous() and not param.is_complex():
                 u = update.detach()
-                _pull_together([x], [v], [place], [towards.contiguous()], [draws()], [draws()], [u], w, own, social)
+                # Some members at a time: what is drawn for them is still in the cache when it is used.
+                leader = None
+                for rows, words in draws.blocks():
+                    if leader is None or not single:
+                        leader = towards[rows].contiguous()
+                    roles = (x[rows], v[rows], place[rows], leader[: len(words)], words, u[rows])
+                    _pull_together(*([role] for role in roles), w, own, social)
                 return u
-            new = swarm_velocity(x, v, place, towards, draws.uniform(), draws.uniform(), w, own, social)
+            new = swarm_velocity(x, v, place, towards, *draws.pair(), w, own, social)
         v.copy_(new)
         shaped = new.reshape(as_real(param.detach()).shape)
         return update - (torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped)
@@ -167,6 +178,10 @@ class PSO(Module):
         return made[radius : radius + len(x)]
 
 
+# How many numbers are drawn at a time.
+_BLOCK = 1 << 18
+
+
 class Draws:
     """Random matrices like one, one after the other; for the members here, as one process would draw them for all.
 
@@ -178,28 +193,41 @@ class Draws:
 
     def __init__(self, like: Tensor, generator: torch.Generator | None, shard: Shard | None) -> None:
         self.like, self.generator, self.shard = like, generator, shard
-        self.words = like.dtype is torch.float32 and like.device.type == "cpu"
-        if self.words:
-            seed = int(torch.randint(2**62, (1,), generator=generator))
-            self.source = np.random.PCG64DXSM(seed)
+        self.single = like.dtype is torch.float32 and like.device.type == "cpu"
+        if self.single:
+            self.source = np.random.PCG64DXSM(int(torch.randint(2**62, (1,), generator=generator)))
 
-    def __call__(self) -> Tensor:
-        """Whole numbers from -2^15 to 2^15 - 1."""
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """A matrix of random words, from -2^31 to 2^31 - 1 and rounded to the precision of the rows: some rows at a time."""
         count, width = self.like.shape
         start, total = (0, count) if self.shard is None else (self.shard.start, self.shard.total)
-        # Every matrix begins with a word of 64 bits, a row may begin in the middle of one.
-        before, skipped = divmod(start * width, 4)
-        number = -(-(count * width + skipped) // 4)
+        # Every matrix begins with 64 random bits, a row may begin in the middle of them.
+        before, skipped = divmod(start * width, 2)
         self.source.advance(before)
-        drawn = torch.from_numpy(self.source.random_raw(number).view(np.int16))
-        self.source.advance(-(-total * width // 4) - before - number)
-        return drawn[skipped : skipped + count * width].view(count, width).to(self.like.dtype)
+        size = count if skipped else min(count, 2 * max(1, _BLOCK // (2 * max(width, 1))))
+        used = before
+        for first in range(0, count, size):
+            last = min(count, first + size)
+            number = -(-((last - first) * width + skipped) // 2)
+            drawn = torch.from_numpy(self.source.random_raw(number).view(np.int32))
+            used += number
+            words = drawn[skipped : skipped + (last - first) * width].view(last - first, width)
+            yield slice(first, last), words.to(self.like.dtype)
+        self.source.advance(-(-total * width // 2) - used)
+
+    def words(self) -> Tensor:
+        """A matrix of random words."""
+        return torch.cat([words for _, words in self.blocks()])
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Two matrices of numbers in [0, 1)."""
+        return split_word(self.words()) if self.single else (self.uniform(), self.uniform())
 
     def uniform(self) -> Tensor:
         """Numbers in [0, 1)."""
         x, generator = self.like, self.generator
-        if self.words:
-            return self().mul_(UNIT).add_(0.5)
+        if self.single:
+            return split_word(self.words())[0]
         if self.shard is not None:
             return self.shard.draw(lambda rows: torch.rand(rows, x.shape[1], dtype=x.dtype, generator=generator))
         return torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
