@@ -217,9 +217,14 @@ def test_functions_of_models():
     assert product.cosine(product).item() == pytest.approx(1)
     assert product.distance(2 * product).item() == pytest.approx(96**0.5)
     assert particles.norm(net, float("inf")).item() == 4
-    own = particles.vector(net, copy=False)
-    own.zero_()
+    joined = torch.ones(6)
+    net.weight.data, net.bias.data = joined[:4].view(2, 2), joined[4:]
+    particles.vector(net, copy=False).zero_()
     assert not net.weight.any()
+    assert not net.bias.any()
+    net.bias.data = torch.ones(2)
+    particles.vector(net, copy=False).zero_()
+    assert net.bias.all()
     with pytest.raises(particles.StructureError, match="6 parameters in all"):
         particles.from_vector(net, torch.zeros(5))
     with pytest.raises(particles.StructureError, match="the condition has 2 elements"):

@@ -82,6 +82,10 @@ class Structure:
     def __repr__(self) -> str:
         return f"Structure({len(self.modules)} modules, {self.layout!r})"
 
+    def _pick_from(self, scan: _Scan) -> Reading:
+        parameters, buffers, modules = self._pick
+        return Reading(self, parameters(scan.parameters), buffers(scan.buffers), modules(scan.modules))
+
 
 class Reading(NamedTuple):
     """A live module tree, read at one moment.
@@ -121,9 +125,9 @@ class _Scan(NamedTuple):
     """A breadth-first walk over live modules; what has several names occurs once for each of them."""
 
     names: list[object]
-    modules: list[Any]
     parameters: list[Any]
     buffers: list[Any]
+    modules: list[Any]
 
 
 # Keyed by id, not by module: a module class may define __eq__ and so have no hash.
@@ -155,11 +159,15 @@ def read(root: nn.Module) -> Reading:
     """
     last = _LAST.get(id(root))
     before = last[1] if last is not None and last[0]() is root else None
+    key = None
     try:
         scan = _scan(root, _MOST_MODULES if before is None else before._limit)
-        key = None if scan is None else _key_of(scan)
-    except AttributeError:
-        scan = key = None
+        if scan is not None:
+            if before is not None and _agrees(scan, before._key):
+                return before._pick_from(scan)
+            key = _key_of(scan)
+    except (AttributeError, RuntimeError):
+        scan = None
     if scan is None or key is None:
         _slots(root)  # says what is wrong, if anything is
         scan = _scan(root, 1 << 60)
@@ -168,10 +176,7 @@ def read(root: nn.Module) -> Reading:
         key = _key_of(scan)
         if key is None:
             raise _changed(root)
-    if before is None or key != before._key:
-        before = _find(root, scan, key)
-    parameters, buffers, modules = before._pick
-    return Reading(before, parameters(scan.parameters), buffers(scan.buffers), modules(scan.modules))
+    return _find(root, scan, key)._pick_from(scan)
 
 
 def _scan(root: nn.Module, limit: int) -> _Scan | None:
@@ -210,7 +215,7 @@ def _scan(root: nn.Module, limit: int) -> _Scan | None:
             if len(queue) > limit:
                 return None
         names.append(module.__class__)
-    return _Scan(names, queue, parameters, buffers)
+    return _Scan(names, parameters, buffers, queue)
 
 
 def _owned(module: nn.Module) -> list[dict[str, Any]]:
@@ -233,18 +238,31 @@ def _key_of(scan: _Scan) -> _Key | None:
         return None
 
 
+def _agrees(scan: _Scan, key: _Key) -> bool:
+    """Whether a scan has a key, asked in the order of how often the answer is no."""
+    names, parameters, buffers, modules = scan
+    return (
+        names == key.names
+        and _sizes(parameters) == key.sizes
+        and _first_places(parameters) == key.ties
+        and _first_places(modules) == key.module_ties
+        and (not buffers or (_sizes(buffers) == key.buffer_sizes and _first_places(buffers) == key.buffer_ties))
+    )
+
+
 def _sizes(tensors: list[Any]) -> list[Any]:
-    if _NONE in map(id, tensors):
+    try:
+        return list(map(_SIZES, tensors))
+    except AttributeError:
         return [None if tensor is None else _SIZES(tensor) for tensor in tensors]
-    return list(map(_SIZES, tensors))
 
 
 def _first_places(things: list[Any]) -> list[int]:
-    """For each place, the first place that holds the same thing, or -1 for None; empty if all are distinct."""
+    """For each place, the first place that holds the same thing, or -1 for None; empty if all things are distinct."""
     ids = list(map(id, things))
-    if len(set(ids)) == len(ids) and _NONE not in ids:
-        return []
     firsts: dict[int, int] = {_NONE: -1}
+    if len(set(ids) - firsts.keys()) == len(ids) - ids.count(_NONE):
+        return []
     return [firsts.setdefault(key, place) for place, key in enumerate(ids)]
 
 
@@ -282,7 +300,8 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     parameters = [order[i] for i in chosen]
     known: set[int] = set()
     buffers = [p for p in buffer_order if not (id(scan.buffers[p]) in known or known.add(id(scan.buffers[p])))]  # type: ignore[func-returns-value]
-    modules = [p for p, first in enumerate(key.module_ties or range(len(scan.modules))) if first == p]
+    firsts = key.module_ties or range(len(scan.modules))
+    modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
     structure = Structure()
     structure._key, structure._limit, structure.layout = key, len(scan.modules), layout
     structure._pick = (

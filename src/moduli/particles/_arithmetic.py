@@ -1,137 +1,63 @@
-"""Operations on whole modules: computing the values of a result, and making it."""
+"""Operations on whole modules: the values of a result, one list of tensors, and the particle that has them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Group
+from moduli._torch import set_grad_enabled
 
-from . import _pass
 from ._buffers import operating, result_buffers
+from ._memory import LARGE, allocate_like, is_large
 from ._operand import Operand, broadcast, composing, leaves, number, pair, refuse_graph
-from ._pass import Part
 from ._record import Pending, Record, adorn, build
-from ._skeleton import PENDING, RECORD, assemble, plain_attributes
+from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes
 from .base import NytoModuleBase
 from .errors import StructureError
-from .mtype import ParamConfig
 
-__all__ = ["binary", "change", "derive", "duplicate", "part_of", "rebuild", "unary"]
+__all__ = ["apply", "binary", "change", "derive", "duplicate", "pick", "rebuild", "unary"]
 
-Compute = Callable[[int, Group], Tensor]
-
-
-def part_of(which: Operand, index: int, group: Group, spare: bool = False) -> Part:
-    """The values of an operand in one group."""
-    pending = which.pending
-    if pending is not None and pending.vectors:
-        return Part(pending.vectors[index], (), pending.scale, spare)
-    if len(which.layout.groups) == 1:
-        return Part(None, which.tensors)
-    return Part(None, [which.tensors[i] for i in group.indices])
-
-
-def derive(
-    left: Operand,
-    compute: Compute,
-    act: Callable[..., Tensor] | None = None,
-    others: dict[int, Tensor | None] | None = None,
-) -> nn.Module:
-    """Make a particle like an operand, with other values.
-
-    Args:
-        left: The operand.
-        compute: Gives the vector of each group.
-        act: What the operation does to a buffer that takes part in it.
-        others: Which buffers do, and what the right operand has there.
-    """
-    if composing():
-        return _derived(left, compute, act, others, True)
-    with leaves():
-        return _derived(left, compute, act, others, False)
-
-
-def _derived(left: Operand, compute: Compute, act: Any, others: Any, graph: bool) -> nn.Module:
-    structure = left.structure
-    states = left.states()
-    version = left.version(states)
-    config = left.config()
-    vectors: list[Tensor] = []
-    for index, group in enumerate(structure.layout.groups):
-        if config and all(place in config and not config[place].operational for place in group.indices):
-            vector = part_of(left, index, group).gather()
-        else:
-            vector = compute(index, group)
-        if vector.dtype is not group.dtype or vector.shape[0] != group.numel:
-            vector = _fit(left, group, vector)
-        vectors.append(vector)
-    buffers = result_buffers(left, act, others) if left.buffers else []
-    made = Pending(structure, states, vectors, left.flags(), buffers, version)
-    made.graph = graph
-    made.kinds = left.kinds()
-    if config:
-        _exempt(left, made, config)
-    return _shell(made)
-
-
-def _shell(pending: Pending) -> nn.Module:
-    """The module of a result, to be built when it is looked into.
-
-    Plain attributes are there at once, because those of the class would be found in their place.
-    """
-    kind = pending.structure.modules[0].kind
-    shell: nn.Module = object.__new__(kind)
-    plain, linked = plain_attributes(pending.states[0])
-    shell.__dict__.update(plain)
-    shell.__dict__[PENDING] = pending
-    if any(hasattr(kind, name) for name in linked):
-        build(shell)
-    return shell
-
-
-def _fit(left: Operand, group: Group, vector: Tensor) -> Tensor:
-    """The result of an operation in the dtype of the parameters."""
-    name = left.layout.entries[group.indices[0]].name if group.indices else "the parameters"
-    if vector.shape != (group.numel,):
-        raise StructureError(f"the operation gave {tuple(vector.shape)} values for the {group.numel} of {name!r}")
-    if (vector.is_floating_point() and group.dtype.is_floating_point) or group.dtype.is_complex:
-        return vector.to(group.dtype)
-    raise TypeError(
-        f"the operation would turn {name!r} from {group.dtype} into {vector.dtype}; convert the model first, for instance "
-        f"net.to({vector.dtype}), or leave the parameter out with set_param_config(operational=False, name={name!r})"
-    )
-
-
-def _exempt(left: Operand, made: Pending, config: dict[int, ParamConfig]) -> None:
-    """Give parameters that take no part in operations the value they had, or share them."""
-    inert = {place: each for place, each in config.items() if not each.operational}
-    if not inert:
-        return
-    if made.graph:
-        made.vectors = [vector.clone() for vector in made.vectors]
-    values = left.values()
-    with torch.no_grad():
-        for place, each in inert.items():
-            entry = left.layout.entries[place]
-            held = values[place]
-            made.vectors[entry.group].narrow(0, entry.offset, entry.numel).copy_(held.detach().reshape(-1))
-            if not each.clone:
-                made.shared[place] = left.parameter(place)
-
-
-# -- operators ---------------------------------------------------------------------------------------------------------
-
-
-def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | None = None) -> nn.Module:
-    """A function of the values of a particle."""
-    left = Operand(module, scope)
-    plain = composing()
-    return derive(left, lambda index, group: _pass.unary(fn, part_of(left, index, group), plain), fn, operating(left))
+Values = Sequence[Tensor]
+# One call for all tensors. The other functions are called tensor by tensor.
+_FOREACH: dict[Any, Callable[..., Any]] = {
+    operator.add: torch._foreach_add,
+    operator.sub: torch._foreach_sub,
+    operator.mul: torch._foreach_mul,
+    operator.truediv: torch._foreach_div,
+    operator.neg: torch._foreach_neg,
+    operator.abs: torch._foreach_abs,
+    torch.sqrt: torch._foreach_sqrt,
+    torch.exp: torch._foreach_exp,
+    torch.lerp: torch._foreach_lerp,
+}
+# The same with `out=`, tensor by tensor.
+_INTO: dict[Any, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+}
+_IN_PLACE: dict[Any, Callable[..., Any]] = {
+    operator.add: torch._foreach_add_,
+    operator.sub: torch._foreach_sub_,
+    operator.mul: torch._foreach_mul_,
+    operator.truediv: torch._foreach_div_,
+}
+_METHODS = {
+    operator.add: "add_",
+    operator.sub: "sub_",
+    operator.mul: "mul_",
+    operator.truediv: "div_",
+    operator.pow: "pow_",
+    operator.floordiv: "floor_divide_",
+    operator.mod: "remainder_",
+}
+# What gives tensors of the dtype and shape of its operands, if both have one.
+_CLOSED = frozenset((operator.add, operator.sub, operator.mul))
 
 
 def binary(
@@ -152,80 +78,220 @@ def binary(
         scope: Patterns of names, if the operation is to act on those only.
         temporary: Which of the two exist only inside the expression.
     """
-    plain = composing()
-    left = Operand(module, scope)
+    left = Operand(module, scope, spare=temporary[0])
     if isinstance(other, NytoModuleBase):
-        left, right = pair(left, Operand(other))
+        left, right = pair(left, Operand(other, spare=temporary[1]))
+        first, second = (right, left) if reflected else (left, right)
 
-        def compute(index: int, group: Group) -> Tensor:
-            x, y = part_of(left, index, group, temporary[0]), part_of(right, index, group, temporary[1])
-            return _pass.binary(group, fn, x, y, reflected, plain)
+        def combine(places: list[int] | None) -> Values:
+            if (fn is operator.add or fn is operator.sub) and not composing():
+                return _add(first, second, 1 if fn is operator.add else -1, places)
+            return apply(fn, pick(first.values(), places), pick(second.values(), places))
 
-        return derive(left, compute, fn, operating(left, right))
+        return derive(left, combine, fn, operating(left, right), closed=fn in _CLOSED)
     value = number(other)
     if value is None:
         return NotImplemented
-    if isinstance(value, Tensor) and value.dim() > 0:
-        parts = broadcast(left, value)
-        return derive(
-            left,
-            lambda index, group: _pass.binary(
-                group, fn, part_of(left, index, group), Part(None, [parts[i] for i in group.indices]), reflected, plain
-            ),
+    if left.spare and fn is operator.mul and type(value) in (int, float) and not left.config() and not composing():
+        return _scale(left, value)
+    parts = broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else None
+
+    def compute(places: list[int] | None) -> Values:
+        held = pick(left.values(), places)
+        given = value if parts is None else pick(parts, places)
+        return apply(fn, given, held) if reflected else apply(fn, held, given)
+
+    if parts is not None:
+        return derive(left, compute)
+    return derive(left, compute, lambda held: fn(value, held) if reflected else fn(held, value), operating(left))
+
+
+def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | None = None) -> nn.Module:
+    """A function of the values of a particle."""
+    left = Operand(module, scope)
+    return derive(left, lambda places: apply(fn, pick(left.values(), places)), fn, operating(left))
+
+
+def pick(values: list[Any], places: list[int] | None) -> list[Any]:
+    """The values at some places, or all of them."""
+    return values if places is None else [values[place] for place in places]
+
+
+def apply(fn: Callable[..., Any], *operands: Any) -> Values:
+    """A function of lists of tensors, and of numbers, tensor by tensor; the results are new tensors."""
+    lists = [each for each in operands if type(each) is list]
+    if not lists[0]:
+        return []
+    foreach = None if composing() else _FOREACH.get(fn)
+    if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
+        if fn in _INTO and is_large(operands[0]):
+            return _combine_large(_INTO[fn], *operands)
+        return foreach(*operands)  # type: ignore[no-any-return]
+    columns = [each if type(each) is list else [each] * len(lists[0]) for each in operands]
+    made = [fn(*row) for row in zip(*columns, strict=True)]
+    return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
+
+
+def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
+    """The sum x + sign y, with the numbers that are still to be multiplied in, over an operand that is not needed again."""
+    first, second = pick(x.tensors, places), pick(y.tensors, places)
+    a, b = x.scale, sign * y.scale
+    if not first:
+        return []
+    if x.spare and a == 1:
+        torch._foreach_add_(first, second, alpha=b)
+        return first
+    if y.spare and b == 1:
+        torch._foreach_add_(second, first, alpha=a)
+        return second
+    if a != 1:
+        if b != 1:
+            made = list(torch._foreach_mul(first, a))
+            torch._foreach_add_(made, second, alpha=b)
+            return made
+        x, y, a, b, first, second = y, x, b, a, second, first
+    large = y.layout.numel >= LARGE and is_large(second)
+    if y.spare and large:
+        return [torch.add(p, q, alpha=b, out=q) for p, q in zip(first, second, strict=True)]
+    if large:
+        return _combine_large(torch.add, first, second, alpha=b)
+    return torch._foreach_sub(first, second) if b == -1 else torch._foreach_add(first, second, alpha=b)
+
+
+def _combine_large(fn: Callable[..., Tensor], first: list[Tensor], second: Any, **options: float) -> Values:
+    """A function of a list of tensors and another list or a number, into memory fit for large results."""
+    others = second if isinstance(second, list) else [second] * len(first)
+    rows = zip(first, others, allocate_like(first), strict=True)
+    return [fn(p, q, out=made, **options) for p, q, made in rows]
+
+
+def _scale(left: Operand, value: float) -> nn.Module:
+    """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
+    with leaves():
+        buffers = result_buffers(left, lambda held: held * value, operating(left)) if left.buffers else []
+    made = Pending(left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]))
+    made.scale, made.kinds = left.scale * value, left.kinds()
+    return _make_shell(made)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def derive(
+    left: Operand,
+    compute: Callable[[list[int] | None], Values],
+    act: Callable[..., Tensor] | None = None,
+    others: dict[int, Tensor | None] | None = None,
+    closed: bool = False,
+) -> nn.Module:
+    """Make a particle like an operand, with other values.
+
+    Args:
+        left: The operand.
+        compute: Gives the values at some places of the layout, or at all for None; each a tensor of its own.
+        act: What the operation does to a buffer that takes part in it.
+        others: Which buffers do, and what the right operand has there.
+        closed: Whether the values have the shapes and dtypes of the operand for sure.
+    """
+    if composing():
+        return _derive(left, compute, act, others, closed, True)
+    if torch.is_inference_mode_enabled():
+        with leaves():
+            return _derive(left, compute, act, others, closed, False)
+    before = torch.is_grad_enabled()
+    set_grad_enabled(False)
+    try:
+        return _derive(left, compute, act, others, closed, False)
+    finally:
+        set_grad_enabled(before)
+
+
+def _derive(left: Operand, compute: Any, act: Any, others: Any, closed: bool, graph: bool) -> nn.Module:
+    kinds, states = left.kinds(), left.states()
+    version = left.version(states)
+    config = left.config()
+    inert = {place: each for place, each in config.items() if not each.operational} if config else {}
+    if inert:
+        places: list[int] | None = [place for place in range(len(left.layout)) if place not in inert]
+        made = dict(zip(places or (), compute(places), strict=True)) if places else {}
+        values = left.values()
+        tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
+    else:
+        places, tensors = None, list(compute(None))
+    if not closed:
+        for place in range(len(tensors)) if places is None else places:
+            tensors[place] = _fit(left.layout.entries[place], tensors[place])
+    for place, each in inert.items():
+        if not each.clone:
+            tensors[place] = left.parameter(place)
+    buffers = result_buffers(left, act, others) if left.buffers else []
+    result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
+    result.graph, result.kinds = graph, kinds
+    result.shared = any(not each.clone for each in inert.values())
+    return _make_shell(result)
+
+
+def _make_shell(pending: Pending) -> nn.Module:
+    """The module of a result, to be built when it is looked into.
+
+    Plain attributes are there at once, because those of the class would be found in their place.
+    """
+    kind = pending.structure.modules[0].kind
+    shell: nn.Module = object.__new__(kind)
+    plain, linked = plain_attributes(pending.states[0])
+    shell.__dict__.update(plain)
+    shell.__dict__[PENDING] = pending
+    if linked and any(hasattr(kind, name) for name in linked):
+        build(shell)
+    return shell
+
+
+def _fit(entry: Any, value: Tensor) -> Tensor:
+    """The result of an operation in the dtype of the parameter."""
+    if value.shape != entry.shape:
+        raise StructureError(
+            f"the operation gave shape {tuple(value.shape)} for {entry.name!r}, which has shape {entry.shape}"
         )
-    if temporary[0] and fn is operator.mul and type(value) in (int, float) and left.pending is not None and not plain:
-        return _scaled(left.pending, value, operating(left), left)
-    return derive(
-        left,
-        lambda index, group: _pass.binary(
-            group, fn, part_of(left, index, group, temporary[0]), value, reflected, plain
-        ),
-        lambda held: fn(value, held) if reflected else fn(held, value),
-        operating(left),
+    if value.dtype is entry.dtype:
+        return value
+    if (value.is_floating_point() and entry.dtype.is_floating_point) or entry.dtype.is_complex:
+        return value.to(entry.dtype)
+    raise TypeError(
+        f"the operation would turn {entry.name!r} from {entry.dtype} into {value.dtype}; convert the model first, for instance "
+        f"net.to({value.dtype}), or leave the parameter out with set_param_config(operational=False, name={entry.name!r})"
     )
 
 
-def _scaled(pending: Pending, value: float, others: dict[int, Tensor | None], left: Operand) -> nn.Module:
-    """A multiple of a result that exists only inside the expression: its vector with a number still to be multiplied in."""
-    with leaves():
-        buffers = result_buffers(left, lambda held: held * value, others) if left.buffers else []
-    made = Pending(pending.structure, pending.states, pending.vectors, pending.flags, buffers, pending.version)
-    made.scale, made.kinds = pending.scale * value, pending.kinds
-    config = left.config()
-    if config:
-        made.values()
-        _exempt(left, made, config)
-    return _shell(made)
+# -- in place ----------------------------------------------------------------------------------------------------------
 
 
 def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None = None) -> bool:
     """Change a particle in place; False if `other` is no operand."""
     refuse_graph()
     left = Operand(module, scope, live=True)
-    inert = left.inert()
-    places = [place for place in range(len(left.layout)) if place not in inert]
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other))
-        inert = left.inert()
-        others = operating(left, right)
-        values: Any = right.values()
-        parts = [values[p] for p in range(len(left.layout)) if p not in inert]
-        targets = [left.tensors[p] for p in range(len(left.layout)) if p not in inert]
-        with torch.no_grad():
-            _pass.change(fn, [*targets, *(left.buffers[p] for p in others)], [*parts, *others.values()])
-        return True
-    value = number(other)
-    if value is None:
-        return False
-    others = operating(left)
+        places, others = left.places(), operating(left, right)
+        given: Any = [*pick(right.values(), places), *others.values()]
+    else:
+        given = number(other)
+        if given is None:
+            return False
+        places, others = left.places(), operating(left)
+        if isinstance(given, Tensor) and given.dim() > 0:
+            given, others = pick(broadcast(left, given), places), {}
+        else:
+            for place in places:
+                _check_kept(left.layout.entries[place], fn, given)
+    tensors = [*pick(left.tensors, places), *(left.buffers[p] for p in others)]
     with torch.no_grad():
-        if isinstance(value, Tensor) and value.dim() > 0:
-            values = broadcast(left, value)
-            _pass.change(fn, [left.tensors[p] for p in places], [values[p] for p in places])
-            return True
-        for place in places:
-            _check_kept(left.layout.entries[place], fn, value)
-        _pass.change(fn, [*(left.tensors[p] for p in places), *(left.buffers[p] for p in others)], value)
+        if fn in _IN_PLACE and tensors and not (isinstance(given, Tensor) and given.dim() == 0):
+            _IN_PLACE[fn](tensors, given)
+        else:
+            for tensor, value in zip(
+                tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True
+            ):
+                getattr(tensor, _METHODS[fn])(value)
     return True
 
 
@@ -267,7 +333,7 @@ def rebuild(
     made: nn.Module = object.__new__(left.structure.modules[0].kind)
     record = made.__dict__[RECORD] = Record(version, states[0].get(RECORD, ()))
     modules = assemble(made, left.structure, states, parameters, held)
-    adorn(modules, states)
+    adorn(modules, states, facts_of(left.structure).particles)
     if left.reading is not None:
         record.saw(left.reading._replace(modules=modules), states)
     version.data.species.enter(made)

@@ -16,10 +16,7 @@ from moduli._torch import count_references
 from ._operators import Operators
 from ._record import Pending
 
-__all__ = ["FOLDED_BYTES", "count_operand", "is_temporary"]
-
-# Below this a fresh vector costs as little as to find out.
-FOLDED_BYTES = 1 << 18
+__all__ = ["count_operand", "is_temporary"]
 
 
 class _Probe(Operators):
@@ -34,7 +31,7 @@ def count_operand(operand: Any) -> int:
     return count_references(operand)
 
 
-def is_temporary(pending: Pending | None, count: int, which: int, reflected: bool = False) -> bool:
+def is_temporary(pending: Pending, count: int, which: int, reflected: bool = False) -> bool:
     """Whether a result that was not looked into exists only inside the expression that is being computed.
 
     Args:
@@ -43,10 +40,9 @@ def is_temporary(pending: Pending | None, count: int, which: int, reflected: boo
         which: 0 for the operand whose method is called, 1 for the other one.
         reflected: Whether the method is a reflected one, such as `__rmul__`.
     """
-    if pending is None or pending.graph or pending.shared or len(pending.vectors) != 1:
+    if pending.graph or pending.shared:
         return False
-    vector = pending.vectors[0]
-    if vector.numel() * vector.element_size() < FOLDED_BYTES or not vector.is_floating_point():
+    if not all(group.dtype.is_floating_point for group in pending.structure.layout.groups):
         return False
     named = _Probe()
     if reflected:

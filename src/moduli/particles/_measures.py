@@ -8,13 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 
-from moduli.layout import Group
-
 from . import _arithmetic
 from ._only import Only
 from ._operand import Operand, pair, recording
 from ._species import require
-from .base import NytoModuleBase
 from .errors import StructureError
 from .kernel import Product
 
@@ -147,8 +144,8 @@ def vector(x: Any, copy: bool = True) -> Tensor:
 
     Args:
         x: A particle, a product, or a part.
-        copy: Whether the vector must be independent. Otherwise the result of an operation gives its own vector, if its
-            parameters have one: what is written to it is written to them.
+        copy: Whether the vector must be independent. Otherwise parameters that lie one after the other in one storage,
+            such as those of a member of a population, are seen as one vector: what is written to it is written to them.
 
     Example:
         >>> from moduli.particles import adopt, vector
@@ -156,11 +153,10 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         tensor([1., 1., 1.])
     """
     with recording():
-        if not copy and isinstance(x, NytoModuleBase):
-            own = _own_vector(Operand(x, live=True))
-            if own is not None:
-                return own
         tensors = _tensors(x)
+        joined = None if copy else _see_joined(tensors)
+        if joined is not None:
+            return joined
         kind = functools.reduce(
             torch.promote_types, (t.dtype for t in tensors), tensors[0].dtype if tensors else torch.float32
         )
@@ -169,18 +165,17 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         return torch.cat([t.reshape(-1).to(kind) for t in tensors]) if tensors else torch.zeros(0)
 
 
-def _own_vector(which: Operand) -> Tensor | None:
-    """The vector that the parameters of a result are in, if they still are."""
-    vectors = which.record.vectors if which.record is not None else []
-    if len(vectors) != 1 or not which.tensors:
+def _see_joined(tensors: list[Tensor]) -> Tensor | None:
+    """A view of tensors that lie one after the other in one storage."""
+    if not tensors:
         return None
-    start, size = vectors[0].data_ptr(), vectors[0].element_size()
-    there = all(
-        tensor.is_contiguous() and tensor.data_ptr() == start + entry.offset * size
-        for entry, tensor in zip(which.layout, which.tensors, strict=True)
-        if entry.numel
-    )
-    return vectors[0] if there else None
+    first, end = tensors[0].detach(), tensors[0].storage_offset()
+    for each in tensors:
+        alike = each.dtype == first.dtype and each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or not each.is_contiguous() or each.storage_offset() != end:
+            return None
+        end += each.numel()
+    return first.as_strided((end - first.storage_offset(),), (1,))
 
 
 def from_vector(x: T, values: Tensor) -> T:
@@ -206,10 +201,11 @@ def from_vector(x: T, values: Tensor) -> T:
         )
     parts = torch.split(values, [entry.numel for entry in layout])
 
-    def compute(index: int, group: Group) -> Tensor:
-        joined = torch.cat([parts[i] for i in group.indices])
-        if joined.is_complex() and not group.dtype.is_complex:
-            joined = joined.real
-        return joined.to(group.dtype)
+    def compute(places: list[int] | None) -> list[Tensor]:
+        made = []
+        for entry, part in zip(layout, parts, strict=True):
+            real = part.real if part.is_complex() and not entry.dtype.is_complex else part
+            made.append(real.to(entry.dtype).reshape(entry.shape).clone())
+        return _arithmetic.pick(made, places)
 
     return _arithmetic.derive(left, compute)  # type: ignore[return-value]

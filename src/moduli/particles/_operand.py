@@ -19,7 +19,7 @@ from moduli.layout import Layout, Reading, Structure, diff, layout_of, read
 from ._buffers import policies_of
 from ._names import fits
 from ._record import Pending, Record, build, record_of, watched
-from ._skeleton import PENDING, RECORD, State, capture
+from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+_PLAIN = frozenset((nn.Parameter, Tensor))
 
 
 class _Mode(threading.local):
@@ -130,7 +131,7 @@ def refuse_graph() -> None:
 class Operand:
     """One particle in an operation: its values where they are, and what is needed to make another one like it."""
 
-    __slots__ = ("buffers", "module", "pending", "reading", "record", "scope", "structure", "tensors")
+    __slots__ = ("buffers", "module", "pending", "reading", "record", "scale", "scope", "spare", "structure", "tensors")
 
     module: nn.Module
     structure: Structure
@@ -138,16 +139,24 @@ class Operand:
     pending: Pending | None
     reading: Reading | None
     record: Record | None
-    # The values of parameters, one per entry of the layout, and of buffers.
+    # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
+    scale: float
+    # Whether the tensors may be written over, because nothing refers to them after the operation.
+    spare: bool
     buffers: list[Tensor]
     # Patterns of names, if the operation is to act on those only.
     scope: tuple[str, ...] | None
 
     def __init__(
-        self, module: nn.Module, scope: tuple[str, ...] | None = None, wrapped: bool = False, live: bool = False
+        self,
+        module: nn.Module,
+        scope: tuple[str, ...] | None = None,
+        wrapped: bool = False,
+        live: bool = False,
+        spare: bool = False,
     ) -> None:
-        self.module, self.scope = module, scope
+        self.module, self.scope, self.spare, self.scale = module, scope, spare, 1
         pending: Pending | None = module.__dict__.get(PENDING)
         if pending is not None and (live or pending.version.next_version is not None):
             build(module)
@@ -156,7 +165,7 @@ class Operand:
         if pending is not None:
             self.reading = self.record = None
             self.structure, self.buffers = pending.structure, pending.buffers
-            self.tensors = []
+            self.tensors, self.scale = pending.tensors, pending.scale
             return
         self.record = record_of(module)
         if self.record.wrapped and not wrapped:
@@ -200,9 +209,11 @@ class Operand:
         if self.pending is not None:
             return self.pending.kinds
         found: dict[int, type[nn.Parameter]] = {}
+        if _PLAIN.issuperset(map(type, self.tensors)):
+            return found
         for place, held in enumerate(self.tensors):
             kind = type(held)
-            if kind is nn.Parameter or kind is Tensor:
+            if kind in _PLAIN:
                 continue
             if not issubclass(kind, nn.Parameter):
                 raise StructureError(
@@ -214,8 +225,8 @@ class Operand:
 
     def values(self) -> list[Tensor]:
         """One tensor per entry of the layout."""
-        if not self.tensors and self.pending is not None:
-            self.tensors = self.layout.views(self.pending.vectors if self.pending.graph else self.pending.values())
+        if self.scale != 1 and self.pending is not None:
+            self.tensors, self.scale = self.pending.values(), 1
         return self.tensors
 
     def parameter(self, place: int) -> nn.Parameter:
@@ -227,15 +238,15 @@ class Operand:
 
     def labelled(self) -> dict[str, Any]:
         """The axes of labelled tensors, by dotted name."""
-        if self.pending is not None:
-            held = [getattr(state.get("_labelled"), "value", None) for state in self.pending.states]
-        else:
-            held = [module.__dict__.get("_labelled") for module in self.reading.modules]  # type: ignore[union-attr]
         found: dict[str, Any] = {}
-        if any(held):
-            for labels, entry in zip(held, self.structure.modules, strict=True):
-                for key, axes in (labels or {}).values():
-                    found[f"{entry.path}.{key}" if entry.path else key] = axes
+        for place in facts_of(self.structure).labelling:
+            if self.pending is not None:
+                labels = getattr(self.pending.states[place].get("_labelled"), "value", None)
+            else:
+                labels = self.reading.modules[place].__dict__.get("_labelled")  # type: ignore[union-attr]
+            if labels:
+                path = self.structure.modules[place].path
+                found |= {f"{path}.{key}" if path else key: axes for key, axes in labels.values()}
         return found
 
     def config(self) -> dict[int, ParamConfig]:
@@ -260,6 +271,11 @@ class Operand:
     def inert(self) -> set[int]:
         """The places of parameters that take no part in operations."""
         return {place for place, config in self.config().items() if not config.operational}
+
+    def places(self) -> list[int]:
+        """The places of parameters that take part in operations."""
+        inert = self.inert()
+        return [place for place in range(len(self.layout)) if place not in inert]
 
     def policies(self, scoped: bool = True) -> list[str]:
         """What becomes of each buffer."""
@@ -330,12 +346,12 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     Raises:
         StructureError: If they differ, with the first difference.
     """
-    for _ in range(2):
+    while left.lags or right.lags:
         # To bring up one side may have noticed an edit that the other side has to follow.
-        if left.lags:
-            left = Operand(left.module, left.scope, left.record is not None and left.record.wrapped)
-        if right.lags:
-            right = Operand(right.module, right.scope, right.record is not None and right.record.wrapped)
+        left, right = (
+            Operand(each.module, each.scope, each.record is not None and each.record.wrapped) if each.lags else each
+            for each in (left, right)
+        )
     ours, theirs = left.layout, right.layout
     moved = _align(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
@@ -355,8 +371,9 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
 
 def _align(left: Operand, right: Operand) -> bool:
     """Put the axes and labels of the right operand in the order that the left one has; whether any moved."""
-    ours, theirs = left.labelled(), right.labelled()
-    if not ours or not theirs or ours == theirs:
+    ours = left.labelled()
+    theirs = right.labelled() if ours else ours
+    if ours == theirs or not theirs:
         return False
     moved = False
     tables: list[tuple[Sequence[Any], list[Tensor]]] = [
@@ -383,19 +400,10 @@ def _align(left: Operand, right: Operand) -> bool:
                 ) from error
             moved = True
         if which == 0:
-            right.tensors = found
+            right.tensors, right.spare = found, False
         else:
             right.buffers = found
-    if moved:
-        # The vectors hold the values in the old order.
-        right.pending = None if right.pending is None else _stripped(right.pending)
     return moved
-
-
-def _stripped(pending: Pending) -> Pending:
-    made = Pending(pending.structure, pending.states, [], pending.flags, pending.buffers, pending.version)
-    made.kinds = pending.kinds
-    return made
 
 
 def _shape_of(operand: Operand, name: str, which: int) -> tuple[int, ...]:

@@ -39,14 +39,11 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- shells ------------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except (AttributeError, KeyError):
+        if PENDING in self.__dict__:
             # In a result that was not looked into yet, the registries are missing.
-            if PENDING not in self.__dict__:
-                raise
-        build(self)
-        return getattr(self, name)
+            build(self)
+            return getattr(self, name)
+        return super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
         self._built()
@@ -385,12 +382,14 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if is_compiling():
             return _evaluate(fn, self, other, reflected)
-        temporary = (
-            is_temporary(self.__dict__.get(PENDING), count_operand(self), 0, reflected),
-            isinstance(other, NytoModuleBase) and is_temporary(other.__dict__.get(PENDING), count_operand(other), 1),
-        )
+        pending = self.__dict__.get(PENDING)
+        spare = pending is not None and is_temporary(pending, count_operand(self), 0, reflected)
+        if isinstance(other, NytoModuleBase):
+            pending = other.__dict__.get(PENDING)
+            right = pending is not None and is_temporary(pending, count_operand(other), 1)
+            return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, right))
         _check_kind(self, other)
-        return _arithmetic.binary(fn, self, other, reflected, temporary=temporary)
+        return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, False))
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         if is_compiling():

@@ -3,7 +3,7 @@
 A `Record` belongs to each module of ours: its version, what it looked like last, and where its root is. It refers to the
 root weakly and to no other module, so particles contain no reference cycles.
 
-A `Pending` is the result of an operation before it was looked into: vectors of values, and a skeleton. The module that
+A `Pending` is the result of an operation before it was looked into: values, and a skeleton. The module that
 holds one is an empty shell, which is built at the first access to anything in it.
 """
 
@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import threading
 import weakref
+from operator import call, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from moduli._torch import has_dispatch_mode, in_transform, run_outside
-from moduli.layout import Layout, Reading, Structure
+from moduli.layout import Reading, Structure
 
-from ._skeleton import PENDING, RECORD, State, assemble
+from ._skeleton import PENDING, RECORD, State, assemble, facts_of
 
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = ["Event", "Pending", "Record", "Species", "build", "parameters_in", "record_of", "watched"]
+__all__ = ["Event", "Pending", "Record", "Species", "build", "record_of", "watched"]
 
 
 class Event(NamedTuple):
@@ -78,8 +79,7 @@ class Record:
     """What a module knows about itself as a particle."""
 
     __slots__ = (
-        "__weakref__", "busy", "kernel", "modules", "order", "origin", "root", "states", "structure", "vectors", "version",
-        "wrapped",
+        "__weakref__", "busy", "kernel", "modules", "order", "origin", "root", "states", "structure", "version", "wrapped",
     )  # fmt: skip
 
     def __init__(self, version: VersionKernelImp | None = None, order: tuple[str, ...] = ()) -> None:
@@ -99,8 +99,6 @@ class Record:
         self.kernel: weakref.ref[Any] | None = None
         # The identifier and the configurations of a version from elsewhere, which begins here when the module is restored.
         self.origin: tuple[str, dict[str, Any]] | None = None
-        # The vectors that the parameters were in when the module was built.
-        self.vectors: list[Tensor] = []
 
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
@@ -111,9 +109,7 @@ class Record:
 
     def looks_like(self, reading: Reading) -> bool:
         """Whether the particle is what it was when it was last seen to be at its version."""
-        return self.structure is reading.structure and all(
-            ref() is module for ref, module in zip(self.modules, reading.modules, strict=True)
-        )
+        return self.structure is reading.structure and all(map(is_, map(call, self.modules), reading.modules))
 
     # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
@@ -129,49 +125,49 @@ class Pending:
     """The result of an operation: values, and what to build around them."""
 
     __slots__ = (
-        "buffers", "flags", "graph", "kinds", "scale", "shared", "states", "structure", "vectors", "version",
+        "buffers", "flags", "graph", "kinds", "scale", "shared", "states", "structure", "tensors", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         structure: Structure,
         states: list[State],
-        vectors: list[Tensor],
+        tensors: list[Tensor],
         flags: tuple[bool, ...],
         buffers: list[Any],
         version: VersionKernelImp,
     ) -> None:
         self.structure = structure
         self.states = states
-        self.vectors = vectors
+        self.tensors = tensors
         self.flags = flags
         self.buffers = buffers
         self.version = version
-        # The values are the vectors times this number.
-        self.scale: float = 1.0
-        # Parameters that are shared with the operand instead of being parts of the vectors.
-        self.shared: dict[int, nn.Parameter] = {}
+        # The values are the tensors times this number.
+        self.scale: float = 1
+        # Whether some of the tensors are parameters of the operand itself.
+        self.shared = False
         # Classes of parameters, where some are not plain ones.
         self.kinds: dict[int, type[nn.Parameter]] = {}
-        # Whether the vectors carry a graph, so that parameters are plain views of them.
+        # Whether the tensors carry a graph, so that they are parameters as they are.
         self.graph = False
 
     # Some classes copy the attributes of a module one by one: the copy of a shell is a shell.
     def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
-        vectors = [vector.clone() for vector in self.vectors]
+        tensors = [tensor.clone() for tensor in self.tensors]
         buffers = [held.detach().clone() for held in self.buffers]
-        twin = Pending(self.structure, self.states, vectors, self.flags, buffers, self.version)
-        twin.scale, twin.shared, twin.kinds, twin.graph = self.scale, self.shared, self.kinds, self.graph
+        twin = Pending(self.structure, self.states, tensors, self.flags, buffers, self.version)
+        twin.scale, twin.kinds, twin.graph = self.scale, self.kinds, self.graph
         return twin
 
     def values(self) -> list[Tensor]:
-        """The vectors, with the number multiplied in."""
-        if self.scale != 1.0:
+        """The tensors, with the number multiplied in."""
+        if self.scale != 1:
             with torch.no_grad():
-                for vector in self.vectors:
-                    vector.mul_(self.scale)
-            self.scale = 1.0
-        return self.vectors
+                for tensor in self.tensors:
+                    tensor.mul_(self.scale)
+            self.scale = 1
+        return self.tensors
 
 
 def record_of(module: nn.Module) -> Record:
@@ -197,74 +193,38 @@ def build(shell: nn.Module) -> None:
         pending: Pending | None = shell.__dict__.get(PENDING)
         if pending is None:
             return
-        if pending.graph:
-            with torch.enable_grad():
-                parameters: list[Any] = pending.structure.layout.views(pending.vectors)
-        elif watched() or torch.is_inference_mode_enabled():
-            parameters = run_outside(_parameters, pending)
-        else:
-            parameters = _parameters(pending)
-        for place, shared in pending.shared.items():
-            parameters[place] = shared
+        if not pending.graph:
+            if watched() or torch.is_inference_mode_enabled():
+                run_outside(_make_parameters, pending)
+            else:
+                _make_parameters(pending)
+        parameters = pending.tensors
         record = Record(pending.version, pending.states[0].get(RECORD, ()))
-        if not pending.graph and not pending.shared:
-            record.vectors = pending.vectors
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
         modules = assemble(shell, pending.structure, pending.states, parameters, pending.buffers)
-        adorn(modules, pending.states)
+        adorn(modules, pending.states, facts_of(pending.structure).particles)
         record.saw(Reading(pending.structure, parameters, pending.buffers, modules), pending.states)
         pending.version.data.species.enter(shell)
         del shell.__dict__[PENDING]
 
 
-def adorn(modules: list[nn.Module], states: list[State]) -> None:
+def adorn(modules: list[nn.Module], states: list[State], places: tuple[int, ...]) -> None:
     """Tell the modules of ours below a root which particle they are in."""
-    reference: weakref.ref[nn.Module] | None = None
-    for module, state in zip(modules[1:], states[1:], strict=True):
-        if hasattr(type(module), "_particle_kernel"):
-            reference = reference or weakref.ref(modules[0])
-            inner = module.__dict__[RECORD] = Record(None, state.get(RECORD, ()))
+    if places:
+        reference = weakref.ref(modules[0])
+        for place in places:
+            inner = modules[place].__dict__[RECORD] = Record(None, states[place].get(RECORD, ()))
             inner.root = reference
 
 
-def _parameters(pending: Pending) -> list[Any]:
-    with torch.no_grad():
-        return parameters_in(pending.structure.layout, pending.values(), pending.flags, pending.kinds)
-
-
-# What NumPy holds; other numbers are carried as integers of their size.
-_NUMPY = frozenset((
-    torch.float32, torch.float64, torch.float16, torch.complex64, torch.complex128, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-))  # fmt: skip
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def parameters_in(
-    layout: Layout, vectors: list[Tensor], flags: tuple[bool, ...], kinds: dict[int, type[nn.Parameter]]
-) -> list[Any]:
-    """Parameters whose values are in vectors.
-
-    On the CPU each has a storage of its own that covers its part of the vector only, so saving one of them writes that
-    part only, and each has a version counter of its own. Elsewhere they are copies.
-    """
-    made: list[Any] = [None] * len(flags)
-    for group, vector in zip(layout.groups, vectors, strict=True):
-        array: Any = None
-        bits = _BITS.get(vector.dtype.itemsize) if vector.dtype not in _NUMPY else None
-        if vector.device.type == "cpu" and type(vector) is Tensor and vector.layout is torch.strided:
-            array = (vector if bits is None else vector.view(bits)).numpy()
-        for place in group.indices:
-            _, shape, dtype, _, numel, _, offset, _, _ = layout.entries[place]
-            if array is None:
-                part = vector.narrow(0, offset, numel).clone().view(shape)
-            else:
-                piece = array[offset : offset + numel]
-                part = torch.from_numpy(piece if len(shape) == 1 else piece.reshape(shape))
-                if bits is not None:
-                    part = part.view(dtype)
-            made[place] = nn.Parameter(part, flags[place])
-            if place in kinds:
-                made[place] = kinds[place](part, requires_grad=flags[place])
-    return made
+def _make_parameters(pending: Pending) -> None:
+    """Turn fresh tensors into parameters where they are, as torch does with lazy ones; those of an operand stay."""
+    for tensor, flag in zip(pending.values(), pending.flags, strict=True):
+        if type(tensor) is Tensor:
+            tensor.__class__ = nn.Parameter
+            if flag:
+                tensor.requires_grad = True
+    for place, kind in pending.kinds.items():
+        if type(pending.tensors[place]) is not kind:
+            pending.tensors[place] = kind(pending.tensors[place].detach(), requires_grad=pending.flags[place])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,16 +18,19 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from moduli.layout import Reading, Structure
+from moduli.nn import Module as LabellingModule
 
 __all__ = [
     "HOOKS",
     "PENDING",
     "POLICY",
     "RECORD",
+    "Facts",
     "Place",
     "State",
     "assemble",
     "capture",
+    "facts_of",
     "places_in",
     "plain_attributes",
     "restore",
@@ -39,7 +43,7 @@ POLICY = "_buffer_policy"
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _BLANK = vars(nn.Module())
-HOOKS = {key: type(held) for key, held in _BLANK.items() if isinstance(held, dict) and key not in _REGISTRIES}
+HOOKS = tuple(key for key, held in _BLANK.items() if isinstance(held, OrderedDict) and key not in _REGISTRIES)
 _HOOKS_OF = itemgetter(*HOOKS)
 # Plain attributes that every module has.
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
@@ -47,6 +51,7 @@ _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non
 _NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", PENDING)) - frozenset(_COMMON)
 _CONTAINERS = (list, tuple, dict, OrderedDict)
 _LINKING = frozenset((*_CONTAINERS, types.MethodType))
+_SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None)))
 # Larger containers are shared without being looked into: they hold data, not layers.
 _MOST_ITEMS = 256
 
@@ -88,11 +93,11 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, Place] | Reading)
     states = []
     for module in modules:
         own = module.__dict__
-        state = {key: held for key, held in own.items() if key not in _NOT_PLAIN}
+        state = {key: own[key] for key in _choose_carried(tuple(own))}
         if any(_HOOKS_OF(own)):
             state.update((key, own[key]) for key in HOOKS if own[key])
         for key, value in state.items():
-            if type(value) in _LINKING and (type(value) is types.MethodType or value):
+            if type(value) in _LINKING and _may_refer(value):
                 if isinstance(places, Reading):
                     places = places_in(places)
                 linked = _link(value, places, 2)
@@ -105,6 +110,18 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, Place] | Reading)
             state[RECORD] = tuple(record.order)
         states.append(state)
     return states
+
+
+def _may_refer(value: Any) -> bool:
+    """Whether a method or container may refer to a part of the model: most hold numbers and names only."""
+    if type(value) is types.MethodType:
+        return True
+    return not _SCALARS.issuperset(map(type, value.values() if isinstance(value, dict) else value[:_MOST_ITEMS]))
+
+
+@lru_cache(maxsize=4096)
+def _choose_carried(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in keys if key not in _NOT_PLAIN)
 
 
 def _link(value: Any, places: Mapping[int, Place], depth: int) -> Any:
@@ -127,12 +144,10 @@ def _link(value: Any, places: Mapping[int, Place], depth: int) -> Any:
 
 def restore(state: State, tables: Sequence[Any]) -> State:
     """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
-    made: State = {key: kind() for key, kind in HOOKS.items()}
-    made.update(state)
+    made: State = {key: OrderedDict() for key in HOOKS}
     for key, held in state.items():
-        if type(held) is _Linked:
-            made[key] = _resolve(held.value, tables)
-    if made.get("_labelled") is not None and type(state["_labelled"]) is not _Linked:
+        made[key] = held if type(held) is not _Linked else _resolve(held.value, tables)
+    if "_labelled" in state and type(state["_labelled"]) is not _Linked:
         made["_labelled"] = {}
     made.pop(RECORD, None)
     return made
@@ -169,31 +184,57 @@ def assemble(
     """
     modules = [root, *(object.__new__(entry.kind) for entry in structure.modules[1:])]
     tables = modules, parameters, buffers
-    for module, entry, state in reversed(list(zip(modules, structure.modules, states, strict=True))):
-        made = restore(state, tables)
-        made["_parameters"] = {name: parameters[i] if i >= 0 else None for name, i in entry.parameters}
-        made["_buffers"] = {name: buffers[i] if i >= 0 else None for name, i in entry.buffers}
+    # An empty place is -1.
+    held, kept, below = [*parameters, None], [*buffers, None], [*modules, None]
+    restoring = facts_of(structure).restoring
+    for place in range(len(modules) - 1, -1, -1):
+        entry = structure.modules[place]
+        made = restore(states[place], tables)
+        made["_parameters"] = {name: held[i] for name, i in entry.parameters} if entry.parameters else {}
+        made["_buffers"] = {name: kept[i] for name, i in entry.buffers} if entry.buffers else {}
         made["_non_persistent_buffers_set"] = set(entry.transient)
-        made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in entry.children}
-        if _restores_itself(entry.kind):
+        made["_modules"] = {name: below[i] for name, i in entry.children} if entry.children else {}
+        if place in restoring:
             twin: Any = object.__new__(entry.kind)
             twin.__setstate__(made)
             made = twin.__dict__
-        module.__dict__.update(made)
+        modules[place].__dict__.update(made)
     return modules
 
 
-def _restores_itself(kind: type) -> bool:
-    """Whether copies of a class need its `__setstate__`, as recurrent layers of torch do."""
-    known = _OWN_WAY.get(kind)
+class Facts(NamedTuple):
+    """What is known of all models of one structure: the places of modules that need more than others.
+
+    Attributes:
+        restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
+        labelling: They may own labelled tensors.
+        particles: They are particles inside the particle.
+    """
+
+    restoring: frozenset[int]
+    labelling: tuple[int, ...]
+    particles: tuple[int, ...]
+
+
+def facts_of(structure: Structure) -> Facts:
+    """The facts of a structure, worked out once."""
+    known = _FACTS.get(structure)
     if known is None:
-        known = any(
-            "__setstate__" in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
-            for base in kind.__mro__
-            if base is not nn.Module
+        kinds = [entry.kind for entry in structure.modules]
+        known = _FACTS[structure] = Facts(
+            frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
+            tuple(place for place, kind in enumerate(kinds) if issubclass(kind, LabellingModule)),
+            tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
         )
-        _OWN_WAY[kind] = known
     return known
 
 
-_OWN_WAY: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+_FACTS: WeakKeyDictionary[Structure, Facts] = WeakKeyDictionary()
+
+
+def _restores_itself(kind: type) -> bool:
+    return any(
+        "__setstate__" in base.__dict__ and not f"{base.__module__}.".startswith("moduli.")
+        for base in kind.__mro__
+        if base is not nn.Module
+    )

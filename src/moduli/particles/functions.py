@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Group
-
-from ._arithmetic import derive, part_of, unary
+from ._arithmetic import apply, derive, pick, unary
 from ._buffers import operating
 from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
 from ._only import Only
@@ -143,28 +141,30 @@ def lerp(x: T, y: Any, weight: Any) -> T:
     if isinstance(x, Product):
         return x + weight * (y - x)  # type: ignore[no-any-return]
     left, right = pair(operand_of(x), Operand(require(y)))
-    plain = composing()
-
-    def compute(index: int, group: Group) -> Tensor:
-        a, b = part_of(left, index, group), part_of(right, index, group)
-        if plain:
-            first = a.join()
-            return first + weight * (b.join() - first)  # type: ignore[no-any-return]
-        if not (group.dtype.is_floating_point or group.dtype.is_complex):
-            raise TypeError(
-                f"{left.layout.entries[group.indices[0]].name!r} holds {group.dtype}, which has no points between; leave "
-                "it out with set_param_config(operational=False, name=...)"
-            )
-        return a.gather().lerp_(b.join(), _weight(weight, group))
 
     def blend(mine: Tensor, theirs: Tensor) -> Tensor:
         return mine + weight * (theirs - mine)  # type: ignore[no-any-return]
 
+    def compute(places: list[int] | None) -> Sequence[Tensor]:
+        mine, theirs = pick(left.values(), places), pick(right.values(), places)
+        _refuse_whole(left, places, "which has no points between")
+        if composing():
+            return apply(blend, mine, theirs)
+        if isinstance(weight, Tensor):
+            return apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
+        return apply(torch.lerp, mine, theirs, weight)
+
     return derive(left, compute, blend, operating(left, right))  # type: ignore[return-value]
 
 
-def _weight(weight: Any, group: Group) -> Any:
-    return weight.to(group.dtype) if isinstance(weight, Tensor) else weight
+def _refuse_whole(left: Operand, places: list[int] | None, why: str) -> None:
+    """Refuse parameters that hold whole numbers."""
+    for entry in pick(list(left.layout), places):
+        if not (entry.dtype.is_floating_point or entry.dtype.is_complex):
+            raise TypeError(
+                f"{entry.name!r} holds {entry.dtype}, {why}; leave it out with "
+                f"set_param_config(operational=False, name={entry.name!r})"
+            )
 
 
 def lerp_(x: T, y: Any, weight: float) -> T:
@@ -197,10 +197,9 @@ def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any]) ->
     left = Operand(module, x.patterns if isinstance(x, Only) else None, live=True)
     left, right = pair(left, Operand(require(y)))
     others = operating(left, right)
-    inert = left.inert()
     with torch.no_grad():
         values = right.values()
-        places = [place for place in range(len(values)) if place not in inert and values[place].numel()]
+        places = [place for place in left.places() if values[place].numel()]
         mine = [*(left.tensors[i] for i in places), *(left.buffers[i] for i in others)]
         if mine:
             act(mine, [*(values[i] for i in places), *(held for held in others.values() if held is not None)])
@@ -231,18 +230,24 @@ def where(condition: Any, x: T, y: Any) -> T:
     layout = left.layout
     chosen: list[Any]
     if isinstance(condition, NytoModuleBase):
-        chosen = [t.reshape(-1) != 0 for t in pair(left, Operand(condition))[1].values()]
+        chosen = [t != 0 for t in pair(left, Operand(condition))[1].values()]
     elif isinstance(condition, Tensor) and condition.dim() == 1:
         if condition.shape[0] != layout.numel:
             raise StructureError(f"the condition has {condition.shape[0]} elements; the model has {layout.numel}")
-        chosen = list(torch.split(condition.bool(), [entry.numel for entry in layout]))
+        chosen = [
+            part.view(entry.shape)
+            for entry, part in zip(
+                layout, torch.split(condition.bool(), [entry.numel for entry in layout]), strict=True
+            )
+        ]
     else:
-        chosen = [torch.as_tensor(bool(condition)).expand(entry.numel) for entry in layout]
+        chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in layout]
 
-    def compute(index: int, group: Group) -> Tensor:
-        mask = torch.cat([chosen[i] for i in group.indices])
-        second = part_of(right, index, group).join() if right is not None else torch.as_tensor(y, dtype=group.dtype)
-        return torch.where(mask, part_of(left, index, group).join(), second)
+    def compute(places: list[int] | None) -> Sequence[Tensor]:
+        second = (
+            [torch.as_tensor(y, dtype=e.dtype, device=e.device) for e in layout] if right is None else right.values()
+        )
+        return apply(torch.where, *(pick(each, places) for each in (chosen, left.values(), second)))
 
     return derive(left, compute)  # type: ignore[return-value]
 
@@ -277,23 +282,18 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
     for other in others:
         left, right = pair(left, operand_of(other))
         rights.append(right)
-    inert = left.inert()
 
-    def compute(index: int, group: Group) -> Tensor:
-        columns = [each.values() for each in (left, *rights)]
+    def compute(places: list[int] | None) -> Sequence[Tensor]:
+        columns = [pick(each.values(), places) for each in (left, *rights)]
         made = []
-        for place in group.indices:
-            entry = left.layout.entries[place]
-            if place in inert:
-                made.append(columns[0][place].reshape(-1))
-                continue
-            given = (entry.name,) if named else ()
-            value = fn(*given, *(column[place] for column in columns))
+        for entry, *row in zip(pick(list(left.layout), places), *columns, strict=True):
+            value = fn(*((entry.name,) if named else ()), *row)
             if not isinstance(value, Tensor) or value.shape != entry.shape:
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 raise StructureError(f"the function gave {got} for {entry.name!r}, which has shape {entry.shape}")
-            made.append(value.reshape(-1))
-        return torch.cat(made)
+            # It may have given a view of its argument.
+            made.append(value.clone())
+        return made
 
     return derive(left, compute)  # type: ignore[return-value]
 
@@ -301,15 +301,10 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
 def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> T:
     left = operand_of(x)
 
-    def compute(index: int, group: Group) -> Tensor:
-        if not (group.dtype.is_floating_point or group.dtype.is_complex):
-            name = left.layout.entries[group.indices[0]].name
-            raise TypeError(
-                f"{name!r} holds {group.dtype}, for which nothing can be drawn; leave it out with "
-                f"set_param_config(operational=False, name={name!r})"
-            )
-        made = draw(group.numel, dtype=group.dtype, device=group.device, generator=generator)
-        return made if scale == 1.0 else made.mul_(scale)
+    def compute(places: list[int] | None) -> Sequence[Tensor]:
+        _refuse_whole(left, places, "for which nothing can be drawn")
+        drawn = [draw(g.numel, dtype=g.dtype, device=g.device, generator=generator) for g in left.layout.groups]
+        return apply(lambda part: scale * part, pick(left.layout.views(drawn), places))
 
     return derive(left, compute)  # type: ignore[return-value]
 
@@ -359,4 +354,6 @@ def zeros_like(x: T) -> T:
     if isinstance(x, Product):
         return _elementwise(x, torch.zeros_like)
     left = operand_of(x)
-    return derive(left, lambda index, group: group.empty().zero_(), torch.zeros_like, operating(left))  # type: ignore[return-value]
+    return derive(  # type: ignore[return-value]
+        left, lambda places: apply(torch.zeros_like, pick(left.values(), places)), torch.zeros_like, operating(left)
+    )

@@ -1,0 +1,84 @@
+"""Large results: in memory of their own, each parameter with a storage and a version counter of its own."""
+
+import gc
+import io
+import operator
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from moduli.particles import _arithmetic, _memory, adopt
+
+OPERATIONS = [operator.add, operator.sub, operator.mul, operator.truediv]
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(_memory, "LARGE", 1)
+    monkeypatch.setattr(_arithmetic, "LARGE", 1)
+
+
+def make(dtype=torch.float32):
+    net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2, bias=False)).to(dtype)
+    net.empty = nn.Parameter(torch.zeros(0, 2, dtype=dtype))
+    net.scalar = nn.Parameter(torch.tensor(2.0, dtype=dtype))
+    net[0].weight.data = net[0].weight.data.t().contiguous().t()
+    return adopt(net)
+
+
+def agrees(made, expected):
+    return all(torch.equal(x, y) and x.requires_grad for x, y in zip(made.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("fn", OPERATIONS)
+def test_an_operation_is_what_it_is_tensor_by_tensor(fn, dtype):
+    a, b = make(dtype), make(dtype)
+    with torch.no_grad():
+        pairs = list(zip(a.parameters(), b.parameters(), strict=True))
+        assert agrees(fn(a, b), [fn(x, y) for x, y in pairs])
+        assert agrees(fn(a, 3), [fn(x, 3) for x, _ in pairs])
+        assert agrees(fn(0.5, a), [fn(0.5, x) for x, _ in pairs])
+        expected = [torch.add(x, y - x, alpha=0.5) for x, y in pairs]
+        assert agrees(a + 0.5 * (b - a), expected)
+        assert agrees((b - a) * 0.5 + a, expected)
+
+
+def test_only_large_floating_results_on_the_cpu_are():
+    assert _memory.is_large([torch.zeros(2)])
+    assert not _memory.is_large([torch.zeros(2, dtype=torch.int64)])
+    assert not _memory.is_large([torch.zeros(2, device="meta")])
+
+
+def test_parameters_are_independent_of_each_other():
+    made = make() + 1
+    assert made[1].weight.untyped_storage().nbytes() == 24
+    buffer = io.BytesIO()
+    torch.save(made[1].weight, buffer)
+    assert buffer.tell() < 5_000
+    assert torch.equal(pickle.loads(pickle.dumps(made[1].weight)), made[1].weight)
+    loss = (made[0].weight ** 2).sum()
+    with torch.no_grad():
+        made[1].weight.mul_(2)
+    loss.backward()
+    assert made[0].weight.grad is not None
+
+
+def test_a_part_outlives_the_rest(uncollected):
+    made = make() + 1
+    kept, gone = made[1].weight, weakref.ref(made[0].weight)
+    values = kept.detach().clone()
+    del made
+    assert gone() is None
+    assert torch.equal(kept, values)
+
+
+@pytest.fixture
+def uncollected():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
