@@ -1,6 +1,7 @@
 """How every benchmark here measures: side by side, in one thread, taking turns."""
 
 import gc
+import os
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -25,6 +26,8 @@ def interleaved(
         number: Calls per turn; None chooses it for each candidate so that a turn lasts about `seconds`.
         seconds: How long a turn lasts when `number` is None.
     """
+    if os.environ.get("MODULI_BENCH_QUICK"):  # set by `run.py --quick`
+        rounds = min(rounds, 5)
     names = list(candidates)
     threads = torch.get_num_threads()
     collecting = gc.isenabled()

@@ -2,6 +2,7 @@
 
     python benchmarks/run.py                  all of them
     python benchmarks/run.py layout labels    some; the sections of the others stay as they are
+    python benchmarks/run.py --quick          in five minutes: fewer turns, without the files that run whole optimizations; no page
     python benchmarks/run.py --strict         exit with an error when a bar is missed
 
 A benchmark is a file here with a function `table()`, which returns rows: dicts with "name", "value", "bar" (a
@@ -17,6 +18,7 @@ import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from rich.console import Console
@@ -24,6 +26,7 @@ from rich.table import Table
 
 import moduli
 
+LONG = {"bbob", "evolution", "labels", "lbfgs", "links", "minimize"}
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks
@@ -38,6 +41,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Run benchmarks and write docs/benchmarks.md.")
     parser.add_argument("names", nargs="*", help="which files, without .py; all when left out")
     parser.add_argument("--strict", action="store_true", help="exit with an error when a bar is missed")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer turns, and only files that take seconds; writes no page"
+    )
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write the page")
     options = parser.parse_args(argv)
 
@@ -46,10 +52,15 @@ def main(argv: list[str]) -> int:
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(known)}")
 
+    names = [name.removesuffix(".py") for name in options.names] or list(known)
+    if options.quick:
+        os.environ["MODULI_BENCH_QUICK"] = "1"
+        names = [name for name in names if name not in LONG or options.names]
     console = Console()
     sections = existing(options.page)
     missed = failed = 0
-    for name in [n.removesuffix(".py") for n in options.names] or known:
+    for name in names:
+        start = perf_counter()
         try:
             module = load(name, known[name])
             if not hasattr(module, "table"):
@@ -60,9 +71,9 @@ def main(argv: list[str]) -> int:
             failed += 1
             continue
         missed += sum(not row["ok"] for row in rows)
-        console.print(drawn(title(module), rows))
+        console.print(drawn(title(module), rows), f"{name}: {perf_counter() - start:.0f} s", sep="\n")
         sections[name] = section(module, rows)
-    if sections:
+    if sections and not options.quick:
         ordered = "\n".join(f"<!-- {name} -->\n{sections[name]}" for name in sorted(sections))
         options.page.write_text(f"{INTRODUCTION}\n{ordered}", encoding="utf-8")
         console.print(f"written to {options.page}")
