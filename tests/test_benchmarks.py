@@ -56,6 +56,15 @@ def test_the_page_is_written_and_kept(run, tmp_path, capsys):
     assert newer == page.replace("The first claim", "The newer claim")
 
 
+def test_a_quick_run_takes_fewer_turns_and_writes_no_page(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODULI_BENCH_QUICK", "")  # put back what the run sets
+    assert run("--quick", "first") == 0
+    assert not (tmp_path / "page.md").exists()
+    calls = []
+    load("_timing").interleaved({"a": lambda: calls.append(1)}, rounds=40, number=1)
+    assert len(calls) == 5
+
+
 def test_a_missed_bar_fails_when_asked(run):
     assert run("--strict") == 1
     assert run("first", "--strict") == 0
