@@ -65,7 +65,7 @@ def table():
 def mlps():
     a, b = mlp(), mlp()
     x, y = flat(a), flat(b)
-    candidates = {"flat": lambda: x + y, "ours": lambda: first(a + b)}
+    candidates = {"flat": lambda: x + y, "ours": lambda: (a + b).l1.weight}
     if has("tensordict"):
         p, q = dicts(a, b)
         candidates["tensordict"] = lambda: (p + q)["l1", "weight"]
@@ -79,7 +79,7 @@ def mlps():
 
         theirs = Their()
         twin = theirs.clone()
-        candidates["nytorch"] = lambda: first(theirs + twin)
+        candidates["nytorch"] = lambda: (theirs + twin).net[0].weight
     times = interleaved(candidates, rounds=25)
     return [
         *against("MLP: a + b", times, "tensordict", 0.7),
@@ -104,7 +104,7 @@ def tinies():
         torch._foreach_mul_(step, 0.5)
         return torch._foreach_add(lists[0], step)[0]
 
-    candidates = {"ours": lambda: first(a + 0.5 * (b - c)), "foreach": foreach}
+    candidates = {"ours": lambda: (a + 0.5 * (b - c))[0], "foreach": foreach}
     if has("tensordict"):
         p, q, r = dicts(a, b, c)
         candidates["tensordict"] = lambda: (p + 0.5 * (q - r))["0"]

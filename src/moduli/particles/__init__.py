@@ -18,7 +18,6 @@ Two particles can be combined when their structures agree, whether or not they s
 `StructureError` names the first difference.
 """
 
-from . import base, kernel, module, mtype, particle_module, particle_updater, utils, version_updater
 from ._adopt import adopt
 from ._buffers import POLICIES, buffer_policy
 from ._config import CONFIG_KEY
@@ -100,13 +99,4 @@ __all__ = [
     "is_differentiable",
     "matching_values",
     "refuse_graph",
-    # The documented modules of nytorch; all their names are in `moduli.compat.nytorch` too.
-    "base",
-    "kernel",
-    "module",
-    "mtype",
-    "particle_module",
-    "particle_updater",
-    "utils",
-    "version_updater",
 ]

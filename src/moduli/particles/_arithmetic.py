@@ -88,7 +88,8 @@ def binary(
                 return _add(first, second, 1 if fn is operator.add else -1, places)
             return apply(fn, pick(first.values(), places), pick(second.values(), places))
 
-        return derive(left, combine, fn, operating(left, right), closed=fn in _CLOSED)
+        others = operating(left, right) if left.buffers else None
+        return derive(left, combine, fn, others, closed=fn in _CLOSED)
     value = number(other)
     if value is None:
         return NotImplemented

@@ -70,13 +70,17 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         12.0
     """
     with recording():
-        parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in _tensors(x) if t.numel()]
-        if not parts:
-            return torch.zeros(())
-        each = [torch.linalg.vector_norm(t, p) for t in parts]
-        kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
-        total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
-        return total
+        return _measure(_tensors(x), p)
+
+
+def _measure(tensors: list[Tensor], p: float) -> Tensor:
+    parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in tensors if t.numel()]
+    if not parts:
+        return torch.zeros(())
+    each = [torch.linalg.vector_norm(t, p) for t in parts]
+    kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
+    return total
 
 
 def dot(x: Any, y: Any) -> Tensor:
@@ -126,15 +130,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
     """
     with recording():
         left, right = _pair(x, y)
-        parts = [a - b for a, b in zip(left, right, strict=True) if a.numel()]
-        if not parts:
-            return torch.zeros(())
-        each = [
-            torch.linalg.vector_norm(t if t.is_floating_point() or t.is_complex() else t.double(), p) for t in parts
-        ]
-        kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
-        total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
-        return total
+        return _measure([a - b for a, b in zip(left, right, strict=True)], p)
 
 
 def vector(x: Any, copy: bool = True) -> Tensor:

@@ -19,6 +19,7 @@ LARGE = 1 << 23
 """From this many elements on results have memory of their own. Below, allocators keep what was freed."""
 
 _ALIGNMENT = 64
+_PAGE = 1 << 21
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -41,14 +42,15 @@ def allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     for tensor in tensors:
         offsets.append(end)
         end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, end + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if _HUGE is not None:
         memory.madvise(_HUGE)
+    start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % _PAGE
     made = []
     for tensor, offset in zip(tensors, offsets, strict=True):
         if not tensor.numel():
             made.append(torch.empty_like(tensor))
             continue
-        part = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        part = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + offset)
         made.append(part.view(tensor.shape))
     return made

@@ -172,7 +172,10 @@ class Operand:
             raise StructureError(
                 f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
             )
-        self.reading = reading = bring_up(module, self.record)
+        reading, version = read(module), self.record.version
+        if version is not None and (version.next_version is not None or not self.record.looks_like(reading)):
+            reading = bring_up(module, self.record)
+        self.reading = reading
         self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
 
     @property
@@ -192,7 +195,12 @@ class Operand:
             return self.pending.version
         if self.reading is None or self.record is None:
             raise StructureError(f"this {type(self.module).__name__} was not read")
-        return give_version(self.module, self.record, self.reading, states)
+        version = self.record.version
+        if version is None:
+            return give_version(self.module, self.record, self.reading, states)
+        if self.record.structure is self.reading.structure:
+            self.record.states = states
+        return version
 
     def states(self) -> list[State]:
         """The plain attributes of every module."""

@@ -103,7 +103,7 @@ class Record:
     def saw(self, reading: Reading, states: list[State] | None = None) -> None:
         """Note what the particle looks like at its version."""
         self.structure = reading.structure
-        self.modules = [weakref.ref(module) for module in reading.modules]
+        self.modules = list(map(weakref.ref, reading.modules))
         if states is not None:
             self.states = states
 

@@ -216,8 +216,6 @@ def give_version(module: nn.Module, record: Record, reading: Reading, states: li
                 version.data.species.enter(module)
                 record.version = version
                 take_configs(module, version.data)
-    elif record.states is not states and record.structure is reading.structure:
-        record.states = states
     return version
 
 
