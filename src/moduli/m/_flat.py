@@ -48,7 +48,9 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 def array(tensors: Sequence[Tensor]) -> Any:
     """`flat` of plain tensors on the CPU as an array: for small vectors NumPy's dispatch costs less than torch's."""
     if len(tensors) == 1:
-        return tensors[0].detach().numpy().reshape(-1)
+        tensor = tensors[0]
+        out = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+        return out if out.ndim == 1 else out.reshape(-1)
     return np.concatenate([tensor.detach().numpy().reshape(-1) for tensor in tensors])
 
 
@@ -96,7 +98,8 @@ def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
     """`unflat` of an array for `plain` parameters; the tensors share its memory."""
     if len(params) == 1:
-        return [torch.from_numpy(vector.reshape(params[0].shape))]
+        out = torch.from_numpy(vector)
+        return [out if params[0].dim() == 1 else out.view(params[0].shape)]
     return unflat(torch.from_numpy(vector), params)
 
 

@@ -37,30 +37,30 @@ class Line:
         self.unnoticed = objective._graph is not None
         if objective.present is not None:
             update = masked(update, objective.present)
-        self.start: list[Tensor] | None = None
         self.x: Any
         self.u: Any
         self.trials = 0
         self.at: float | None = 0.0
-        self.points: dict[float, tuple[float, Any, Any, Tensor, list[Tensor] | None]] = {}
+        self.points: dict[float, tuple[float, Any, list[Tensor], Tensor, list[Tensor] | None]] = {}
         self.lowest: tuple[float, float] | None = None
+        self.start = [param.detach().clone() for param in params]
+        objective._remember_start(self.start)
         self._lay_out(update)
 
     def _lay_out(self, update: list[Tensor]) -> None:
         """Remember x and u as they are calculated with."""
-        objective, params = self.objective, self.params
+        params = self.params
         # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
         self.numpy = plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
+        # Parameters of several precisions are rounded as the optimizer will round them.
+        self.mixed = False
         if self.numpy:
-            self.x, self.u = array(params), array(update)
-            self.x = self.x.copy() if len(params) == 1 else self.x
-            objective._remember_start(self.pieces(self.x))
+            self.x, self.u = array(self.start), array(update)
         else:
-            objective._remember_start()
-            x, u = flat(params), flat(update)
-            self.x, self.u = x.clone(), u.to(x.dtype)
-            if x.dtype is not u.dtype or any(param.dtype is not x.dtype for param in params):
-                self.start = [param.detach().clone() for param in params]
+            u = flat(update)
+            self.x = flat(self.start)
+            self.u = u.to(self.x.dtype)
+            self.mixed = self.x.dtype is not u.dtype or any(param.dtype is not self.x.dtype for param in params)
 
     def pieces(self, vector: Any) -> list[Tensor]:
         """A vector as tensors like the parameters."""
@@ -73,15 +73,13 @@ class Line:
         vector = flat(tensors)
         return torch.dot(vector, self.u.to(vector.dtype)).item()
 
-    def _place(self, a: float) -> tuple[Any, Any]:
+    def _place(self, a: float) -> tuple[Any, list[Tensor]]:
         scaled = self.u * a
-        if self.start is None:
-            point: Any = self.x - scaled
-            self._write(self.pieces(point))
-        else:
-            # Parameters of several precisions are rounded as the optimizer will round them.
+        if self.mixed:
             point = [x - u for x, u in zip(self.start, self.pieces(scaled), strict=True)]
-            self._write(point)
+        else:
+            point = self.pieces(self.x - scaled)
+        self._write(point)
         self.at = a
         return scaled, point
 
@@ -127,10 +125,10 @@ class Line:
         found = None if a is None or a == 0.0 else self.points.get(a)
         if found is not None and self.last and not objective.post_step_hooks:
             if self.at != a:
-                self._write(self.pieces(found[2]) if self.start is None else found[2])
+                self._write(found[2])
             objective.skip_update = True
         else:
-            self._write(self.pieces(self.x) if self.start is None else self.start)
+            self._write(self.start)
         for param, grad in zip(self.params, self.held, strict=True):
             param.grad = grad
         if a is None or a == 0.0:
@@ -139,9 +137,10 @@ class Line:
             objective.updates = self.pieces(self.u * a)
         else:
             _, scaled, point, loss, grads = found
-            objective.updates = self.pieces(scaled)
+            if not objective.skip_update:
+                objective.updates = self.pieces(scaled)
             if grads is not None and self.carries:
-                objective.accepted = (self.pieces(point) if self.start is None else point, loss, grads)
+                objective.accepted = (point, loss, grads)
         return objective
 
 
@@ -162,9 +161,7 @@ class ShardedLine(Line):
     """The same for parameters in shards: every process moves what it holds, and slopes are summed over processes."""
 
     def _lay_out(self, update: list[Tensor]) -> None:
-        self.objective._remember_start()
-        self.numpy = False
-        self.start = [param.detach().clone() for param in self.params]
+        self.numpy, self.mixed = False, True
         self.x, self.u = _Pieces(self.start), _Pieces(list(update))
         # A forward without a backward may leave whole parameters behind (FSDP's root), which the next one would use again.
         self.eager = True
