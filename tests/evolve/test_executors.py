@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evolve.work import Faulty, noisy, sphere
-from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, Pool, Ranks, Ray
+from moduli.evolve import EvaluationError, EvaluationWarning, InProcess, OpenES, Pool, Ranks, Ray
 
 ROOT = Path(__file__).resolve().parents[2]
 X = torch.arange(12.0).view(6, 2)
@@ -69,8 +69,73 @@ def test_ray_with_too_few_processors_is_a_smaller_pool_or_an_error(ray_cluster):
         Ray(num_cpus=64)
     # All processors are taken by the actors of another executor.
     ray_cluster.map(sphere, X)
-    with pytest.raises(RuntimeError, match="did not start within"):
+    with pytest.raises(RuntimeError, match="no workers left .* did not start within"):
         Ray(1, start_timeout=5.0).map(sphere, X)
+
+
+LOST = """
+import sys, time, warnings, torch, ray
+from ray.cluster_utils import Cluster
+from moduli.evolve import EvaluationWarning, Ray, search
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+others = [cluster.add_node(num_cpus=1, resources={"far": 1}) for _ in range(2)]
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+def fitness(net):
+    time.sleep(0.02)
+    return net.weight.square().sum()
+def lose(searcher):
+    if searcher.generation == 2:
+        cluster.remove_node(others[0], allow_graceful=False)
+    if searcher.generation == 4 and len(sys.argv) > 1:
+        cluster.remove_node(others[1], allow_graceful=False)
+options = {"resources": {"far": 1}} if len(sys.argv) > 1 else {}
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 3)
+with warnings.catch_warnings(record=True) as told, Ray(3 - len(sys.argv[1:]), **options) as executor:
+    warnings.simplefilter("always")
+    workers = executor.workers
+    found = search(net(), fitness, method="openes", population=12, budget=96, executor=executor, callback=lose)
+    print(workers, executor.workers, any("goes on with" in str(w.message) for w in told))
+print(found.history == search(net(), fitness, method="openes", population=12, budget=96).history)
+"""
+
+
+@pytest.mark.parametrize("all_lost", [False, True])
+def test_a_lost_node_is_a_smaller_pool_or_an_error(all_lost, tmp_path):
+    pytest.importorskip("ray", reason="Ray is an extra: pip install moduli[ray]")
+    program = tmp_path / "lost.py"
+    program.write_text(LOST)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program), *(["all"] if all_lost else [])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    if all_lost:
+        assert done.returncode != 0
+        assert "Ray has no workers left" in done.stderr.strip().splitlines()[-1]
+    else:
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.split() == ["3", "2", "True", "True"]
+
+
+def test_seeds_travel_instead_of_members(executor, monkeypatch):
+    from moduli.evolve import search
+
+    def fitness(net):
+        return net.weight[0, :8].square().sum() + net.weight[-1].sum()
+
+    def found(**options):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(600, 500, bias=False)
+        return search(net, fitness, budget=64, population=32, **options)
+
+    made = []
+    monkeypatch.setattr(OpenES, "rows", lambda *args: made.append(args))
+    for options in ({"method": "openes"}, {"method": "openes", "rank": 2}, {"method": "snes"}):
+        pool = executor()
+        there = found(executor=pool, **options)
+        pool.close()
+        assert there.history == found(**options).history
+    assert made == []
 
 
 def faulty(kind, tmp_path, bad=4.0, times=1):
@@ -219,7 +284,7 @@ def two_ranks(tmp_path, seed):
         subprocess.Popen([*command, str(rank), str(tmp_path), str(seed)], env=env, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    return [(p.communicate(timeout=100)[1], p.returncode) for p in both]
+    return [(p.communicate(timeout=600)[1], p.returncode) for p in both]
 
 
 def test_two_ranks_exchange_pairs_and_agree_with_one(tmp_path):

@@ -174,6 +174,13 @@ class Search(ABC):
         with torch.no_grad():
             yield from self._parts(index)
 
+    def draft(self) -> Search | None:
+        """What others need to make the members of this generation: its mean and its seed.
+
+        None where members are stored, or so small that they are sent.
+        """
+        return None
+
     def tell(self, fitness: Tensor | Iterable[float]) -> None:
         """Give the fitness of every member that `ask` gave, in order; lower is better.
 

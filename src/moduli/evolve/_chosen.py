@@ -85,6 +85,7 @@ class ModuleFitness:
         chosen: Its chosen parameters.
         fitness: The function of the module.
         parts: Gives a member of the search in parts, which then need not be put together.
+        draft: Gives what other processes need to make members themselves, or None where they are sent them.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class ModuleFitness:
         chosen: Chosen,
         fitness: Callable[[Any], Any],
         parts: Callable[[int], Iterable[tuple[int, Tensor]]] | None = None,
+        draft: Callable[[], Any] | None = None,
     ) -> None:
-        self.net, self.chosen, self.fitness, self.parts = net, chosen, fitness, parts
+        self.net, self.chosen, self.fitness, self.parts, self.draft = net, chosen, fitness, parts, draft
 
     def __call__(self, row: Tensor) -> Any:
         self.chosen.write(self.net, row)
@@ -109,8 +111,8 @@ class ModuleFitness:
         return self.fitness(self.net)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Other processes are sent their members.
-        return {**self.__dict__, "parts": None}
+        # Other processes are sent their members, or a draft.
+        return {**self.__dict__, "parts": None, "draft": None}
 
     def batch(self, rows: Tensor) -> Any:
         """All rows in one call, by `torch.func.vmap`: the fitness gets something to call like the module."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ._base import Search
+from ._buffers import Buffers
 from ._coordinates import reflected
 from ._noise import Noise, member_signs
 from ._reason import Reason
@@ -31,6 +33,9 @@ class Distribution(Search):
         shapes: The shapes of the parameters that the vector holds, in order.
         **options: Those of `Search`.
     """
+
+    _made_of: ClassVar[tuple[str, ...]] = ("mean", "sigma", "C")
+    """Entries of the state that the members depend on."""
 
     def __init__(
         self,
@@ -113,8 +118,20 @@ class Distribution(Search):
 
     def _in_parts(self) -> bool:
         """Whether members can be made in parts: directions are longer than a block, and drawn each time."""
-        noise = self._noise
-        return noise.segments > 1 and not noise.kept and noise.rank is None and self._separable()
+        return self._noise.in_pieces and self._separable()
+
+    def draft(self) -> Search | None:
+        """What others need to make the members of this generation: its mean and its seed.
+
+        None where members are stored, or so small that they are sent.
+        """
+        if not self._in_parts() or self.device.type != "cpu" or self.dtype is torch.bfloat16:
+            return None
+        out = copy.copy(self)
+        wanted = ("seed", "counter", "population", *self._made_of)
+        out.state = {name: self.state[name] for name in wanted if name in self.state}
+        out._pending, out._buffers, out._noise = None, Buffers(), self._planned()
+        return out
 
     def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
         if not self._in_parts() or self.coordinates.bounded:

@@ -110,9 +110,14 @@ class Noise:
                 square[columns] = two
         return linear, square
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether `pieces` gives a direction in several, and nothing of it is kept."""
+        return self.dim > SEGMENT and not self.kept
+
     def _long(self) -> bool:
         """Whether a direction is several blocks, and each of these some of its coordinates."""
-        return self.segments > 1 and self.rank is None and not self.kept
+        return self.in_pieces and self.rank is None
 
     def sums(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
@@ -147,24 +152,39 @@ class Noise:
             high = min(low + self.block, self.directions)
             drawn = torch.empty(high - low, self.drawn, dtype=self.dtype, device=self.device)
             self._draw(seed, counter + low // self.block * self.segments, drawn)
-            eps = self._expanded(drawn)
-            linear += first[low:high] @ eps
-            if second is not None:
-                square += second[low:high] @ eps.square_()
+            for columns, left, right in self._factors(drawn):
+                if right is None:
+                    linear[columns] += first[low:high] @ left
+                    if second is not None:
+                        square[columns] += second[low:high] @ left.square()
+                    continue
+                # One product of matrices: the sum of A_i B_iᵀ over members is that of all columns of all A and B.
+                m, n = left.shape[1], right.shape[1]
+                wide = (left * first[low:high, None, None]).permute(1, 0, 2).reshape(m, -1)
+                linear[columns].view(m, n).addmm_(wide, right.permute(0, 2, 1).reshape(-1, n))
+                if second is not None:
+                    for i in range(high - low):
+                        square[columns].view(m, n).add_((left[i] @ right[i].mT).square_(), alpha=float(second[low + i]))
         return linear, square
 
     def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
         """One direction in parts that are memory of their own until the next one is asked for."""
-        if not self._long():
+        if not self.in_pieces:
             yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0].clone()
             return
-        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
-        for segment, left in enumerate(range(0, self.dim, SEGMENT)):
-            size = min(SEGMENT, self.dim - left)
-            yield (
-                slice(left, left + size),
-                self._normal(seed, counter + index * self.segments + segment, piece[:size]),
+        if self.rank is not None:
+            low = index // self.block * self.block
+            drawn = torch.empty(
+                min(low + self.block, self.directions) - low, self.drawn, dtype=self.dtype, device=self.device
             )
+            self._draw(seed, counter + low // self.block * self.segments, drawn)
+            for columns, left, right in self._factors(drawn[index - low : index - low + 1]):
+                yield columns, (left[0] if right is None else (left[0] @ right[0].mT).view(-1))
+            return
+        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
+        for segment, at in enumerate(range(0, self.dim, SEGMENT)):
+            size = min(SEGMENT, self.dim - at)
+            yield slice(at, at + size), self._normal(seed, counter + index * self.segments + segment, piece[:size])
 
     def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
         if self.block >= self.directions and stop - start == self.directions and self.rank is None:
@@ -194,18 +214,28 @@ class Noise:
         """What was drawn as directions: the products of low rank multiplied out."""
         if self.rank is None:
             return drawn
-        rows, at, columns = len(drawn), 0, []
+        parts = [
+            left if right is None else (left @ right.mT).view(len(drawn), -1) for _, left, right in self._factors(drawn)
+        ]
+        return torch.cat(parts, 1)
+
+    def _factors(self, drawn: Tensor) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """What was drawn, by the coordinates that it is for: the numbers themselves, or two factors, the first scaled."""
+        if self.rank is None:
+            yield slice(0, self.dim), drawn, None
+            return
+        rows, at, place = len(drawn), 0, 0
         for m, n in self.parts:
             if not n:
-                columns.append(drawn[:, at : at + m])
-                at += m
+                yield slice(place, place + m), drawn[:, at : at + m], None
+                at, place = at + m, place + m
                 continue
-            left = drawn[:, at : at + m * self.rank].view(rows, m, self.rank)
+            left = drawn[:, at : at + m * self.rank].view(rows, m, self.rank) / math.sqrt(self.rank)
             at += m * self.rank
             right = drawn[:, at : at + n * self.rank].view(rows, n, self.rank)
             at += n * self.rank
-            columns.append((left @ right.mT).view(rows, m * n).div_(math.sqrt(self.rank)))
-        return torch.cat(columns, 1)
+            yield slice(place, place + m * n), left, right
+            place += m * n
 
 
 def _parts(dim: int, shapes: Sequence[Sequence[int]] | None, rank: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""`Pool`: processes that share memory with this one."""
+"""`Pool`: processes of `concurrent.futures` on this machine."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, TimeoutError, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import connection, resource_tracker, shared_memory
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._base import Search
 from ._executor import seeded
-from ._workers import Answer, Workers
+from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
 __all__ = ["Pool"]
 
 
 class Pool(Workers):
-    """A pool of processes. Members travel through shared memory, one row for each worker.
+    """A pool of processes, each an executor of `concurrent.futures` of its own, so that one can be lost alone.
 
-    The fitness is sent once; it has to be something that pickle finds by name (a function at the top of a module), unless
-    `start="fork"`. A program that uses the pool has its work under `if __name__ == "__main__":`. Close the pool, or use it
-    in a `with`.
+    The fitness is sent once, members as arrays; of a seed-replayed search over many parameters only the seeds travel, and the
+    mean once for each generation. The fitness has to be something that pickle finds by name (a function at the top of a
+    module), unless `start="fork"`. A program that uses the pool has its work under `if __name__ == "__main__":`. Close the
+    pool, or use it in a `with`.
 
     Args:
         workers: How many processes; by default as many as there are processors.
@@ -39,6 +45,7 @@ class Pool(Workers):
             function, but is unsafe in a process with threads.
         threads: How many threads torch uses in each worker.
         start_timeout: Seconds that a worker may take to start, imports included.
+        max_tasks_per_child: How many members a process evaluates before another takes its place; not with `"fork"`.
 
     Example:
         >>> import torch
@@ -57,133 +64,149 @@ class Pool(Workers):
         start: str | None = None,
         threads: int = 1,
         start_timeout: float = 300.0,
+        max_tasks_per_child: int | None = None,
     ) -> None:
         super().__init__(workers or os.cpu_count() or 1, timeout, retries)
         if not start_timeout > 0:
             raise ValueError(f"start_timeout={start_timeout}: give seconds")
-        self.start_timeout = start_timeout
         methods = multiprocessing.get_all_start_methods()
         start = start or ("forkserver" if "forkserver" in methods else "spawn")
         if start not in methods:
             raise ValueError(f"start={start!r} is unknown here; there are {', '.join(methods)}")
-        self.start, self.threads = start, threads
+        if max_tasks_per_child is not None and (start == "fork" or max_tasks_per_child < 1):
+            raise ValueError(
+                f"max_tasks_per_child={max_tasks_per_child} with start={start!r}: give at least 1, and no fork"
+            )
+        self.start, self.threads, self.start_timeout = start, threads, start_timeout
+        self.max_tasks_per_child = max_tasks_per_child
         self._context: Any = multiprocessing.get_context(start)
         if start == "forkserver":
             # Workers are then forked from a process that has imported torch already.
             self._context.set_forkserver_preload(["torch"])
-        self._staff: dict[int, tuple[Any, Any]] = {}
+        self._staff: dict[int, tuple[ProcessPoolExecutor, Any, Any]] = {}
+        self._running: dict[int, Future[Any]] = {}
         self._fitness: Callable[[Tensor], Any] | None = None
-        self._pickled: bytes | None = None
-        self._memory: shared_memory.SharedMemory | None = None
-        self._slots: Tensor | None = None
+        self._sent: Any = None
+        self._draft: Path | None = None
 
-    def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
-        if self._fitness is not fitness or not _fits(self._slots, example):
+    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+        if self._fitness is not fitness:
             _leave_if_imported()
             self.close()
-            self._fitness = fitness
+            self._fitness = self._sent = fitness
             if self.start != "fork":
                 try:
-                    self._pickled = pickle.dumps(fitness)
+                    self._sent = pickle.dumps(fitness)
                 except (pickle.PicklingError, AttributeError, TypeError) as error:
                     raise TypeError(
                         f"the fitness can't be sent to other processes ({error}); define it at the top level of a module, "
                         "or use Pool(start='fork')"
                     ) from error
-            size = max(1, self.workers * example.numel() * example.element_size())
-            # Started before the workers, so that all of them share it and none cleans up for itself.
-            resource_tracker.ensure_running()
-            self._memory = shared_memory.SharedMemory(create=True, size=size)
-            flat = torch.frombuffer(self._memory.buf, dtype=torch.uint8, count=size)
-            self._slots = flat.view(example.dtype).view(self.workers, example.numel())
-        started = [worker for worker in range(self.workers) if worker not in self._staff]
-        for worker in started:
-            self._launch(worker)
-        for worker in started:
-            self._greet(worker)
+        self._forget_draft()
+        if draft is not None:
+            shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            number, name = tempfile.mkstemp(prefix="moduli-draft-", dir=shared)
+            self._draft = Path(name)
+            with os.fdopen(number, "wb") as file:
+                pickle.dump(pack(draft), file, protocol=5)
+        started = {worker: self._launch(worker) for worker in range(self.workers) if worker not in self._staff}
+        for worker, greeting in started.items():
+            self._greet(worker, greeting)
 
-    def _launch(self, worker: int) -> None:
-        if self._memory is None or self._slots is None:
-            raise RuntimeError("the pool has not been prepared")
-        ours, theirs = self._context.Pipe()
-        fitness = self._fitness if self.start == "fork" else self._pickled
-        where = self._memory.name, worker, self._slots.shape[1], self._slots.dtype
-        # A forked worker inherits our ends of all pipes. While it holds its own, it never hears that we are gone.
-        ends = [ours, *(pipe for _, pipe in self._staff.values())] if self.start == "fork" else []
-        process = self._context.Process(target=_work, args=(theirs, ends, fitness, where, self.threads), daemon=True)
-        process.start()
-        theirs.close()
-        self._staff[worker] = process, ours
+    def _launch(self, worker: int) -> Future[Any]:
+        pid = self._context.Value("q", 0, lock=False)
+        executor = ProcessPoolExecutor(
+            1,
+            mp_context=self._context,
+            initializer=_begin,
+            initargs=(pid, self._sent, self.threads),
+            max_tasks_per_child=self.max_tasks_per_child,
+        )
+        before = multiprocessing.active_children()
+        greeting = executor.submit(_load)
+        # To be able to end it while it starts, when it has not said yet who it is.
+        process = next(child for child in multiprocessing.active_children() if child not in before)
+        self._staff[worker] = executor, process, pid
+        return greeting
 
-    def _greet(self, worker: int) -> None:
+    def _greet(self, worker: int, greeting: Future[Any]) -> None:
         """Wait until a worker is ready: to start is not part of the time that a member may take."""
-        process, pipe = self._staff[worker]
-        if not pipe.poll(self.start_timeout):
+        try:
+            greeting.result(self.start_timeout)
+        except TimeoutError:
             self.close()
             raise RuntimeError(
-                f"a worker did not start within {self.start_timeout} seconds; what it imports (the module of the fitness) "
-                "hangs, or start_timeout is too short"
-            )
-        with suppress(EOFError, OSError):  # it is dead then, which `_collect` notices
-            pipe.recv()
-            return
-        process.join(10)
-        if process.exitcode == _UNGUARDED:
+                f"a worker did not start within {self.start_timeout} seconds: what it imports, or the fitness, takes longer"
+            ) from None
+        except BrokenProcessPool as error:
+            process = self._staff[worker][1]
+            process.join(10)
+            code = process.exitcode
             self.close()
-            raise RuntimeError(
-                "the workers import this program, which starts a search again when it is imported; put what it runs under "
-                '`if __name__ == "__main__":`'
-            )
+            if code == _UNGUARDED:
+                raise RuntimeError(
+                    "the workers import this program, which starts a search again when it is imported; put what it runs under "
+                    '`if __name__ == "__main__":`'
+                ) from None
+            raise RuntimeError(f"a worker ended while it started, with exit code {code}") from error
+        except Exception as error:
+            self.close()
+            raise TypeError(
+                f"the fitness can't be loaded in another process ({type(error).__name__}: {error})"
+            ) from error
 
-    def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
-        if self._slots is None:
-            raise RuntimeError("the pool has not been prepared")
-        self._slots[worker] = row
-        with suppress(OSError):  # it is dead then, which `_collect` notices
-            self._staff[worker][1].send(seed)
+    def _ids(self) -> Sequence[int]:
+        return list(self._staff)
+
+    def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
+        what: Any = (str(self._draft), member) if row is None else row.detach().cpu().clone()
+        try:
+            self._running[worker] = self._staff[worker][0].submit(_evaluate, what, seed)
+        except BrokenProcessPool as error:  # it died since its last answer
+            self._running[worker] = Future()
+            self._running[worker].set_exception(error)
 
     def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
-        pipes = {self._staff[w][1]: w for w in busy}
-        watched = [*pipes, *(self._staff[w][0].sentinel for w in busy)]
-        ready = set(connection.wait(watched, seconds))
+        done, _ = wait([self._running[worker] for worker in busy], seconds, FIRST_COMPLETED)
         answers = []
-        for pipe, worker in pipes.items():
-            process = self._staff[worker][0]
-            if pipe not in ready and process.sentinel not in ready:
-                continue
-            try:
-                if not pipe.poll():
-                    raise EOFError
-                value, error = pipe.recv()
-                answers.append(Answer(worker, value, error))
-            except (EOFError, OSError):
-                process.join(1)
-                answers.append(Answer(worker, math.nan, f"its worker died (exit code {process.exitcode})", True))
+        for worker in busy:
+            if self._running[worker] in done:
+                future = self._running.pop(worker)
+                error = future.exception()
+                if error is None:
+                    answers.append(Answer(worker, *future.result()))
+                else:
+                    answers.append(Answer(worker, math.nan, f"its worker died ({type(error).__name__})", True))
         return answers
 
     def _replace(self, worker: int) -> None:
         self._end(worker)
-        self._launch(worker)
-        self._greet(worker)
+        self._greet(worker, self._launch(worker))
 
     def _end(self, worker: int) -> None:
-        process, pipe = self._staff.pop(worker)
-        pipe.close()
+        executor, process, pid = self._staff.pop(worker)
+        self._running.pop(worker, None)
+        # A process that hangs is not asked, it is killed; the executor then lets go of it.
         process.kill()
-        process.join()
-        process.close()
+        if pid.value not in (0, process.pid):  # one that took its place, by max_tasks_per_child
+            with suppress(ProcessLookupError):
+                os.kill(pid.value, signal.SIGKILL)
+        executor.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """End the workers and give the shared memory back."""
+        """End the workers."""
         for worker in list(self._staff):
             self._end(worker)
-        self._slots = self._fitness = self._pickled = None
-        if self._memory is not None:
-            _released(self._memory)
-            self._memory = None
+        self._fitness = self._sent = None
+        self._forget_draft()
+
+    def _forget_draft(self) -> None:
+        if self._draft is not None:
+            self._draft.unlink(missing_ok=True)
+            self._draft = None
 
     def __del__(self) -> None:
-        if getattr(self, "_staff", None) or getattr(self, "_memory", None):
+        if getattr(self, "_staff", None) or getattr(self, "_draft", None):
             self.close()
 
 
@@ -201,6 +224,21 @@ def _leave_if_imported() -> None:
         frame = frame.f_back
 
 
+class _Worker:
+    """What a worker knows: the fitness, which is pickled until it is needed, and the generation that it has read."""
+
+    fitness: Any = None
+    draft: tuple[str, Any] | None = None
+
+
+def _begin(pid: Any, fitness: Any, threads: int) -> None:
+    # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _Worker.fitness, _Worker.draft, pid.value = fitness, None, os.getpid()
+
+
 def _end_with_parent() -> None:
     """End this process when the one that started it is gone, also in the middle of a fitness that never ends."""
     parent = multiprocessing.parent_process()
@@ -209,45 +247,21 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _fits(slots: Tensor | None, example: Tensor) -> bool:
-    return slots is not None and slots.dtype == example.dtype and slots.shape[1] == example.numel()
+def _load() -> None:
+    if isinstance(_Worker.fitness, bytes):
+        _Worker.fitness = pickle.loads(_Worker.fitness)
 
 
-def _released(memory: shared_memory.SharedMemory) -> None:
-    with suppress(BufferError):  # a row is still looked at somewhere; the mapping goes when that does
-        memory.close()
-    memory.unlink()
-
-
-def _work(
-    pipe: Any, inherited: Sequence[Any], fitness: Any, where: tuple[str, int, int, torch.dtype], threads: int
-) -> None:
-    """What a worker does: evaluate the row in its slot whenever a seed arrives, until whoever started it is gone."""
-    for end in inherited:
-        end.close()
-    # Ctrl-C reaches the whole group of processes; who started the workers decides what becomes of them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    name, slot, dim, dtype = where
-    memory = shared_memory.SharedMemory(name=name)
-    row = torch.frombuffer(memory.buf, dtype=dtype, count=dim, offset=slot * dim * dtype.itemsize)
-    broken: str | None = None
+def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
+    """The fitness of a row, or of a member of the generation in a file, and why there is none."""
     try:
-        fitness = pickle.loads(fitness) if isinstance(fitness, bytes) else fitness
-    except Exception:  # noqa: BLE001 - told to whoever asks
-        broken = traceback.format_exc()
-    pipe.send("ready")
-    while True:
-        try:
-            seed = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        try:
-            answer = (math.nan, broken) if broken else (seeded(fitness, row, seed), None)
-        except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-            answer = math.nan, traceback.format_exc()
-        try:
-            pipe.send(answer)
-        except OSError:
-            os._exit(0)
+        _load()
+        if isinstance(what, Tensor):
+            return seeded(_Worker.fitness, what, seed), None
+        path, member = what
+        if _Worker.draft is None or _Worker.draft[0] != path:
+            _Worker.draft = None  # the last one, before there are two
+            _Worker.draft = path, unpack(*pickle.loads(Path(path).read_bytes()))
+        return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed), None
+    except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
+        return math.nan, traceback.format_exc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import traceback
 import warnings
@@ -13,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._base import Search
 from ._executor import EvaluationWarning, seeded
-from ._workers import Answer, Workers
+from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
 __all__ = ["Ray"]
 
@@ -22,16 +24,18 @@ __all__ = ["Ray"]
 class Ray(Workers):
     """Actors on Ray, here or on a cluster. Needs the extra: `pip install moduli[ray]`.
 
-    Members travel as flat NumPy arrays through the object store, from which an actor reads them without a copy. The fitness
-    is sent once. Ray is started with its defaults unless `ray.init` was called before. Where the cluster has not the
-    resources for so many actors there are fewer, and a warning; where it has them for none, an error.
+    Actors hold the model and the fitness, which are sent once. Of a seed-replayed search over many parameters (`OpenES`,
+    `PGPE`, `ARS`, `SNES`, separable `CMAES`) they get seeds, and the mean once for each generation, which the actors of one
+    machine share; members of other searches travel as flat NumPy arrays through the object store. Ray is started with its
+    defaults unless `ray.init` was called before. Where the cluster has not the resources for so many actors, also after it
+    lost a node, there are fewer, and a warning; where it has them for none, an error.
 
     Args:
         workers: How many actors; by default as many as the cluster has processors.
         timeout: Seconds that one member may take; None waits forever.
         retries: How often a member that failed is tried again elsewhere.
         threads: How many threads torch uses in each actor.
-        start_timeout: Seconds that actors may take to start; a cluster that lost the resources for them is an error then.
+        start_timeout: Seconds that actors may take to start; those that do not are given up, and none at all is an error.
         **options: Options of the actors: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, and so on.
 
     Example:
@@ -60,64 +64,79 @@ class Ray(Workers):
             raise ValueError(f"workers={workers} must be at least 1")
         if not start_timeout > 0:
             raise ValueError(f"start_timeout={start_timeout}: give seconds")
-        super().__init__(self._affordable(workers, options), timeout, retries)
         self.threads, self.options, self.start_timeout = threads, options, start_timeout
+        fits, why = self._affordable()
+        if fits < 1:
+            raise ValueError(f"{why}; ask for less, or add a node")
+        if workers is not None and workers > fits:
+            _warn(f"Ray: {why}, which is enough for {fits} workers of the {workers} asked for")
+        super().__init__(min(workers or fits, fits), timeout, retries)
         self._fitness: Callable[[Tensor], Any] | None = None
         self._sent: Any = None
+        self._draft: Any = None
         self._actors: dict[int, Any] = {}
         self._running: dict[int, Any] = {}
 
-    def _affordable(self, workers: int | None, options: dict[str, Any]) -> int:
-        """How many actors the cluster has the resources for, at most as many as were asked for."""
+    def _affordable(self) -> tuple[int, str]:
+        """How many actors the cluster has the resources for now, and what they are short of."""
+        options = self.options
         asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
         there = self._ray.cluster_resources()
         most = [(int(there.get(kind, 0) // need), kind, need) for kind, need in asked.items() if need]
         if not most:
-            return workers or int(there.get("CPU", 1))
+            return int(there.get("CPU", 1)), "the Ray cluster has its processors"
         fits, kind, need = min(most)
-        if fits < 1:
-            raise ValueError(
-                f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}; ask for less, or add a node"
-            )
-        if workers is not None and workers > fits:
-            warnings.warn(
-                f"Ray has {there.get(kind, 0):g} {kind}, which is enough for {fits} workers of the {workers} asked for",
-                EvaluationWarning,
-                stacklevel=3,
-            )
-        return min(workers or fits, fits)
+        return fits, f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}"
 
-    def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
-        told = [self._launch(worker) for worker in range(self.workers) if worker not in self._actors]
+    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+        self._draft = None if draft is None else self._ray.put(pack(draft))
+        unused = (number for number in itertools.count() if number not in self._actors)
+        new = [self._launch(next(unused)) for _ in range(self.workers - len(self._actors))]
         if self._fitness is not fitness:
             self._fitness, self._sent = fitness, self._ray.put(fitness)
-            told = list(self._actors.values())
-        self._tell(told)
+            new = list(self._actors)
+        self._tell(new)
 
-    def _launch(self, worker: int) -> Any:
+    def _launch(self, worker: int) -> int:
         actor = self._ray.remote(**{"num_cpus": 1, **self.options})(_Actor)
         self._actors[worker] = actor.remote(self.threads)
-        return self._actors[worker]
+        return worker
 
-    def _tell(self, actors: list[Any]) -> None:
+    def _tell(self, workers: list[int]) -> None:
         """Give the fitness to actors and wait until they have it: to start is not part of the time of a member."""
-        told = [actor.learn.remote(self._sent) for actor in actors]
-        try:
-            self._ray.get(told, timeout=self.start_timeout)
-        except self._ray.exceptions.RayActorError:
-            return  # it is dead then, which `_collect` notices
-        except self._ray.exceptions.GetTimeoutError as error:
+        told = {self._actors[worker].learn.remote(self._sent): worker for worker in workers}
+        if not told:
+            return
+        _, late = self._ray.wait(list(told), num_returns=len(told), timeout=self.start_timeout)
+        # One that died meanwhile is noticed by `_collect`.
+        for reference in late:
+            self._ray.kill(self._actors.pop(told[reference]))
+        self._check_staff(f"{len(late)} did not start within {self.start_timeout} seconds")
+
+    def _check_staff(self, why: str) -> None:
+        """Go on with fewer workers than there were, or end where there are none."""
+        if not self._actors:
             self.close()
             raise RuntimeError(
-                f"actors did not start within {self.start_timeout} seconds: the cluster has lost resources, or others use "
-                "them; a search with a checkpoint can be resumed"
-            ) from error
+                f"Ray has no workers left ({why}): the cluster has lost resources, or others use them; a search with a "
+                "checkpoint can be resumed"
+            )
+        if len(self._actors) < self.workers:
+            _warn(f"Ray goes on with {len(self._actors)} of {self.workers} workers: {why}")
+            self.workers = len(self._actors)
 
-    def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
+    def _ids(self) -> Sequence[int]:
+        return list(self._actors)
+
+    def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
+        actor = self._actors[worker]
+        if row is None:
+            self._running[worker] = actor.make.remote(self._draft, member, seed)
+            return
         # NumPy arrays go through the object store without pickling; tensors would be copied several times.
         array = row.detach().cpu().contiguous()
         plain = array.numpy() if array.dtype != torch.bfloat16 else array.view(torch.int16).numpy()
-        self._running[worker] = self._actors[worker].evaluate.remote(plain, str(array.dtype), seed)
+        self._running[worker] = actor.evaluate.remote(plain, str(array.dtype), seed)
 
     def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
         waiting = {self._running[w]: w for w in busy}
@@ -135,14 +154,18 @@ class Ray(Workers):
     def _replace(self, worker: int) -> None:
         self._ray.kill(self._actors.pop(worker))
         self._running.pop(worker, None)
-        self._tell([self._launch(worker)])
+        fits, why = self._affordable()
+        if len(self._actors) < fits:
+            self._tell([self._launch(worker)])
+        else:
+            self._check_staff(why)
 
     def close(self) -> None:
         """End the actors. Ray itself goes on."""
         while self._actors:
             self._ray.kill(self._actors.popitem()[1])
         self._running.clear()
-        self._fitness = self._sent = None
+        self._fitness = self._sent = self._draft = None
 
 
 class _Actor:
@@ -161,3 +184,14 @@ class _Actor:
             return seeded(self.fitness, row, seed), None
         except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
             return math.nan, traceback.format_exc()
+
+    def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
+        # The arrays stay in the object store, from where all actors of this machine read them.
+        try:
+            return evaluate_draft(self.fitness, unpack(*draft), member, seed), None
+        except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
+            return math.nan, traceback.format_exc()
+
+
+def _warn(what: str) -> None:
+    warnings.warn(EvaluationWarning(what), stacklevel=4)

@@ -164,7 +164,8 @@ def search(
     if "rank" in settings:
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
     searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, own=True, **{**preset, **settings})
-    run = _Run(net, chosen, ModuleFitness(net, chosen, fitness, searcher.parts), searcher, checkpoint, method)
+    measure = ModuleFitness(net, chosen, fitness, searcher.parts, searcher.draft)
+    run = _Run(net, chosen, measure, searcher, checkpoint, method)
     del x0
     workers = executor or InProcess(vectorised=vectorised)
     try:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from ._executor import Executor, Faults, Rows
+from ._base import Search
+from ._executor import Executor, Faults, Rows, seeded
 
-__all__ = ["Answer", "Workers"]
+__all__ = ["Answer", "Workers", "evaluate_draft", "pack", "unpack"]
 
 
 class Answer(NamedTuple):
@@ -42,12 +46,16 @@ class Workers(Executor):
         self.workers, self.timeout, self.retries = workers, timeout, retries
 
     @abstractmethod
-    def _prepare(self, fitness: Callable[[Tensor], Any], example: Tensor) -> None:
-        """Make sure that every worker runs and knows the fitness."""
+    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+        """Make sure that every worker runs and knows the fitness, and can reach the draft of the generation."""
 
     @abstractmethod
-    def _submit(self, worker: int, member: int, row: Tensor, seed: int) -> None:
-        """Give a member to a worker that has nothing to do."""
+    def _ids(self) -> Sequence[int]:
+        """The workers that there are."""
+
+    @abstractmethod
+    def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
+        """Give a member to a worker that has nothing to do: its row, or None for one that the worker makes of the draft."""
 
     @abstractmethod
     def _collect(self, busy: Sequence[int], seconds: float | None) -> list[Answer]:
@@ -55,7 +63,7 @@ class Workers(Executor):
 
     @abstractmethod
     def _replace(self, worker: int) -> None:
-        """End a worker, whatever it does, and start another in its place."""
+        """End a worker, whatever it does, and start another in its place, where that is possible."""
 
     def evaluate(
         self,
@@ -70,17 +78,21 @@ class Workers(Executor):
         found: dict[int, float] = {}
         if not todo:
             return found
-        self._prepare(fitness, rows(todo[0], todo[0] + 1)[0])
+        # Workers hold the model. Where members are made of seeds, these are all that is sent to them.
+        make_draft = getattr(fitness, "draft", None)
+        draft = None if make_draft is None else make_draft()
+        self._prepare(fitness, draft)
         faults = Faults(self.retries, len(todo))
         failed_on: dict[int, int] = {}
         busy: dict[int, tuple[int, float]] = {}
         try:
             while todo or busy:
-                for worker in range(self.workers):
+                for worker in self._ids():
                     if worker not in busy and todo:
                         member = self._next(todo, failed_on, worker)
                         busy[worker] = member, monotonic() + (math.inf if self.timeout is None else self.timeout)
-                        self._submit(worker, member, rows(member, member + 1)[0], seeds[member])
+                        row = rows(member, member + 1)[0] if draft is None else None
+                        self._submit(worker, member, row, seeds[member])
                 soonest = min(deadline for _, deadline in busy.values())
                 wait = None if soonest == math.inf else max(0.0, soonest - monotonic())
                 answers = self._collect(list(busy), wait)
@@ -99,7 +111,7 @@ class Workers(Executor):
                     found[member] = answer.value
                     report(member, answer.value)
         except BaseException:
-            # What they are doing is of no use to anybody any more.
+            # What the workers are doing is of no use any more.
             for worker in busy:
                 self._replace(worker)
             raise
@@ -109,7 +121,29 @@ class Workers(Executor):
     def _next(self, todo: deque[int], failed_on: dict[int, int], worker: int) -> int:
         """The next member for this worker: one that did not fail there, if there is such a one."""
         for _ in range(len(todo)):
-            if self.workers == 1 or failed_on.get(todo[0]) != worker:
+            if len(self._ids()) == 1 or failed_on.get(todo[0]) != worker:
                 break
             todo.rotate(-1)
         return todo.popleft()
+
+
+def pack(draft: Search) -> tuple[Search, dict[str, Any]]:
+    """A draft without its tensors, and these as arrays, which travel and are read without a copy."""
+    arrays = {name: value.cpu().numpy() for name, value in draft.state.items() if isinstance(value, Tensor)}
+    for name in arrays:
+        del draft.state[name]
+    return draft, arrays
+
+
+def unpack(draft: Search, arrays: dict[str, np.ndarray[Any, Any]]) -> Search:
+    """The draft again. Its tensors may be memory that can't be written to, and are not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        draft.state.update((name, torch.from_numpy(array)) for name, array in arrays.items())
+    return draft
+
+
+def evaluate_draft(fitness: Any, draft: Search, member: int, seed: int) -> float:
+    """The fitness of a member that is made here."""
+    fitness.parts = draft.parts
+    return seeded(lambda index: fitness.member(index, draft.rows), member, seed)
