@@ -308,6 +308,64 @@ def test_two_ranks_exchange_pairs_and_agree_with_one(tmp_path):
     assert first[3] == [5 * 16] * 7  # one (seed, fitness) pair for each member, whatever the size of the model
 
 
+LONG = """
+import os, sys, torch, torch.distributed as dist
+from moduli.evolve import Ranks, search
+rank, where, lost = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "lost"
+dist.init_process_group("gloo", init_method=f"file://{where}/meet{lost}", rank=rank, world_size=2)
+torch.manual_seed(0)
+net = torch.nn.Linear(600, 300, bias=False)
+calls = 0
+def fitness(net):
+    global calls
+    calls += 1
+    if lost and rank == 1 and calls == 50:
+        os._exit(9)
+    return net.weight[0, :8].square().sum()
+result = search(net, fitness, method="openes", optimizer="sgd", executor=Ranks(), budget=192, population=64,
+                checkpoint=f"{where}/search.ckpt")
+torch.save([net.weight.detach(), result.history, calls], f"{where}/rank{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_a_lost_rank_ends_with_a_checkpoint_that_all_resume_from(tmp_path):
+    from moduli.evolve import search
+
+    program = tmp_path / "long.py"
+    program.write_text(LONG)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+    def run(how):
+        command = [sys.executable, str(program)]
+        both = [
+            subprocess.Popen([*command, str(rank), str(tmp_path), how], env=env, stderr=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        return [(p.communicate(timeout=600)[1], p.returncode) for p in both]
+
+    (error, code), (_, gone) = run("lost")
+    assert code == 1
+    assert gone == 9
+    assert "a rank was lost" in error.strip().splitlines()[-1]
+    assert "start the ranks again" in error
+    assert (tmp_path / "search.ckpt").exists()
+    assert [code for _, code in run("again")] == [0, 0]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
+    # Rank 0's members of the generation that was lost are in the journal: it evaluates two generations of 32 less those.
+    assert (first[2], second[2]) == (32, 64)
+    assert torch.equal(first[0], second[0])
+    assert first[1] == second[1]
+    torch.manual_seed(0)
+    net = torch.nn.Linear(600, 300, bias=False)
+    alone = search(
+        net, lambda net: net.weight[0, :8].square().sum(), method="openes", optimizer="sgd", budget=192, population=64
+    )
+    # Sums over the noise of 32 directions are reduced, so they are those of one process to rounding.
+    torch.testing.assert_close(first[0], net.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert first[1] == pytest.approx(alone.history, rel=1e-5)
+
+
 def test_ranks_that_disagree_say_so(tmp_path):
     results = two_ranks(tmp_path, 1)
     assert all(code != 0 for _, code in results)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._base import Search
 from ._buffers import Buffers
 from ._coordinates import reflected
-from ._noise import Noise, member_signs
+from ._noise import Noise, Share, member_signs
 from ._reason import Reason
 
 __all__ = ["Distribution", "GradientSearch"]
@@ -36,6 +36,7 @@ class Distribution(Search):
 
     _made_of: ClassVar[tuple[str, ...]] = ("mean", "sigma", "C")
     """Entries of the state that the members depend on."""
+    share: Share | None = None
 
     def __init__(
         self,
@@ -53,7 +54,12 @@ class Distribution(Search):
 
     def _planned(self) -> Noise:
         directions, _ = member_signs(self.population, self.antithetic)
-        return Noise(self._drawn(), directions, self.dtype, self.device, self.shapes, self.rank)
+        return Noise(self._drawn(), directions, self.dtype, self.device, self.shapes, self.rank, self.share)
+
+    def join(self, share: Share | None) -> None:
+        """Take part in sums over noise of several processes that run this search."""
+        self.share = share
+        self._noise = self._planned()
 
     def _drawn(self) -> int:
         """How many numbers make one direction."""
@@ -130,7 +136,8 @@ class Distribution(Search):
         out = copy.copy(self)
         wanted = ("seed", "counter", "population", *self._made_of)
         out.state = {name: self.state[name] for name in wanted if name in self.state}
-        out._pending, out._buffers, out._noise = None, Buffers(), self._planned()
+        out._pending, out._buffers, out.share = None, Buffers(), None
+        out._noise = out._planned()
         return out
 
     def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._noise import key
+from ._noise import Share, key
 
 __all__ = [
     "EvaluationError",
@@ -55,7 +55,14 @@ class Executor(ABC):
 
     Before a member is evaluated, the generators of torch, NumPy and `random` are seeded for it, so that even a random
     fitness gives the same numbers on any number of workers.
+
+    Attributes:
+        keeps_files: Whether this process writes checkpoints: one of those that run the same search does.
+        share: This process's part of the sums over noise, where several run the same search.
     """
+
+    keeps_files: bool = True
+    share: Share | None = None
 
     @abstractmethod
     def evaluate(

@@ -8,12 +8,13 @@ population needs the memory of one direction, or of one block where its parts ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["SEGMENT", "Noise", "key", "member_signs"]
+__all__ = ["SEGMENT", "Noise", "Share", "key", "member_signs"]
 
 SEGMENT = 1 << 17
 KEPT = 1 << 22  # directions of at most this many numbers together are drawn once and kept for one generation
@@ -47,6 +48,14 @@ def member_signs(population: int, antithetic: bool) -> tuple[int, int]:
     return (-(-population // 2), 2) if antithetic else (population, 1)
 
 
+class Share(NamedTuple):
+    """Which of several processes that run the same search this is, and how a vector is summed over them, in place."""
+
+    rank: int
+    world: int
+    reduce: Callable[[Tensor], None]
+
+
 class Noise:
     """A plan for `directions` Gaussian directions of `dim` numbers.
 
@@ -58,6 +67,7 @@ class Noise:
         shapes: With `rank`: the shapes of the parameters that make up a direction, in order.
         rank: Draw the part of each matrix (m x n) as A Bᵀ / √rank with A (m x rank), B (n x rank): entries keep mean 0
             and variance 1, and rank (m + n) numbers are drawn instead of m n.
+        share: This process's part of long sums, where several processes have the same plan.
     """
 
     def __init__(
@@ -68,6 +78,7 @@ class Noise:
         device: torch.device,
         shapes: Sequence[Sequence[int]] | None = None,
         rank: int | None = None,
+        share: Share | None = None,
     ) -> None:
         self.dim, self.directions, self.dtype, self.device, self.rank = dim, directions, dtype, device, rank
         self.parts: list[tuple[int, int]] = []  # (m, n) of what is drawn as a product, (length, 0) of the rest
@@ -79,6 +90,9 @@ class Noise:
         # How many generators there are, and so how many counters a generation uses up.
         self.blocks = -(-directions // self.block) * self.segments
         self.kept = directions * dim <= KEPT
+        # A direction that is drawn takes some 6 ns for each number, one that is exchanged over 1 Gbit/s some 80.
+        pays = share is not None and (1 - 1 / share.world) * directions >= 16
+        self.share = share if pays else None
         self._generator = torch.Generator(device)
         self._whole: Tensor | None = None
         self._held: tuple[int, int] | None = None
@@ -132,13 +146,19 @@ class Noise:
         for segment, left in enumerate(range(0, self.dim, SEGMENT)):
             size = min(SEGMENT, self.dim - left)
             eps, one, two = piece[:size], one[:size].zero_(), two[:size].zero_()
-            for i in range(self.directions):
+            share = self.share
+            own = range(self.directions) if share is None else range(share.rank, self.directions, share.world)
+            for i in own:
                 w1, w2 = weights[0][i], weights[1][i] if weights[1] else 0.0
                 if w1 or w2:
                     self._normal(seed, counter + i * self.segments + segment, eps)
                     one.add_(eps, alpha=w1)
                     if w2:
                         two.addcmul_(eps, eps, value=w2)
+            if share is not None:
+                share.reduce(one)
+                if second is not None:
+                    share.reduce(two)
             yield slice(left, left + size), one, two
 
     def _sums_of_blocks(self, seed: int, counter: int, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -125,7 +125,8 @@ def search(
             module, and runs under `torch.func.vmap`.
         seed: Decides every random number.
         target: Stop when a fitness this low is found.
-        checkpoint: A file to keep the state in after each generation, and to resume from if it exists.
+        checkpoint: A file to keep the state in after each generation, and to resume from if it exists; with `Ranks`, one
+            that all ranks can read.
         callback: Called with the search after each generation; a true result ends it.
         **settings: Those of the method: `population`, `sigma`, `bounds`, `patience`, `lr`, and so on.
 
@@ -168,6 +169,7 @@ def search(
     run = _Run(net, chosen, measure, searcher, checkpoint, method)
     del x0
     workers = executor or InProcess(vectorised=vectorised)
+    searcher.join(workers.share)
     try:
         reason = run.until_done(workers, callback)
     except BaseException:
@@ -217,6 +219,7 @@ class _Run:
     ) -> None:
         self.fitness, self.searcher = fitness, searcher
         self.history: list[float] = []
+        self.writes = True
         self.path = None if checkpoint is None else Path(checkpoint)
         self.journal = None if self.path is None else Journal(self.path)
         self.about = {"method": method, "names": chosen.names, "shapes": [list(e.shape) for e in chosen.entries]}
@@ -227,10 +230,13 @@ class _Run:
                     raise ValueError(f"{self.path} holds a search with {name} {extra[name]}; this one has {mine}")
             searcher.load_state_dict(state)
             self.history = extra["history"]
+        # What was known of the generation under way when the search ended.
+        self.known = {} if self.journal is None else self.journal.read(searcher.generation)
 
     def until_done(self, executor: Executor, callback: Callable[[Search], Any] | None) -> Reason:
         searcher = self.searcher
         try:
+            self.writes = executor.keeps_files
             if self.path is not None and not self.path.exists():
                 self._save()
             while (reason := searcher.should_stop()) is None:
@@ -247,7 +253,8 @@ class _Run:
         if self.journal is None:
             values = evaluated(executor, self.fitness, searcher.rows, seeds)
         else:
-            journal, known = self.journal, self.journal.read(now)
+            journal, known = self.journal, self.known
+            self.known = {}
             if known and len(known) < len(seeds):
                 warnings.warn(
                     EvaluationWarning(
@@ -256,16 +263,18 @@ class _Run:
                     ),
                     stacklevel=4,
                 )
-            journal.begin(now, known)
+            note = (lambda member, value: journal.add(now, member, value)) if self.writes else None
+            if self.writes:
+                journal.begin(now, known)
             try:
-                note = lambda member, value: journal.add(now, member, value)  # noqa: E731
                 values = evaluated(executor, self.fitness, searcher.rows, seeds, known, note)
             finally:
-                journal.end()
+                if self.writes:
+                    journal.end()
         searcher.tell(values)
         self.history.append(searcher.best_fitness)
         self._save()
 
     def _save(self) -> None:
-        if self.path is not None:
+        if self.path is not None and self.writes:
             save_state(self.path, self.searcher.state_dict(), {**self.about, "history": self.history})
