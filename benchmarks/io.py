@@ -2,12 +2,17 @@
 
 Every candidate ends with the same thing: a file on the same file system, or a module that holds the values (files are in
 the page cache; `load_file` and `torch.load` are followed by `load_state_dict`); what is written replaces the file of the round
-before. Neither peer waits for the disk, so `fsync=False` is compared with them; the default, which waits, is listed by
+before. Merging two sharded bfloat16 checkpoints (0.5 GB each; `python benchmarks/io.py 5` for 5 GB) is compared with reading
+both and writing one of them, with fsync, and its peak memory is that of a process of its own. Neither peer waits for the disk, so `fsync=False` is compared with them; the default, which waits, is listed by
 itself. 100M parameters are 16 layers of
 2500 x 2500; 1000 tensors are 500 layers of 16 x 16.
 """
 
+import json
 import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,6 +41,7 @@ def table():
     try:
         for name, (make, rounds, bar) in NETS.items():
             rows += measured(name, make(), directory, rounds, bar)
+        rows += merged(directory, 0.5)
     finally:
         shutil.rmtree(directory)
     return rows
@@ -86,3 +92,72 @@ def measured(name, net, directory, rounds, bar):
 
 def row(name, value, bar, unit="x"):
     return {"name": name, "value": value, "bar": bar, "unit": unit, "ok": bar is None or value <= bar}
+
+
+MERGE = """
+import resource, sys, time
+import moduli.io as io
+began = time.perf_counter()
+io.merge_files("lerp", sys.argv[1:3], sys.argv[3], shard_size=10**9, t=0.3)
+print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+COPY = """
+import os, sys, time
+from pathlib import Path
+began, buffer, out = time.perf_counter(), bytearray(1 << 24), Path(sys.argv[3])
+out.mkdir()
+for file in sorted(Path(sys.argv[1]).glob("*.safetensors")):
+    with open(file, "rb", 0) as a, open(Path(sys.argv[2], file.name), "rb", 0) as b, open(out / file.name, "wb", 0) as c:
+        while count := a.readinto(buffer):
+            b.readinto(buffer)
+            c.write(memoryview(buffer)[:count])
+        os.fsync(c.fileno())
+print(time.perf_counter() - began)
+"""
+
+
+def merged(directory, gigabytes, rounds=3):
+    """A merge of two checkpoints of a size against reading and writing the same bytes, in processes that take turns."""
+    places = [directory / name for name in ("first", "second", "out")]
+    for seed, place in enumerate(places[:2]):
+        write_checkpoint(place, gigabytes, seed)
+    ratios, peaks = [], []
+    for _ in range(rounds):
+        (copying,) = timed(COPY, places)
+        merging, peak = timed(MERGE, places)
+        ratios.append(merging / copying)
+        peaks.append(peak / 1e9)
+    for place in places[:2]:
+        shutil.rmtree(place)
+    name = f"merging two checkpoints of {gigabytes:g} GB"
+    return [
+        row(f"{name}: time / reading and writing the bytes", statistics.median(ratios), 1.3),
+        row(f"{name}: peak memory", max(peaks), 1.0, "GB"),
+    ]
+
+
+def write_checkpoint(folder, gigabytes, seed):
+    folder.mkdir()
+    values = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    shards = max(1, round(gigabytes * 1e9 / (3 * values.nbytes)))
+    weight_map = {}
+    for at in range(shards):
+        part = {f"layers.{at}.{name}.weight": values * (1 + 0.01 * at) for name in ("q", "k", "v")}
+        file = f"model-{at + 1:05d}-of-{shards:05d}.safetensors"
+        save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def timed(program, places):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, places)], check=True, capture_output=True, text=True
+    )
+    shutil.rmtree(places[-1])
+    return [float(number) for number in done.stdout.split()]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="moduli-bench-") as folder:
+        for each in merged(Path(folder), float(sys.argv[1]) if len(sys.argv) > 1 else 0.5, rounds=1):
+            print(f"{each['name']}: {each['value']:.2f} {each['unit']} (bar {each['bar']})")

@@ -16,7 +16,6 @@ A room is imported when one of its names is first used, so that `import moduli` 
 
 import sys as _sys
 from importlib import import_module as _import_module
-from os.path import basename as _basename
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
@@ -216,8 +215,8 @@ if TYPE_CHECKING:
     from .particles import adopt, differentiable
     from .population import Population
 
-# The command answers without torch what needs none; in a program torch is told about labelled tensors at once.
-if _basename(_sys.argv[0] if getattr(_sys, "argv", None) else "") not in ("moduli", "moduli.exe", "-m"):
+# The `moduli` script answers without torch what needs none; in a program torch is told about labelled tensors at once.
+if "moduli_command" not in _sys.modules:
     from ._loading import allow_labels as _allow_labels
     from ._torch import require_torch as _require_torch
 

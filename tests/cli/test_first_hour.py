@@ -55,7 +55,7 @@ class Piped:
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
 
     def __call__(self, *arguments):
-        words = [sys.executable, "-m", "moduli", *arguments]
+        words = [sys.executable, "-m", "moduli_command", *arguments]
         done = subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, timeout=600, check=False
         )

@@ -13,8 +13,7 @@ from moduli.cli._links import _search
 
 PROGRAM = """
 import sys
-sys.argv[0] = "moduli"
-from moduli.cli import main
+from moduli_command import main
 try:
     main()
 finally:

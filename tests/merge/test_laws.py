@@ -184,3 +184,25 @@ def test_modules_and_state_dicts_mix_and_the_first_decides():
     state = merge.linear([a.state_dict(), b])
     assert isinstance(module, nn.Linear)
     assert_same(state, module.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex64])
+def test_a_merge_piece_by_piece_is_the_merge(dtype, monkeypatch):
+    torch.manual_seed(0)
+    models = [{"w": torch.randn(37, 53).to(dtype), "t": torch.randn(29, 31).to(dtype).T} for _ in range(3)]
+    merges = [
+        lambda: merge.lerp(models[0], models[1], 0.3),
+        lambda: merge.linear(models, [1, 2, 0]),
+        lambda: merge.task_arithmetic(models[0], models[1:], [0.5, -0.2]),
+        lambda: merge.task_vector(models[0], models[1]),
+        lambda: merge.lerp(models[0], models[0], 0.4),
+    ]
+    whole = [make() for make in merges]
+    monkeypatch.setattr("moduli.merge._driver._PIECE", 64)
+    for make, expected in zip(merges, whole, strict=True):
+        found = make()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+    models[1]["w"][30, 3] = float("nan")
+    with pytest.raises(merge.MergeError, match=r"'w' of b has values that are NaN"):
+        merge.lerp(models[0], models[1], 0.5)

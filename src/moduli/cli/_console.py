@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from rich.console import Console
+
+if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much as the rest of a short command
+    from rich.console import Console
 
 __all__ = [
     "FAILED",
@@ -29,11 +31,15 @@ FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
 def out() -> Console:
     """Standard output. In a pipe a line is as long as it needs to be."""
+    from rich.console import Console
+
     return Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 def note() -> Console:
     """Standard error; in a pipe, likewise."""
+    from rich.console import Console
+
     return Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from ._console import INTERRUPTED, escape, fail, note, number, out, print_json, print_table, wrong
 from ._problems import file_of, problem_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from .. import lab
 
 __all__ = ["race"]
@@ -165,6 +165,8 @@ def _check_place(place: Path | None) -> None:
 
 
 def _list(as_json: bool) -> None:
+    from rich.table import Table
+
     from .. import lab
 
     found = [lab.problems.get(name) for name in lab.problems.names()]
@@ -269,6 +271,9 @@ ENDED, ALL, PIPED = 76, 112, 100
 
 
 def _table(results: lab.Results, width: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     from .. import lab
 
     wide = width >= ALL

@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 
 from ..merge import MergeError
+from ._errors import CheckpointError
 from ._merge import merge_files
 from ._replace import PathLike
 from ._shards import TensorFiles
-from ._yaml import parse_yaml
 
 __all__ = ["MergeRecipe", "merge_recipe", "read_recipe"]
 
@@ -111,7 +111,7 @@ def read_recipe(path: PathLike) -> MergeRecipe:
     """
     path = Path(path)
     what = f"{str(path)!r}"
-    found = parse_yaml(path.read_text(encoding="utf-8"), what)
+    found = _parse_yaml(path.read_text(encoding="utf-8"), what)
     if not isinstance(found, dict) or "merge_method" not in found:
         raise MergeError(f"{what} is no recipe: it has no merge_method")
     unknown = [key for key in found if key not in _TOP]
@@ -148,6 +148,30 @@ def read_recipe(path: PathLike) -> MergeRecipe:
     if dtype is not None and dtype not in _DTYPES:
         raise MergeError(f"{what}: dtype {dtype!r} is not here; there are {', '.join(_DTYPES)}")
     return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype])
+
+
+def _parse_yaml(text: str, what: str) -> Any:
+    """A document as plain values, by PyYAML's safe loader; a key that comes twice, which it would drop, is refused."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"{what} is read by PyYAML, which is not installed: pip install 'moduli[yaml]'"
+        ) from error
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            for at, (key, (marked, _)) in enumerate(zip(keys, node.value, strict=True)):
+                if key in keys[:at]:
+                    line = marked.start_mark.line + 1
+                    raise CheckpointError(f"line {line} of {what} has {key!r} a second time")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{what} cannot be read: {error}") from error
 
 
 # What a parameter is called here, and which recipes have it.

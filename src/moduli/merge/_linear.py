@@ -121,7 +121,7 @@ def _sums(coefficients: tuple[Coefficients, ...], chosen: Callable[[str], list[f
         return weighted_sum(row, chosen(name))
 
     # Models that agree give what they agree on when the weights add up to one, but for rounding.
-    return Recipe(kernel, coefficients, keeps=lambda name: abs(sum(chosen(name)) - 1.0) < 1e-12)
+    return Recipe(kernel, coefficients, keeps=lambda name: abs(sum(chosen(name)) - 1.0) < 1e-12, elementwise=True)
 
 
 def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from ._errors import MergeError
@@ -44,8 +43,9 @@ def on_paths(function: F) -> F:
         if out is None:
             raise MergeError("a merge of checkpoints is written to a checkpoint: give its path as out=")
         rest = {name: value for name, value in given.items() if name not in held}
-        # The room of files is above this one: it is looked up when it is asked for.
-        import_module("moduli.io").merge_files(function.__name__, paths, out, **rest)
+        from ..io import merge_files  # a room above this one: declared with the order of the rooms
+
+        merge_files(function.__name__, paths, out, **rest)
         return None
 
     return cast(F, call)

@@ -37,6 +37,8 @@ class Recipe:
         kernel: Merges one name; it looks at nothing else, so names may come in any order and from anywhere.
         coefficients: What to check against the names before any is merged.
         keeps: Whether models that agree on a name give what they agree on, for a name. Then it is copied bit for bit.
+        elementwise: Whether every entry of the result depends on the entries in its place alone. Large tensors are then merged
+            piece by piece, in the processor's caches.
         survey: For a recipe that must see every row before it merges the first one: makes the kernel to use. Names that
             are copied are not among them.
     """
@@ -44,4 +46,5 @@ class Recipe:
     kernel: Kernel
     coefficients: tuple[Coefficients, ...] = ()
     keeps: Callable[[str], bool] = lambda _: True
+    elementwise: bool = False
     survey: Callable[[Sequence[tuple[str, Row]]], Kernel] | None = None

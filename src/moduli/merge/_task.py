@@ -98,7 +98,7 @@ def sums(scales: Sequence[Coefficients]) -> Recipe:
     def kernel(name: str, row: Row) -> Tensor:
         return based(row, [scale(name) for scale in scales])
 
-    return Recipe(kernel, tuple(scales))
+    return Recipe(kernel, tuple(scales), elementwise=True)
 
 
 def based(row: Row, scales: Sequence[float]) -> Tensor:

@@ -93,7 +93,7 @@ def _task_vector(count: int, options: dict[str, Any]) -> Recipe:
     def difference(name: str, row: Row) -> Tensor:
         return row[0] - row[1]
 
-    return Recipe(difference, keeps=lambda name: False)
+    return Recipe(difference, keeps=lambda name: False, elementwise=True)
 
 
 def _task_arithmetic(count: int, options: dict[str, Any]) -> Recipe:
