@@ -1,11 +1,12 @@
-"""Checkpoints: saving and loading against safetensors alone and torch.save, and what checksums cost.
+"""Checkpoints: saving and loading against safetensors alone and torch.save, what checksums cost, and merging.
 
 Every candidate ends with the same thing: a file on the same file system, or a module that holds the values (files are in
 the page cache; `load_file` and `torch.load` are followed by `load_state_dict`); what is written replaces the file of the round
-before. Merging two sharded bfloat16 checkpoints (0.5 GB each; `python benchmarks/io.py 5` for 5 GB) is compared with reading
-both and writing one of them, with fsync, and its peak memory is that of a process of its own. Neither peer waits for the disk, so `fsync=False` is compared with them; the default, which waits, is listed by
-itself. 100M parameters are 16 layers of
-2500 x 2500; 1000 tensors are 500 layers of 16 x 16.
+before. Neither peer waits for the disk, so `fsync=False` is compared with them; the default, which waits, is listed by
+itself. 100M parameters are 16 layers of 2500 x 2500; 1000 tensors are 500 layers of 16 x 16.
+
+Merging two sharded bfloat16 checkpoints (0.5 GB each; `python benchmarks/io.py 5` for 5 GB) is compared with reading both and
+writing one of them, with fsync; its peak memory is that of a process of its own.
 """
 
 import json

@@ -176,6 +176,7 @@ class _Streamed(Mapping[str, Tensor]):
         if name != self._last_name:
             self._last()
             self._last_name, self._last = name, lambda: reader.forget(source)
+            reader.expect(source)
         if self._checksums and source not in self._verified:
             reader.verify([source])
             self._verified.add(source)

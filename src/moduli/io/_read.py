@@ -168,13 +168,20 @@ class Reader:
             found = found.clone()
         return torch.view_as_complex(found)
 
+    def expect(self, name: str) -> None:
+        """Have the system read a tensor from the disk in the background: its values will be looked at soon."""
+        self._advise(name, "MADV_WILLNEED")
+
     def forget(self, name: str) -> None:
         """Let the system take back the memory of a tensor that was read; it is read again where it is looked at again."""
+        self._advise(name, "MADV_DONTNEED")
+
+    def _advise(self, name: str, advice: str) -> None:
         slot, page = self.slots[name], mmap.PAGESIZE
         start = (self.header.start + slot.begin) // page * page
         end = min(-(-(self.header.start + slot.end) // page) * page, self.size)
-        if hasattr(self._map, "madvise") and end > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        if hasattr(mmap, advice) and end > start:
+            self._map.madvise(getattr(mmap, advice), start, end - start)
 
     def copy(self, name: str) -> Tensor:
         """A tensor in memory of its own; the same one each time."""

@@ -4,6 +4,7 @@ Every name is handled by itself: its tensors are read, brought to the dtype of t
 handed on, before the next name is looked at.
 """
 
+import cmath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -19,8 +20,8 @@ from ._views import COUNTER, Model, ModelT, View, check, compare, ties, view
 
 __all__ = ["Buffers", "Integers", "Policy", "run", "stream"]
 
-# How many entries are merged at once, where a recipe allows it: with what is made of them they stay in a cache of 1 MB.
-_PIECE = 1 << 16
+# How many entries are merged at once, where a recipe allows it: with what is made of them they stay in the caches.
+_PIECE = 1 << 18
 
 Policy: TypeAlias = Literal["first", "merge"]
 """What happens to a buffer of floating dtype: the first model's is taken, or it is merged as a parameter is."""
@@ -154,22 +155,25 @@ def _merge_name(recipe: Recipe, views: list[View], name: str) -> Tensor:
         return _finished(recipe.kernel(name, _Row(views, name)), like.dtype, name, buffer)
     device = torch.device("cpu") if like.is_meta else like.device
     merged = torch.empty(like.shape, dtype=like.dtype, device=device)
-    raw: dict[int, Tensor] = {}  # an adapter is applied once, not for every piece
+    flat, row = merged.view(-1), _Row(views, name)
     for start in range(0, like.numel(), _PIECE):
-        place = slice(start, start + _PIECE)
-        value = recipe.kernel(name, _Row(views, name, place, raw))
-        merged.view(-1)[place] = _finished(value, like.dtype, name, buffer)
+        row.place = slice(start, start + _PIECE)
+        flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer)
     return merged
 
 
 class _Row:
-    """The tensors of one name, or a piece of each; see `Row`."""
+    """The tensors of one name, or a piece of each; see `Row`.
 
-    def __init__(
-        self, views: list[View], name: str, place: slice | None = None, raw: dict[int, Tensor] | None = None
-    ) -> None:
+    Attributes:
+        place: The piece, of the tensors as vectors. They are then read once for all pieces.
+    """
+
+    def __init__(self, views: list[View], name: str) -> None:
         like = views[0].look(name)
-        self._views, self._name, self._place, self._raw = views, name, place, raw
+        self._views, self._name = views, name
+        self.place: slice | None = None
+        self._held: dict[int, Tensor] = {}
         self._device = torch.device("cpu") if like.is_meta else like.device
         # Only what it is like: a row may be kept, what was read for it from a file may not.
         self._like = like.to("meta")
@@ -182,13 +186,13 @@ class _Row:
 
     def __getitem__(self, index: int, /) -> Tensor:
         source = self._views[index]
-        raw = None if self._raw is None else self._raw.get(index)
+        raw = self._held.get(index)
         if raw is None:
             raw = source.read(self._name)
             compare(self._name, self._views[0], self._like, source, raw)
-        if self._raw is not None and self._place is not None:
-            raw = self._raw[index] = raw.contiguous()
-            raw = raw.view(-1)[self._place]
+        if self.place is not None:
+            held = self._held[index] = raw.contiguous()
+            raw = held.view(-1)[self.place]
         tensor = raw.to(device=self._device, dtype=_accumulation(self._like.dtype))
         if not _is_finite(tensor):
             raise MergeError(
@@ -211,7 +215,7 @@ def _has_averages(tensor: Tensor) -> bool:
 
 def _is_finite(tensor: Tensor) -> bool:
     # A sum is one pass without a second tensor, and finite only if every term is; sums may overflow by themselves.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    return cmath.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _keeps(recipe: Recipe, views: list[View], name: str) -> bool:
