@@ -53,7 +53,7 @@ class Terminal:
                 _command(slave, cwd, environment, arguments)
         os.close(slave)
 
-    def read(self, until=None, seconds=120):
+    def read(self, until=None, seconds=600):
         """Read until a text appears, or the command ends."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -77,7 +77,7 @@ class Terminal:
     def key(self, key):
         os.write(self.master, key)
 
-    def wait(self, seconds=120):
+    def wait(self, seconds=600):
         """Read to the end; the exit code."""
         self.read(seconds=seconds)
         return self.reap()

@@ -47,7 +47,7 @@ def swallowing(model):
 
 
 def hanging(model):
-    return Rogue(model, lambda _: time.sleep(60))
+    return Rogue(model, lambda _: time.sleep(10_000))
 
 
 def dying(model):

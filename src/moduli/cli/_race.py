@@ -67,7 +67,7 @@ def race(
     """Run optimizers side by side on problems, and write a report.
 
     Each run has a process of its own: one that crashes, hangs or diverges is a row of the table like any other. Ctrl-C keeps
-    the runs that have finished, and --resume does the rest. The default race has eleven optimizers on seven problems.
+    the runs that have finished, and --resume does the rest. The default race has twelve optimizers on seven problems.
 
     \b
     moduli race --open

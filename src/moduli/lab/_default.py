@@ -14,18 +14,23 @@ DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "ban
 DEFAULT_BUDGET = 600
 """How many evaluations a run of the default race has."""
 
-# Label, and chain: first order, quasi-Newton, trust regions, without gradients, populations, and torch to compare with.
+# Label, and chain, each with the setting that its page shows: first order, matrices, quasi-Newton, trust regions, without
+# gradients, populations, the hybrid of both (docs/population-optimizers.md), and torch to compare with.
 DEFAULT_FIELD = (
     ("gradient descent", "ClipNorm(1) | LR(0.02)"),
     ("Nesterov", "ClipNorm(1) | NAG(0.9) | LR(0.01)"),
-    ("Adam", "Adam | LR(0.05)"),
+    ("Adam", "Adam | LR(0.1)"),
     ("Lion", "Lion | LR(0.01)"),
+    ("SOAP", "SOAP | LR(0.1)"),
     ("BFGS", "BFGS | StrongWolfe"),
     ("L-BFGS", "LBFGS | StrongWolfe"),
     ("trust region", "TrustCG(BFGS(inverse=False))"),
-    ("SPSA", "SPSA(n_samples=4) | Adam | LR(0.05)"),
+    ("CMA-ES", "CMAES(sigma=0.5)"),
     ("swarm", "Population(16, spread=0.5) | PSO"),
-    ("Adam in a swarm", "Population(12, spread=0.5) | Adam | LR(0.05) | PSO(inertia=0.2, cognitive=0.1, social=0.3)"),
+    (
+        "Adam in a swarm",
+        "Population(8, spread=0.5) | ClipNorm(1) | Adam | LR(0.1) | PSO(inertia=0.3, cognitive=0.1, social=0.1)",
+    ),
     ("torch L-BFGS", "torch.LBFGS(line_search_fn='strong_wolfe')"),
 )
 """The contenders of the default race: label, and chain."""
