@@ -234,7 +234,7 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal; those that are not usually differ in their first entries."""
     if a.shape != b.shape or not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
-    pairs = zip(a.view(-1).split(_PIECE), b.view(-1).split(_PIECE), strict=True)
+    pairs = zip(torch.split(a.view(-1), _PIECE), torch.split(b.view(-1), _PIECE), strict=True)
     return all(torch.equal(left, right) for left, right in pairs)
 
 

@@ -98,7 +98,8 @@ def search(
     from ..evolve import search as evolve  # a room above this one: declared with the order of the rooms
 
     width = bounds[1] - bounds[0]
-    settings = {"sigma": width / 4} if method in ("cmaes", "sepcmaes", "ipop", "bipop", "snes", "xnes", "cem") else {}
+    spread = method in ("cmaes", "sepcmaes", "ipop", "bipop", "snes", "xnes", "cem")
+    settings: dict[str, Any] = {"sigma": width / 4} if spread else {}
     result = evolve(holder, fitness, method=method, budget=max(budget - 1, 1), seed=seed, bounds=bounds, **settings)
     if best[0] is None:
         raise MergeError("no merged model had a score that is a number; check the score function")
