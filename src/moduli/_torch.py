@@ -44,6 +44,7 @@ __all__ = [
     "is_observed",
     "is_tracing",
     "is_fake",
+    "is_flat_shard",
     "is_wrapped",
     "join_flat",
     "keep_from_tracing",
@@ -344,6 +345,18 @@ def is_fake(tensor: object) -> bool:
 
 
 # -- the memory of tensors ---------------------------------------------------------------------------------------------
+
+
+def is_flat_shard(param: object) -> bool:
+    """Whether a parameter is (a piece of) a flat parameter of FullyShardedDataParallel.
+
+    Since torch 2.1: the attribute `_fsdp_flattened`. Fallback: the class of flat parameters, by which pieces that are shown
+    under their own names (`use_orig_params=True`) are not recognised.
+    """
+    if not _HIDDEN and hasattr(param, "_fsdp_flattened"):
+        return True
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(param, module.FlatParameter)
 
 
 def find_tensor_reader() -> list[int] | None:

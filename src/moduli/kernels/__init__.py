@@ -25,7 +25,7 @@ from ._backend import KernelError, reset
 from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
 from ._reduce import amax, dot, norm, sum
-from ._sharded import is_sharded
+from ._sharded import is_sharded, over_processes, reducing_over
 from ._trace import NotPointwiseError
 
 __all__ = [
@@ -42,4 +42,6 @@ __all__ = [
     "KernelError",
     "NotPointwiseError",
     "is_sharded",
+    "over_processes",
+    "reducing_over",
 ]

@@ -16,7 +16,7 @@ from ._call import transformed
 from ._compensated_sum import reduce_without_compiler
 from ._plan import Lists
 from ._runtime import CODES, KINDS, Runtime
-from ._sharded import is_sharded, over_shards
+from ._sharded import is_sharded, over_processes, over_shards, reduce_counted
 
 __all__ = ["amax", "dot", "norm", "sum"]
 
@@ -82,6 +82,8 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
     lists = [tuple(tensors) for tensors in given]
+    if over_processes() is not None:
+        return reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
     setting = _backend.mode()
     if setting in ("auto", "c") and lists[0] and not transformed() and not has_dispatch_mode():
         shared = _backend.runtime()
@@ -264,7 +266,7 @@ def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
             found = [tensor.detach().abs() for tensor in found]
         else:
             found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    return found if _sum(tensor.numel() for tensor in found) else []
+    return found if over_processes() is not None or _sum(tensor.numel() for tensor in found) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -285,6 +287,6 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     found = _listed("amax", tensors)
     if any(tensor.is_complex() for tensor in found):
         raise TypeError("amax: complex numbers have no order; take amax of the absolute values")
-    if not _sum(tensor.numel() for tensor in found):
+    if over_processes() is None and not _sum(tensor.numel() for tensor in found):
         raise ValueError("amax: there are no elements, so there is no largest; give at least one")
     return _reduce("amax", [found])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..optim import as_real, is_sharded
+from ..optim import as_real
 
 __all__ = [
     "array",
@@ -28,7 +28,6 @@ __all__ = [
 
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
-_OWN = (Tensor, torch.nn.Parameter)
 _LOW = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.float32, torch.float64)
 
@@ -104,9 +103,9 @@ def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The inner product of two lists of tensors, as real vectors; over all processes where they hold shards."""
-    if any(type(tensor) not in _OWN and is_sharded(tensor) for tensor in a):
-        return float(kernels.dot(a, b))
+    """The inner product of two lists of tensors, as real vectors; over all processes where they hold pieces."""
+    if kernels.over_processes() is not None:
+        return float(kernels.dot([as_real(tensor) for tensor in a], [as_real(tensor) for tensor in b]))
     if len(a) == 1 and a[0].dtype is b[0].dtype and not a[0].is_complex() and a[0].dtype not in _LOW:
         return torch.dot(a[0].reshape(-1), b[0].reshape(-1)).item()
     return torch.dot(flat(a), flat(b)).item()

@@ -22,8 +22,8 @@ from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
 from ._dense_hessian import HESSIAN_METHODS
 from ._fusion import FusedRun
-from ._needs import ChainError, ClosureError, Need, keeps_graph
-from ._shards import is_sharded
+from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
+from ..kernels import is_sharded
 from ._stand_ins import StandIns
 from ._vector_state import describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
@@ -37,6 +37,7 @@ from .transform import TensorTransform, Transform
 
 __all__ = [
     "Chain",
+    "Across",
     "ChainError",
     "Chainable",
     "Closure",

@@ -20,6 +20,7 @@ class Binding:
         self.views: tuple[list[int], list[list[Tensor]]] | None = None
         self.fuse = True
         self.draws_alike = False
+        self.in_pieces = False
 
     def source(self, param: Tensor) -> Tensor:
         """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import kernels
 from ._composite import Composite, Plan
 from ._groups import same
+from ._needs import Across
 from ._settings import current, is_per_member
 from ._vectors import as_real
 
@@ -80,6 +81,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     run: list[Any] = []
     binding = getattr(owner, "binding", None) or owner.settings.binding
     over_members = binding is not None and binding.members is not None
+    in_pieces = binding is not None and binding.in_pieces
 
     def close(tail: bool) -> None:
         if run:
@@ -87,7 +89,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
             run.clear()
 
     for link in links:
-        if why_not(link) is not None:
+        if why_not(link) is not None or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
             close(tail=False)
             out.append(link)
             continue
@@ -349,7 +351,7 @@ class FusedRun:
         cohorts: list[_Cohort],
     ) -> dict[str, Any] | None:
         if len(cohorts) == 1 and len(cohorts[0].indices) == len(tensors):
-            chosen, params = list(tensors), cohorts[0].params
+            order, chosen, params = cohorts[0].indices, list(tensors), cohorts[0].params
             picked = None if grads is None else list(grads)
         else:
             order = sorted(i for cohort in cohorts for i in cohort.indices)
@@ -360,7 +362,8 @@ class FusedRun:
             chosen = [as_real(tensor) for tensor in chosen]
             params = [as_real(param.detach()) for param in params]
             picked = None if picked is None else [as_real(grad) for grad in picked]
-        return self.links[0].measure(chosen, params, picked, [setting] * len(chosen), objective.members)
+        with objective.counting(order):
+            return self.links[0].measure(chosen, params, picked, [setting] * len(chosen), objective.members)
 
     def _run(
         self,

@@ -85,9 +85,9 @@ class Block:
             return part.view(*self.leaves[i].shape, *value.shape[2:])
         return _mapped(value, lambda item: self.column(item, i))
 
-    def view(self, row: ParamState, i: int) -> ParamState:
-        """The state of the whole block as that of one leaf; what is written goes to the block."""
-        return ColumnState(row, self, i)
+    def find(self, store: Any, i: int) -> ParamState | None:
+        """What a link keeps for the whole block as that of one leaf; what is written goes to the block."""
+        return ColumnState(store[self.tensor], self, i) if self.tensor in store else None
 
     def joined(self, values: Sequence[Any]) -> Any:
         """The value of which these are the columns."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from functools import cache
 
-__all__ = ["ChainError", "ClosureError", "Need", "join", "keeps_graph"]
+__all__ = ["Across", "ChainError", "ClosureError", "Need", "join", "keeps_graph"]
 
 
 class Need(enum.Enum):
@@ -35,6 +35,21 @@ class Need(enum.Enum):
     def graph(self) -> bool:
         """Whether the loss must be kept with its graph."""
         return self in (Need.PRODUCTS, Need.HESSIAN, Need.RESIDUALS)
+
+
+class Across(enum.Enum):
+    """What a link needs of parameters of which each process holds a piece; losses and products are among its `Need`s.
+
+    Example:
+        >>> from moduli import m
+        >>> m.Adam().across, m.ClipNorm(1.0).across, m.SOAP().across
+        (<Across.NOTHING: 'nothing'>, <Across.SUMS: 'sums over all elements'>, <Across.MATRICES: 'whole tensors, one at a time'>)
+    """
+
+    NOTHING = "nothing"
+    SUMS = "sums over all elements"
+    MATRICES = "whole tensors, one at a time"
+    EVERYTHING = "all parameters, whole"
 
 
 @cache

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..kernels import is_sharded
 from ._needs import ChainError, Need, keeps_graph
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ __all__ = [
     "choose_reduction",
     "reduce_derivatives",
     "reduce_gradients",
-    "separate_shards",
 ]
 
 # Of links without a seed of their own, where several processes have to draw the same numbers.
@@ -65,15 +63,6 @@ class OverProcesses:
         return out
 
 
-def separate_shards(params: list[Tensor], changes: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Parameters in shards with their changes, then those that each process has whole: no call may take both."""
-    if not are_several():
-        return [(params, changes)]
-    pairs = list(zip(params, changes, strict=True))
-    kinds = ([pair for pair in pairs if is_sharded(pair[0]) is wanted] for wanted in (True, False))
-    return [([p for p, _ in kind], [c for _, c in kind]) for kind in kinds if kind]
-
-
 def reduce_derivatives(reduce: Callable[[Tensor], Tensor] | None, found: Sequence[Tensor]) -> list[Tensor]:
     """Derivatives of this process's loss made derivatives of the loss of all; as they are where there is one process."""
     return reduce.reduce(found) if isinstance(reduce, OverProcesses) else list(found)
@@ -106,7 +95,11 @@ class _WithValues(torch.autograd.Function):
 
 
 def choose_reduction(
-    reduce: Any, model: torch.nn.Module | None, population: Population | None, links: Sequence[Module]
+    reduce: Any,
+    model: torch.nn.Module | None,
+    population: Population | None,
+    links: Sequence[Module],
+    in_pieces: bool,
 ) -> Callable[[Tensor], Tensor] | None:
     """How the losses of several processes become one for these links; a chain that would drift apart is refused.
 
@@ -115,6 +108,7 @@ def choose_reduction(
         model: The module that was given, which tells whether processes train one model.
         population: The population that was given.
         links: All links.
+        in_pieces: Whether processes hold pieces of the parameters, which then are those of one model.
     """
     if not callable(reduce) and reduce not in (None, "auto", "mean", "sum"):
         raise ValueError(f"reduce is {reduce!r}; it is 'mean', 'sum', a function of the loss, or None")
@@ -137,8 +131,7 @@ def choose_reduction(
         if not any(need.evaluates for link in links for need in link.all_needs()):
             return None
         one = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        # Parameters in shards are those of one model, whatever wraps it.
-        if not one and not (model is not None and any(map(is_sharded, model.parameters()))):
+        if not one and not in_pieces:
             raise ChainError(
                 "there are several processes, and this chain decides on the loss, so that they could take "
                 "different decisions. Give the DistributedDataParallel (or FSDP) module itself, or say reduce='mean' (all "

@@ -143,11 +143,14 @@ def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
     """`step`, for a caller that has a list of links."""
     if objective.differentiable:
         return _differentiable.run(objective, links)
+    shards = objective.shards
     for segment in _fusion.segments(owner, links):
         if isinstance(segment, _fusion.FusedRun):
             objective = segment.step(objective)
         elif objective.members is not None:
             objective = _members.step(segment, objective)
+        elif objective.shards is not None:
+            objective = objective.shards.step(segment, objective)
         else:
             objective = segment.step(objective)
         if not isinstance(objective, Objective):
@@ -156,6 +159,10 @@ def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
             )
         if objective.stop:
             break
+    if shards is not None and objective.local is not None:  # a reformulation has left it whole, and ends here
+        reformulated = objective.evaluator
+        objective = shards.to_local(objective, objective.local)
+        objective.evaluator = reformulated
     return objective
 
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
-from . import _differentiable, _explain, _groups, _members, _saved, _shards
+from . import _differentiable, _explain, _groups, _members, _saved
 from ._binding import Binding
 from ._closure import Evaluator
 from ._matrices import MemberEvaluator, MemberMatrices, OtherPresenceError
 from ._needs import ChainError, ClosureError, Need, join
 from ._processes import are_several, choose_reduction
 from ._settings import check_members
+from ._shards import ShardedParams, ShardEvaluator, are_in_pieces
 from .chain import flatten
 from .functional import run as run_links
 from .module import Chainable, Module
@@ -100,6 +101,8 @@ class Optimizer(torch.optim.Optimizer):
         self.population: Population | None = None
         #: The population's parameters as the links see them; None for one model.
         self.rows: MemberMatrices | None = None
+        #: The parameters of which processes hold pieces, as the links see them; None where each is whole.
+        self.shards: ShardedParams | None = None
         given = self._parameters(params)
         if groups:
             given = _groups.make_groups(given, groups)
@@ -112,7 +115,6 @@ class Optimizer(torch.optim.Optimizer):
         self.attrs: dict[str, Any] = {}
         self._needs = join(link.all_needs() for link in self.modules)
         self._check_chain()
-        self._reduce = choose_reduction(reduce, self.model, self.population, [link for _, link in self._links])
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if differentiable:
@@ -131,6 +133,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(given, {**self._shown, **({"differentiable": True} if differentiable else {})})
         self._built = True
         self._name()
+        in_pieces = self.population is None and are_in_pieces(self.param_groups)
+        self._reduce = choose_reduction(
+            reduce, self.model, self.population, [link for _, link in self._links], in_pieces
+        )
         for _, link in self._links:
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
@@ -138,6 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         for _, link in self._links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self)
+        self._find_shards()
 
     # ------------------------------------------------------------------ building
 
@@ -194,6 +201,17 @@ class Optimizer(torch.optim.Optimizer):
             for path, link in self._links:
                 _members.check_link(path, link, len(self.population), self.population.sharding)
 
+    def _find_shards(self) -> None:
+        """Take notice of parameters that are in pieces."""
+        if self.population is not None or not are_in_pieces(self.param_groups):
+            return
+        if self.differentiable:
+            raise ChainError("parameters in pieces (DTensor, FSDP) can't be differentiated through")
+        shards = ShardedParams(self, self.shards)
+        shards.check()
+        self.shards = shards
+        self.binding.in_pieces = True
+
     def _take_shares(self) -> None:
         shard = None if self.population is None else self.population.sharding
         for _, link in self._links if shard is not None else ():
@@ -238,8 +256,6 @@ class Optimizer(torch.optim.Optimizer):
         tensors = _groups.tensors_of(group["params"])
         if len({id(tensor) for tensor in tensors}) != len(tensors):
             raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
-        if _shards.check(tensors, links):
-            self.binding.fuse = False  # torch takes pointwise operations to the shards itself
         taken = {name: None for old in self.param_groups for name in old.get("param_names", ())}
         for name in _groups.names_of(group["params"]):
             if name in taken:
@@ -258,6 +274,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             self._name()
             self._sync()
+            self._find_shards()
         except ValueError:
             self.param_groups.pop()
             self._name()
@@ -389,6 +406,8 @@ class Optimizer(torch.optim.Optimizer):
             return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
         if self.rows is not None and self.rows.used:
             return self._step_members(params, closure, loss, storage)
+        if self.shards is not None:
+            return self._step_shards(self.shards, params, closure, loss, storage)
         return self._step_objective(self._objective(params, closure, loss, storage), loss)
 
     def _step_members(
@@ -410,6 +429,21 @@ class Optimizer(torch.optim.Optimizer):
             again.loss = again.loss_approx = again._value(found.loss)
             again.set_gradients(again._gradients())
             return self._step_objective(again, loss)
+
+    def _step_shards(
+        self,
+        shards: ShardedParams,
+        leaves: list[Tensor],
+        closure: Callable[..., Any] | None,
+        loss: Tensor | None,
+        storage: dict[str, Any],
+    ) -> Tensor | None:
+        """A step on the pieces that this process holds."""
+        params = shards.begin(leaves, gradients=closure is None)
+        evaluator = None if closure is None else ShardEvaluator(Evaluator(closure), shards, leaves)
+        objective = self._objective(params, evaluator, loss, storage)
+        objective.shards, objective.matrices = shards, None
+        return self._step_objective(objective, loss)
 
     def _objective(self, params: list[Tensor], closure: Any, loss: Tensor | None, storage: dict[str, Any]) -> Objective:
         objective = Objective(
@@ -433,7 +467,7 @@ class Optimizer(torch.optim.Optimizer):
         device = objective.params[0].device.type
         if torch.is_autocast_enabled(device):  # for the closure, not for what links compute
             if evaluator is not None:
-                inner = evaluator.inner if isinstance(evaluator, MemberEvaluator) else evaluator
+                inner = evaluator.inner if isinstance(evaluator, MemberEvaluator | ShardEvaluator) else evaluator
                 inner.autocast = (device, torch.get_autocast_dtype(device))
             with torch.autocast(device, enabled=False):
                 return self._step_objective(objective, loss)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._arguments import LinkType, as_schedule
 from ._groups import same
-from ._needs import ChainError, Need
+from ._needs import Across, ChainError, Need
 from ._processes import COMMON_SEED
 from ._settings import Settings, check_members, check_number
 from ._stand_ins import StandIns
@@ -51,7 +51,9 @@ class Module(metaclass=LinkType):
         over_processes: Whether a link that compares members can, where they are spread over processes.
         replicated: Whether every process keeps what it knows of all members, where they are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
-        sharded: Whether it is right for parameters of which each process holds a shard, beyond pointwise hooks.
+        across: What it needs where each process holds a piece of the parameters (see `Across`): nothing for pointwise links,
+            sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor by itself.
+            Without a word all parameters are gathered whole, which is right for every link.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
@@ -78,7 +80,7 @@ class Module(metaclass=LinkType):
     over_processes: bool = False
     replicated: ClassVar[bool] = False
     vector_state: bool = False
-    sharded: ClassVar[bool] = False
+    across: Across = Across.EVERYTHING
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False
     shared_settings: ClassVar[bool | tuple[str, ...]] = ()

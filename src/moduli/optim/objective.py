@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from ._closure import Evaluator
 from ._curvature import Curvature
 from ._moving import Moving
 from ._needs import ClosureError, Need, keeps_graph
-from ._processes import reduce_gradients, separate_shards
+from ._processes import reduce_gradients
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -27,6 +28,7 @@ __all__ = ["Objective"]
 _grad = operator.attrgetter("grad")
 _layout = operator.attrgetter("layout")
 _STRIDED = {torch.strided}
+_HERE: AbstractContextManager[None] = nullcontext()
 
 
 class Objective(Curvature, Moving):
@@ -82,6 +84,8 @@ class Objective(Curvature, Moving):
     blocks: Any = None  # where the parameters are those of a population as matrices
     accepted: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
     tail: Any = None
+    shards: Any = None  # where the parameters are pieces that this process holds
+    local: Objective | None = None  # where they are gathered whole: the objective over pieces
     _graph: tuple[Tensor, list[Tensor]] | None = None
     _residuals: Tensor | None = None
     _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
@@ -378,10 +382,16 @@ class Objective(Curvature, Moving):
         if params:
             changes = [u if u.dtype is p.dtype else u.to(p.dtype) for u, p in zip(updates, params, strict=True)]
             with torch.set_grad_enabled(self.differentiable):
-                for some, theirs in separate_shards(params, changes):
-                    torch._foreach_sub_(some, theirs)
+                torch._foreach_sub_(params, changes)
 
     # ------------------------------------------------------------------ bookkeeping
+
+    def counting(self, positions: Sequence[int]) -> AbstractContextManager[None]:
+        """A block in which reductions of `moduli.kernels` over tensors of these parameters are over all processes."""
+        if self.shards is None:
+            return _HERE
+        found: AbstractContextManager[None] = self.shards.counting([self.params[i] for i in positions])
+        return found
 
     def clone(self, clone_updates: bool, parent: Objective | None = None) -> Objective:
         """A copy for a link that drives others: same parameters and caches, own update and flags."""

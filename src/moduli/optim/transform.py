@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._groups import same
-from ._needs import Need
+from ._needs import Across, Need
 from ._settings import is_per_member
 from ._vectors import as_real, from_vector, restore_complex, to_vector
 from .module import Chainable, Module
@@ -115,8 +115,6 @@ class TensorTransform(Transform):
     Attributes:
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
         measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
-        sharded: Whether `measure` is right for tensors of which each process holds a shard (the reductions of
-            `moduli.kernels` are).
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
 
@@ -159,6 +157,14 @@ class TensorTransform(Transform):
         from . import _fusion
 
         return self.elementwise and not _fusion.overrides(self) and not _fusion.measures(self)
+
+    @property
+    def across(self) -> Across:  # type: ignore[override]
+        """Nothing for pointwise hooks; a link that measures, or treats whole tensors, has to say what it needs."""
+        from . import _fusion
+
+        pointwise = self.elementwise and not self.concat_params and not _fusion.overrides(self)
+        return Across.NOTHING if pointwise and not _fusion.measures(self) else Across.EVERYTHING
 
     def all_needs(self) -> frozenset[Need]:
         """As for every link; `uses_loss` adds the loss."""
@@ -301,7 +307,7 @@ class TensorTransform(Transform):
         if self.concat_params:
             self.check_shared(params)
             return (
-                [],
+                [0],
                 [to_vector([as_real(tensor) for tensor in tensors])],
                 [to_vector([as_real(param) for param in params]).detach()],
                 None if grads is None else [to_vector([as_real(grad) for grad in grads])],
@@ -328,10 +334,10 @@ class TensorTransform(Transform):
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
         """Gathers the tensors and calls the hooks that learn."""
-        _, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=False)
+        kept, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=False)
         if not tensors:
             return
-        chosen = self._measured(objective, tensors, params, grads, chosen)
+        chosen = self._measured(objective, tensors, params, grads, chosen, kept)
         with self._as_shown(objective, params, rows, chosen):
             self._fill_states(tensors, params, grads, loss, rows, chosen)
             if self.counts:
@@ -344,7 +350,7 @@ class TensorTransform(Transform):
         kept, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=True)
         if not tensors:
             return objective
-        chosen = self._measured(objective, tensors, params, grads, chosen)
+        chosen = self._measured(objective, tensors, params, grads, chosen, kept)
         with self._as_shown(objective, params, rows, chosen):
             out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
         if self.concat_params:
@@ -374,6 +380,7 @@ class TensorTransform(Transform):
         params: list[Tensor],
         grads: list[Tensor] | None,
         settings: list[Setting],
+        kept: list[int],
     ) -> list[Setting]:
         if not self.measures:
             return settings
@@ -385,9 +392,14 @@ class TensorTransform(Transform):
             alike = [i for i in left if settings[i] is first or same(settings[i], first)]
             left = [] if len(alike) == len(left) else [i for i in left if i not in set(alike)]
             given = None if grads is None else [grads[i] for i in alike]
-            found = self.measure(
-                [tensors[i] for i in alike], [params[i] for i in alike], given, [first] * len(alike), objective.members
-            )
+            with objective.counting([kept[i] for i in alike]):
+                found = self.measure(
+                    [tensors[i] for i in alike],
+                    [params[i] for i in alike],
+                    given,
+                    [first] * len(alike),
+                    objective.members,
+                )
             for i in alike if found else ():
                 numbers = found if objective.members is None else _per_member(found or {}, tensors[i], False)
                 out[i] = {**settings[i], **(numbers or {})}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import non_negative
 from .._lists import dot
 
@@ -35,7 +35,9 @@ class OrthoGrad(TensorTransform):
     """
 
     differentiable = True
-    sharded = True
+    @property
+    def across(self) -> Across:  # type: ignore[override]
+        return Across.MATRICES if self.defaults["dim"] is None else Across.SUMS
 
     def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
         non_negative("OrthoGrad", eps=eps)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import at_least_one, non_negative
 from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
 
@@ -21,7 +21,11 @@ class NormLink(TensorTransform):
     differentiable = True
     static = ("ord", "dim", "min_size")
 
-    sharded = True
+    @property
+    def across(self) -> Across:  # type: ignore[override]
+        if self.defaults["dim"] != "global":
+            return Across.MATRICES
+        return Across.SUMS if self.defaults["ord"] in (2, "l2") else Across.EVERYTHING
 
     def __init__(self, key: str, value: Any, ord: Any, dim: Axes | str, inverse_dims: bool, min_size: int) -> None:
         name = type(self).__name__

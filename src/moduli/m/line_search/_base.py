@@ -6,9 +6,9 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-from ...optim import Module, Need, Objective
+from ...optim import Across, Module, Need, Objective
 from .._flat import dot
-from ._line import Line, line_of
+from ._line import Line
 
 __all__ = ["LineSearchBase"]
 
@@ -40,7 +40,7 @@ class LineSearchBase(Module):
 
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
-    sharded = True
+    across = Across.SUMS
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
         super().__init__(defaults)
@@ -63,7 +63,7 @@ class LineSearchBase(Module):
             found = objective.get_loss(backward=True)
         settings = self.settings[objective.params[0]]
         last = objective.tail is self
-        line = line_of(objective, objective.peek_updates(), last)
+        line = Line(objective, objective.peek_updates(), last)
         slope = -line.along(grads)
         if slope > 0 and settings.get("plus_minus"):
             line.u, slope = -line.u, -slope
@@ -74,6 +74,6 @@ class LineSearchBase(Module):
             update = objective.peek_updates()
             length = dot(update, update)
             ratio = math.sqrt(length / size) if math.isfinite(length) and length > 0 else 1 / math.sqrt(size)
-            line = line_of(objective, [grad * ratio for grad in grads], last)
+            line = Line(objective, [grad * ratio for grad in grads], last)
             slope = -size * ratio
         return line.finish(self.search(line, found.item(), slope, settings))

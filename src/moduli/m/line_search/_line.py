@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Objective, is_sharded, keeps_graph
-from .._flat import array, flat, masked, plain, tensors_of, unflat
+from ...optim import Objective, keeps_graph
+from .._flat import array, dot, flat, masked, plain, tensors_of, unflat
 
-__all__ = ["Line", "ShardedLine", "line_of"]
+__all__ = ["Line"]
 
 
 class Line:
@@ -67,7 +67,9 @@ class Line:
         return tensors_of(vector, self.params) if self.numpy else unflat(vector, self.params)
 
     def along(self, tensors: list[Tensor]) -> float:
-        """The inner product of a gradient with the update."""
+        """The inner product of a gradient with the update, over all processes where they hold pieces."""
+        if kernels.over_processes() is not None:
+            return dot(tensors, self.pieces(self.u))
         if self.numpy:
             return float(array(tensors).dot(self.u))
         vector = flat(tensors)
@@ -142,40 +144,3 @@ class Line:
             if grads is not None and self.carries:
                 objective.accepted = (point, loss, grads)
         return objective
-
-
-class _Pieces:
-    """A vector that stays in pieces, since processes hold shards of them."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-
-    def __mul__(self, a: float) -> _Pieces:
-        return _Pieces([tensor * a for tensor in self.tensors])
-
-    def __neg__(self) -> _Pieces:
-        return self * -1.0
-
-
-class ShardedLine(Line):
-    """The same for parameters in shards: every process moves what it holds, and slopes are summed over processes."""
-
-    def _lay_out(self, update: list[Tensor]) -> None:
-        self.numpy, self.mixed = False, True
-        self.x, self.u = _Pieces(self.start), _Pieces(list(update))
-        # A forward without a backward may leave whole parameters behind (FSDP's root), which the next one would use again.
-        self.eager = True
-        self.carries = False
-
-    def pieces(self, vector: Any) -> list[Tensor]:
-        tensors: list[Tensor] = vector.tensors
-        return tensors
-
-    def along(self, tensors: list[Tensor]) -> float:
-        return float(kernels.dot(tensors, self.u.tensors))
-
-
-def line_of(objective: Objective, update: list[Tensor], last: bool = False) -> Line:
-    """The line through the parameters along an update."""
-    kind = ShardedLine if any(map(is_sharded, objective.params)) else Line
-    return kind(objective, update, last)

@@ -1,0 +1,52 @@
+"""Parameters of FullyShardedDataParallel (FSDP1): pieces of one flat vector, without the shapes of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch import is_flat_shard
+from ._needs import Across, ChainError
+
+if TYPE_CHECKING:
+    from .module import Module
+
+__all__ = ["check_flat", "find_flat_group", "is_flat_shard"]
+
+
+def find_flat_group(model: torch.nn.Module | None) -> Any:
+    """The processes that hold the pieces; all of them (None) where the module is not known."""
+    modules = () if model is None else model.modules()
+    groups = {id(group): group for module in modules if (group := _find_group(module)) is not None}
+    if len(groups) > 1:
+        raise ChainError(
+            f"the FSDP1 modules of {type(model).__name__} are sharded over {len(groups)} process groups, so that no sum is over "
+            "all parameters; use FSDP2 (fully_shard)"
+        )
+    return next(iter(groups.values()), None)
+
+
+def _find_group(module: torch.nn.Module) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    if not isinstance(module, FullyShardedDataParallel):
+        return None
+    if module.sharding_strategy is ShardingStrategy.NO_SHARD:
+        raise ChainError(
+            "FSDP1 with ShardingStrategy.NO_SHARD keeps whole parameters under flat ones; use DistributedDataParallel, or "
+            "FSDP2 (fully_shard)"
+        )
+    return module.process_group
+
+
+def check_flat(links: Sequence[Module], find_across: Callable[[Module], Across]) -> None:
+    """Refuse links that need the shapes of tensors, or whole ones."""
+    for link in links:
+        across = find_across(link)
+        if across in (Across.MATRICES, Across.EVERYTHING):
+            raise ChainError(
+                f"{type(link).__name__} needs {across.value}, but parameters here are pieces of the flat vectors of FSDP1 "
+                "(FullyShardedDataParallel), which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )

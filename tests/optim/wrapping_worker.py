@@ -1,0 +1,125 @@
+"""One process of several. Every row of the law book and every preset trains a wrapped model; one process is the reference."""
+
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from laws.registry import collect  # noqa: E402
+
+import moduli as mo  # noqa: E402
+from moduli import optim, presets  # noqa: E402
+
+STEPS = 3
+# muonclip wants the attention layers of its model.
+PRESETS = [name for name in presets.__all__ if name != "muonclip"]
+
+
+def rows():
+    found = {row.name: row.make for row in collect() if row.members == 0}
+    found.update({f"presets.{name}": lambda name=name: [getattr(presets, name)()] for name in PRESETS})
+    return found
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def data(part):
+    generator = torch.Generator().manual_seed(part)
+    x = torch.randn(8, 4, dtype=torch.float64, generator=generator)
+    return x, x[:, :2].sin() * (1 + part)
+
+
+def wrap(kind, net):
+    """The wrapped model and which part of the data this process has, of how many."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    rank, count = dist.get_rank(), dist.get_world_size()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(net), rank, count
+    if kind == "fsdp1":
+        return FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True), rank, count
+    parts, mesh = count, None
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
+    if kind == "tp":
+        whole = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(net, whole["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh, parts = whole["dp"], count // 2
+        rank = rank // 2
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net, rank, parts
+
+
+def full(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [param.detach().clone() for param in model.parameters()]
+    return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
+
+
+def train(model, links, parts, alike):
+    """Train on the mean of the losses of some parts of the data, added in the order in which processes add them."""
+    opt = mo.Optimizer(model, *links, **({"reduce": None} if alike else {}))
+    opt.binding.draws_alike = opt.binding.draws_alike or alike
+    for _ in range(STEPS):
+        opt.step(mo.closure(lambda: sum(((model(x) - y) ** 2).mean() for x, y in parts) / len(parts)))
+    return full(model)
+
+
+def compare(kind, make):
+    """None where processes refuse it; otherwise what differs."""
+    model, part, parts = wrap(kind, network())
+    torch.manual_seed(7)
+    try:
+        found = train(model, make(), [data(part)], alike=False)
+    except optim.ChainError as error:
+        return str(error)
+    torch.manual_seed(7)
+    expected = train(network(), make(), [data(other) for other in range(parts)], alike=True)
+    away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
+    return None if away < 1e-9 or away != away else f"! {away:.1e} away from one process"
+
+
+def check(kind, names):
+    found = {}
+    for name, make in rows().items():
+        if names and name not in names:
+            continue
+        try:
+            found[name] = compare(kind, make)
+        except Exception:  # noqa: BLE001 - it is reported
+            found[name] = "! " + traceback.format_exc()
+            if "Connection closed" in found[name] or "Timed out" in found[name]:
+                break
+    return found
+
+
+def main(rank, count, store, out, kind, *names):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count), timeout=timedelta(seconds=300)
+    )
+    Path(out).write_text(repr(check(kind, names)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
