@@ -80,14 +80,14 @@ with torch.no_grad():
         torch.testing.assert_close(function([one]), function([-whole[:1]]))
     torch.testing.assert_close(kernels.dot([shards], [copies]), kernels.dot([whole], [whole]))
 
-# What would look at one shard only is refused when built, in a sentence.
-for links in ([m.Newton()], [m.LBFGS(), m.Backtracking()], [m.SOAP(), m.LR(0.1)], [m.CMAES()], [m.Centralize(dim="global")]):
+# What can't be had of pieces is refused when built, in a sentence.
+for links in ([m.Newton()], [m.Wrap(torch.optim.Adam)], [m.AdaHessian(), m.LR(0.1)]):
     net = make()
     fully_shard(net)
     try:
         mo.Optimizer(net, *links, reduce=None)
     except mo.optim.ChainError as error:
-        assert "DTensor" in str(error), error
+        assert "pieces" in str(error) or "processes" in str(error), error
     else:
         raise AssertionError(f"{links} are accepted")
 dist.destroy_process_group()
@@ -108,7 +108,7 @@ def test_two_processes_with_shards_equal_one_without(tmp_path):
         for rank in range(2)
     ]
     try:
-        found = [run.communicate(timeout=150) for run in runs]
+        found = [run.communicate(timeout=600) for run in runs]
     finally:
         for run in runs:
             run.kill()

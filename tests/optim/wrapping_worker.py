@@ -13,9 +13,8 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from laws.registry import collect  # noqa: E402
-
 import moduli as mo  # noqa: E402
+from laws.registry import collect  # noqa: E402
 from moduli import optim, presets  # noqa: E402
 
 STEPS = 3
@@ -94,20 +93,41 @@ def compare(kind, make):
     torch.manual_seed(7)
     expected = train(network(), make(), [data(other) for other in range(parts)], alike=True)
     away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
-    return None if away < 1e-9 or away != away else f"! {away:.1e} away from one process"
+    same = all(torch.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True) for a, b in zip(found, expected, strict=True))
+    return None if same else f"! {away:.1e} away from one process"
 
 
-def check(kind, names):
+def refuses(kind, links):
+    """Whether a wrapping can't give these links what they declare to need."""
+    every = [link for top in optim.Chain(*links).children.values() for _, link in top.links()]
+    needs = frozenset().union(*(link.needs for link in every))
+    if kind == "ddp":
+        return optim.Need.RESIDUALS in needs
+    tangents = any(getattr(link, "jvp_method", None) == "autograd" for link in every)
+    if optim.keeps_graph(needs) or any(link.keeps_outside for link in every) or tangents:
+        return True
+    whole = (optim.Across.MATRICES, optim.Across.EVERYTHING)
+    inner = any(link.children and not isinstance(link, optim.Chain) and not link.divides_params for link in every)
+    return kind == "fsdp1" and (inner or any(link.across in whole for link in every))
+
+
+def check(kind, names, out):
     found = {}
     for name, make in rows().items():
         if names and name not in names:
             continue
         try:
             found[name] = compare(kind, make)
+            refused = found[name] is not None and not found[name].startswith("!")
+            if refused != refuses(kind, make()):
+                found[name] = f"! {'refused: ' + found[name] if refused else 'accepted'}, against what it declares"
+            elif refused:
+                found[name] = None
         except Exception:  # noqa: BLE001 - it is reported
             found[name] = "! " + traceback.format_exc()
             if "Connection closed" in found[name] or "Timed out" in found[name]:
                 break
+        Path(out).write_text(repr(found))
     return found
 
 
@@ -117,7 +137,7 @@ def main(rank, count, store, out, kind, *names):
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count), timeout=timedelta(seconds=300)
     )
-    Path(out).write_text(repr(check(kind, names)))
+    check(kind, names, out)
     dist.destroy_process_group()
 
 

@@ -266,7 +266,7 @@ def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
             found = [tensor.detach().abs() for tensor in found]
         else:
             found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    return found if over_processes() is not None or _sum(tensor.numel() for tensor in found) else []
+    return found if over_processes() is not None or any(tensor.numel() for tensor in found) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

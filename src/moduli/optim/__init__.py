@@ -17,13 +17,13 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 `StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
 """
 
+from ..kernels import is_sharded
 from . import chain, functional, modular, module, objective, reformulation, schedules, transform
 from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
 from ._dense_hessian import HESSIAN_METHODS
 from ._fusion import FusedRun
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
-from ..kernels import is_sharded
 from ._stand_ins import StandIns
 from ._vector_state import describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector

@@ -109,9 +109,7 @@ class Exchange:
             [(i, boxes[i][me], t.dtype) for i, t in pieces.items() if owners[i] == s and s != me]
             for s in range(self.size)
         ]
-        found = {
-            i: cut(wholes[i], boxes[i][me]).to(t.dtype).contiguous() for i, t in pieces.items() if owners[i] == me
-        }
+        found = {i: cut(wholes[i], boxes[i][me]).to(t.dtype).contiguous() for i, t in pieces.items() if owners[i] == me}
         found.update({i: piece for i, _, piece in self._route(_kinds(pieces), sends, wanted)})
         return found
 

@@ -31,6 +31,8 @@ _FOREIGN = {
     "swa_lr",
     "step_size_up",
     "step_size_down",
+    "foreach",
+    "fused",
 }
 _SHOWN = ("lr", "momentum", "weight_decay")
 

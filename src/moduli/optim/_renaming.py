@@ -60,7 +60,7 @@ def _mapping(
     names: Sequence[str], shapes: Mapping[str, Sequence[int]], here: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
     if _are_positions(names) != _are_positions(list(here)):
-        if [tuple(shapes[name]) for name in names] != list(here.values()):
+        if [shapes[name] and tuple(shapes[name]) for name in names] != list(here.values()):
             raise ValueError(
                 "the saved parameters and those here can't be told apart by name (one side has none), and their shapes differ "
                 f"in order: saved {[tuple(shapes[name]) for name in names]}, here {list(here.values())}. Give the module itself, "

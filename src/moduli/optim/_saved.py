@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from . import _groups, _members
+from ._flat_shards import is_flat_shard
 from ._plain import decode, encode
+from ._portable import is_portable, read_portable
 from ._renaming import rename
+from ._shards import make_whole, map_tensors
 from ._stand_ins import StandIns
+from ._torch_state import is_of_torch, read_torch
 from ._vector_state import VECTOR, Vector
 
 if TYPE_CHECKING:
@@ -56,6 +60,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
     """Everything that was learnt, as plain data."""
     binding = optimizer.binding
     names = {**binding.names, **_stand_in_names(optimizer)}
+    shards = optimizer.shards
     params = [param for group in optimizer.param_groups for param in group["params"]]
     state: dict[str, dict[str, Any]] = {}
     links: dict[str, Any] = {}
@@ -66,7 +71,8 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             name = f"{ALL}:{path}" if link.vector_state and param in binding.names else names[param]
             into = state.setdefault(name, {})
             for key, value in row.items():
-                into[f"{path}/{key}"] = encode(value, f"{path}: state {key!r}")
+                shown = value if shards is None else shards.pack_value(param, value)
+                into[f"{path}/{key}"] = encode(shown, f"{path}: state {key!r}")
         links[path] = {
             "global": encode(link.global_state, f"{path}: global state"),
             "extra": encode(link._extra_pack(), f"{path}: extra"),
@@ -79,16 +85,17 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             if not callable(value)
         }
         groups.append({**kept, "params": [binding.names[param] for param in group["params"]]})
-    return {
+    packed = {
         "format": FORMAT,
         "state": state,
         "param_groups": groups,
         "links": links,
-        "shapes": {binding.names[param]: tuple(param.shape) for param in params},
+        # A piece of a flat vector has the size that it has with this number of processes.
+        "shapes": {binding.names[param]: None if is_flat_shard(param) else tuple(param.shape) for param in params},
         "dtypes": {binding.names[param]: str(param.dtype) for param in params},
         "user": {
             binding.names[param]: encode(dict(row), "optimizer.state")
-            for param, row in optimizer.state.items()
+            for param, row in optimizer.state.own.items()
             if row and param in binding.names
         },
         "order": [binding.names[param] for param in params if param.requires_grad],
@@ -103,17 +110,23 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
+    return packed if shards is None else shards.join_owned(packed, {link: path for path, link in optimizer._links})
 
 
 def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
     """Take over saved state; everything is checked before anything changes."""
+    if is_portable(saved):
+        saved = read_portable(saved)
+    elif is_of_torch(saved):
+        saved = read_torch(optimizer, saved)
     _check_format(saved)
     binding = optimizer.binding
     params = [param for group in optimizer.param_groups for param in group["params"]]
     saved = rename(saved, {binding.names[param]: tuple(param.shape) for param in params})
     _check(optimizer, saved, strict)
-    by_name = {name: param for param, name in binding.names.items()}
+    by_name = _names(optimizer)
     known = dict(optimizer._links)
+    shards = optimizer.shards
     dtypes = saved.get("dtypes", {})
     _make_stand_ins(optimizer, saved)
     if optimizer.rows is not None:
@@ -121,7 +134,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     if binding.members is not None and any("[" in name for name in saved["state"]):
         params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
         _members.views(binding, params, binding.members)
-        by_name = {name: param for param, name in binding.names.items()}
+        by_name = _names(optimizer)
     by_name.update({name: tensor for tensor, name in _stand_in_names(optimizer).items()})
     active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     vectors = {
@@ -143,7 +156,11 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
                 break
             found = decode(value, param.device if param.numel() else None)
             found = _cast(found, dtypes.get(name.partition("[")[0]), param)
-            rows[path].setdefault(param, {})[field] = vectors[path].permute(found) if whole else found
+            link = known[path]
+            found = map_tensors(found, make_whole) if shards is None else shards.unpack_value(link, param, found)
+            kept = param if shards is None else shards.find_key(link, param)
+            if kept is not None:
+                rows[path].setdefault(kept, {})[field] = vectors[path].permute(found) if whole else found
     gone += [name for name in saved["shapes"] if name not in by_name and saved.get("user", {}).get(name)]
     fresh = [path for path, vector in vectors.items() if vector.fresh]
     dropped = [f"saved state of {name} has no parameter here" for name in sorted(set(gone))]
@@ -174,12 +191,20 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     optimizer.should_terminate = bool(saved["should_terminate"])
     optimizer.reasons = list(saved["reasons"])
     optimizer._carried = None
-    optimizer.state.clear()
+    optimizer.state.own.clear()
     for name, row in saved.get("user", {}).items():
         if name in by_name:
-            optimizer.state[by_name[name]] = decode(row, by_name[name].device)
+            optimizer.state.own[by_name[name]] = decode(row, by_name[name].device)
     for text in dropped:
         warnings.warn(f"{text}, and is left out", stacklevel=4)
+
+
+def _names(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What has a name; the forms in which links see a parameter have that of the parameter."""
+    forms = () if optimizer.shards is None else optimizer.shards.places
+    own = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    names = optimizer.binding.names
+    return {name: param for param, name in names.items() if id(param) in own or id(param) not in forms}
 
 
 def _cast(value: Any, saved: str | None, param: Tensor) -> Any:
@@ -226,9 +251,9 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     for group in _known_options(optimizer, saved) if not strict else saved["param_groups"]:
         options = {key: decode(value, None) for key, value in _groups.options(group).items()}
         _groups.check_keys(options, [link for _, link in optimizer._links])
-    by_name = {name: param for param, name in optimizer.binding.names.items()}
+    by_name = _names(optimizer)
     for name, shape in saved["shapes"].items():
-        if name in by_name and tuple(by_name[name].shape) != tuple(shape):
+        if name in by_name and shape is not None and tuple(by_name[name].shape) != tuple(shape):
             raise ValueError(
                 f"parameter {name!r} has shape {tuple(by_name[name].shape)}, its saved state is for {tuple(shape)}"
             )

@@ -8,7 +8,8 @@ a link that needs all parameters at once is given all of them **whole**, in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
 
-__all__ = ["ShardEvaluator", "ShardedParams", "are_in_pieces", "find_across", "is_sharded"]
+__all__ = ["ShardEvaluator", "ShardedParams", "are_in_pieces", "find_across", "make_whole", "map_tensors"]
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
@@ -36,14 +37,15 @@ def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
 
 
 def find_across(link: Module) -> Across:
-    """What a link and those inside it need across processes; a link that runs its children apart needs nothing itself."""
-    own = link.across
-    if not link.children or own is Across.EVERYTHING or link.divides_params:
-        return own
-    inside = {find_across(child) for child in link.children.values()}
-    if inside <= {Across.NOTHING} or (own is Across.SUMS and inside <= {Across.NOTHING, Across.SUMS}):
-        return own
-    return Across.EVERYTHING
+    """What a link and those inside it need across processes; inner links see what theirs sees, in one process as in many."""
+    return Across.EVERYTHING if link.children and not _runs_children_apart(link) else link.across
+
+
+def _runs_children_apart(link: Module) -> bool:
+    """Whether each child is run by itself, so that each may need something else."""
+    from .chain import Chain
+
+    return isinstance(link, Chain) or link.divides_params
 
 
 class ShardedParams:
@@ -86,12 +88,27 @@ class ShardedParams:
             self.places.update({id(whole): i for i, whole in self.wholes.items()})
         # Roots of FSDP2 keep whole parameters after a forward without a backward, and would use them again.
         modules = () if optimizer.model is None else optimizer.model.modules()
-        self._resharded = [module.reshard for module in modules if hasattr(module, "reshard")]
+        self._resharded: list[Any] = [module.reshard for module in modules if hasattr(module, "reshard")]
         self._active: tuple[list[Tensor], list[Tensor], list[int]] = ([], [], [])
         for param, local in zip(self.params, self.locals, strict=True):
             self._name(local, param)
         for link in self.links:
             link._state.columns = self.find_state
+
+        self.forms: dict[Module, Across] = {}
+        self._find_forms(optimizer.modules, Across.NOTHING)
+
+    def _find_forms(self, links: Iterable[Module], outer: Across) -> None:
+        """Find for each link what it runs on: pieces (`NOTHING`), tensors of its own (`MATRICES`), all of them."""
+        from .reformulation import Reformulation
+
+        for link in links:
+            across = find_across(link)
+            own = across if outer is Across.NOTHING and across is not Across.SUMS else outer
+            self.forms[link] = own
+            self._find_forms(link.children.values(), own)
+            if isinstance(link, Reformulation) and own is Across.EVERYTHING and not link.children:
+                outer = own  # what follows descends another function, of whole parameters
 
     def _name(self, form: Tensor, param: Tensor) -> None:
         if form is not param:
@@ -142,7 +159,14 @@ class ShardedParams:
         if across is Across.NOTHING:
             return link.step(objective)
         if across is Across.SUMS:
-            with self.counting(objective.params):
+            # Hooks on tensors see those of parameters that have a gradient.
+            here = objective.present if hasattr(link, "multi_tensor_apply") else None
+            seen = (
+                objective.params
+                if here is None
+                else [p for p, kept in zip(objective.params, here, strict=True) if kept]
+            )
+            with self.counting(seen):
                 return link.step(objective)
         return self._step_owned(link, objective) if across is Across.MATRICES else self._step_whole(link, objective)
 
@@ -160,8 +184,9 @@ class ShardedParams:
         if uses_grad and objective.updates is not None:
             given = objective.get_grads()
             grads = exchange.to_owners({places[k]: given[k] for k in chosen})
-        uses_params = getattr(link, "uses_params", True)
-        values = exchange.to_owners({places[k]: objective.params[k].detach() for k in chosen}) if uses_params else wholes
+        values = wholes
+        if getattr(link, "uses_params", True):
+            values = exchange.to_owners({places[k]: objective.params[k].detach() for k in chosen})
         if wholes:
             inner = objective.clone(clone_updates=False)
             inner.params = [self._whole(i, values[i]) for i in wholes]
@@ -169,6 +194,7 @@ class ShardedParams:
             inner.present, inner.shards, inner.evaluator, inner.matrices = None, None, None, None
             out = link.step(inner)
             wholes = dict(zip(wholes, out.get_updates(), strict=True))
+            self.release(inner.params)
         found = exchange.from_owners(wholes, pieces)
         objective.updates = [found.get(i, updates[k]) for k, i in enumerate(places)]
         return objective
@@ -181,15 +207,14 @@ class ShardedParams:
         hooks = len(inner.post_step_hooks)
         out = link.step(inner)
         out.post_step_hooks[hooks:] = [self._on_whole(hook) for hook in out.post_step_hooks[hooks:]]
-        if out.evaluator is not evaluator:
-            return out  # what follows descends another function, of whole parameters
-        return self.to_local(out, objective)
+        return out if out.evaluator is not evaluator else self.to_local(out, objective)
 
     def _on_whole(self, hook: Callable[..., None]) -> Callable[..., None]:
         def call(objective: Objective, links: Sequence[Any]) -> None:
             inner = self.to_whole(objective)
             hook(inner, links)
             self.push(inner.params)
+            self.release(inner.params)
 
         return call
 
@@ -207,8 +232,8 @@ class ShardedParams:
         values = gathered(objective.params) or []
         inner.params = [self._whole(i, value) for i, value in zip(places, values, strict=True)]
         inner.grads, inner.updates = gathered(objective.grads), gathered(objective.updates)
-        for param, grad in zip(inner.params, inner.grads or [None] * len(values), strict=True):
-            param.grad = grad
+        for i, param in enumerate(inner.params):
+            param.grad = None if inner.grads is None else inner.grads[i]
         inner.shards, inner.parent, inner.matrices, inner.accepted = None, None, None, None
         inner._starts = {}
         inner.local = objective
@@ -232,7 +257,15 @@ class ShardedParams:
         out.evaluator = local.evaluator
         if out.parent is not None:
             out._hand_up()
+        self.release(whole.params)
         return out
+
+    @staticmethod
+    def release(wholes: Sequence[Tensor]) -> None:
+        """Let go of the memory of whole tensors; their shapes stay."""
+        for whole in wholes:
+            whole.grad = None
+            whole.data = torch.empty(1, dtype=whole.dtype, device=whole.device).expand(whole.shape)
 
     def push(self, wholes: Sequence[Tensor]) -> None:
         """Write whole tensors into the pieces."""
@@ -267,6 +300,92 @@ class ShardedParams:
                 return _Kept([self.locals[i], *([self.wholes[i]] if i in self.wholes else [])]), i
         return None
 
+    # ------------------------------------------------------------------ saving
+
+    def find_key(self, link: Module, param: Any) -> Tensor | None:
+        """The tensor under which a link keeps the state of a parameter; None where another process keeps it."""
+        i = (
+            self.places[id(param)]
+            if id(param) in self.places
+            else next((i for i, own in enumerate(self.params) if own is param), -1)
+        )
+        if i < 0:
+            return param  # type: ignore[no-any-return]
+        form, exchange = self.forms[link], self.exchange
+        if form is Across.NOTHING or exchange is None:
+            return self.locals[i]
+        if form is Across.MATRICES and exchange.owners[i] != exchange.rank:
+            return None
+        known = self.wholes.get(i)
+        if known is None:
+            value = torch.empty(1, dtype=param.dtype, device=self.locals[i].device).expand(param.shape)
+            known = self._whole(i, value)
+        return known
+
+    def pack_value(self, param: Tensor, value: Any) -> Any:
+        """A value of the state of a local tensor, as it is saved: what has its shape is a piece of something."""
+        i = self.places.get(id(param), -1)
+        if i < 0 or param is not self.locals[i] or not is_sharded(self.params[i]):
+            return value
+        whole = self.params[i]
+        axes = param.dim()
+
+        def pack(tensor: Tensor) -> Any:
+            from torch.distributed.tensor import DTensor
+
+            if tensor.shape[:axes] != param.shape:
+                return tensor
+            shape = torch.Size((*whole.shape, *tensor.shape[axes:]))
+            stride = torch.empty(shape, device="meta").stride()
+            return DTensor.from_local(
+                tensor, whole.device_mesh, whole.placements, run_check=False, shape=shape, stride=stride
+            )
+
+        return map_tensors(value, pack)
+
+    def unpack_value(self, link: Module, param: Any, value: Any) -> Any:
+        """A saved value, as the link keeps it here."""
+        i = next((i for i, own in enumerate(self.params) if own is param), -1)
+        exchange = self.exchange
+        pieces = i >= 0 and exchange is not None and self.forms[link] is Across.NOTHING and is_sharded(param)
+
+        def unpack(tensor: Any) -> Any:
+            if not pieces or exchange is None:
+                return make_whole(tensor)
+            if is_sharded(tensor):
+                return _piece(tensor.redistribute(param.device_mesh, param.placements)).clone()
+            (starts, sizes), axes = exchange.boxes[i][exchange.rank], param.dim()
+            if tuple(tensor.shape[:axes]) != tuple(param.shape):
+                return tensor
+            rest = tuple(tensor.shape[axes:])
+            return cut(tensor, ((*starts, *(0 for _ in rest)), (*sizes, *rest))).clone()
+
+        return map_tensors(value, unpack)
+
+    def join_owned(self, saved: dict[str, Any], paths: Mapping[Module, str]) -> dict[str, Any]:
+        """The saved state with what links have learnt in other processes, of the tensors that those own."""
+        owned = [paths[link] for link, form in self.forms.items() if form is Across.MATRICES]
+        if not owned or self.exchange is None:
+            return saved
+        own = {
+            name: {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
+            for name, row in saved["state"].items()
+        }
+        learnt = {path for row in own.values() for path in {key.rpartition("/")[0] for key in row}}
+        every: list[Any] = [None] * self.exchange.size
+        shared = {path: saved["links"][path] for path in owned if path in learnt}
+        torch.distributed.all_gather_object(every, (own, shared), group=self.group)
+        state = {name: dict(row) for name, row in saved["state"].items()}
+        links = dict(saved["links"])
+        for rows, theirs in reversed(every):
+            links.update(theirs)
+            for name, row in rows.items():
+                if row:
+                    state.setdefault(name, {}).update(row)
+        order = {name: i for i, name in enumerate(saved["shapes"])}
+        state = dict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
+        return {**saved, "state": state, "links": links}
+
     def check(self) -> None:
         """Refuse links that can't have what they need; called when the optimizer is built."""
         for link in self.links:
@@ -283,6 +402,22 @@ class ShardedParams:
                 )
         if self.flat:
             check_flat(self.links, find_across)
+
+
+def make_whole(tensor: Any) -> Tensor:
+    """A DTensor as the whole tensor; any other as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+
+
+def map_tensors(value: Any, act: Callable[[Any], Any]) -> Any:
+    """A value with every tensor in it replaced."""
+    if isinstance(value, Tensor):
+        return act(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, act) for key, item in value.items()}
+    if isinstance(value, deque):
+        return deque((map_tensors(item, act) for item in value), value.maxlen)
+    return type(value)(map_tensors(item, act) for item in value) if isinstance(value, list | tuple) else value
 
 
 class _Kept:
@@ -305,10 +440,8 @@ def _stand_in(param: Any) -> Tensor:
 def _piece(tensor: Any) -> Tensor:
     """What this process holds of a DTensor, without a graph."""
     with torch.no_grad():
-        found: Tensor = tensor.to_local()
-    if not isinstance(found, Tensor) or hasattr(found, "wait"):
-        found = found.wait() if hasattr(found, "wait") else found
-    return found.detach()
+        found = tensor.to_local()
+    return (found.wait() if hasattr(found, "wait") else found).detach()  # type: ignore[no-any-return]
 
 
 class ShardEvaluator(Evaluator):

@@ -86,7 +86,7 @@ class StateStore(dict[Tensor, ParamState]):
 
     def _column(self, key: Tensor | str) -> ParamState | None:
         place = None if self.columns is None else self.columns(key)
-        return None if place is None else place[0].find(self, place[1])  # type: ignore[no-any-return]
+        return None if place is None else place[0].find(self, place[1])
 
     def _fresh(self, key: Tensor) -> ParamState:
         self.changes[0] += 1

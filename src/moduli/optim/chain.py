@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ._needs import Need
+from ._needs import Across, Need
 from .functional import step
 from .module import Chainable, Module
 
@@ -45,6 +45,7 @@ class Chain(Module):
 
     needs = frozenset()
     differentiable = True
+    across = Across.NOTHING
 
     def __init__(self, *modules: Chainable) -> None:
         super().__init__()

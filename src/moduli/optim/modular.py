@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,14 +14,17 @@ from torch import Tensor
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
 from . import _differentiable, _explain, _groups, _members, _saved
+from ._ascent import NegatedEvaluator
 from ._binding import Binding
 from ._closure import Evaluator
 from ._matrices import MemberEvaluator, MemberMatrices, OtherPresenceError
 from ._needs import ChainError, ClosureError, Need, join
+from ._portable import make_portable, wants_portable
 from ._processes import are_several, choose_reduction
 from ._settings import check_members
 from ._shards import ShardedParams, ShardEvaluator, are_in_pieces
-from .chain import flatten
+from ._shown_state import OptimizerState
+from .chain import Chain, flatten
 from .functional import run as run_links
 from .module import Chainable, Module
 from .objective import Objective
@@ -54,6 +57,11 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: Whether autograd sees through the steps: parameters become functions of where they began and of
             settings given as tensors that require a gradient, `m.LR(rate)`. Steps then need a closure, and memory grows
             with them; `detach_` begins anew.
+        maximize: Ascend: every link sees the loss and its gradient with the other sign.
+        capturable: Whether steps can be captured in a graph of an accelerator. Links count in Python, so that chains which
+            count or decide are refused.
+        foreach: A hint of torch's optimizers that changes nothing here: the form of a pass is chosen by what is fastest.
+        fused: Another.
 
     Attributes:
         modules: The links.
@@ -87,6 +95,10 @@ class Optimizer(torch.optim.Optimizer):
         fuse: Literal["auto", False] = "auto",
         reduce: Reduce | Literal["auto"] = "auto",
         differentiable: bool = False,
+        maximize: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         self.modules: list[Module] = list(flatten(modules))
         if not self.modules:
@@ -95,6 +107,11 @@ class Optimizer(torch.optim.Optimizer):
             )
         if fuse not in ("auto", False):
             raise ValueError(f"fuse is {fuse!r}; it is 'auto' or False")
+        for key, hint in (("foreach", foreach), ("fused", fused)):
+            if hint not in (None, True, False):
+                raise ValueError(f"{key} is {hint!r}; it is a hint: True, False or None")
+        self.maximize = maximize
+        self._ascent: NegatedEvaluator | None = None
         self.binding = Binding()
         self.binding.fuse = fuse == "auto"
         self.model: torch.nn.Module | None = None
@@ -117,6 +134,10 @@ class Optimizer(torch.optim.Optimizer):
         self._check_chain()
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
+        if capturable:
+            _check_capturable([link for _, link in self._links])
+        if differentiable and maximize:
+            raise ValueError("a differentiable step descends; negate the loss in the closure instead of maximize=True")
         if differentiable:
             _differentiable.check(self.modules)
             if self.population is not None:
@@ -140,11 +161,11 @@ class Optimizer(torch.optim.Optimizer):
         for _, link in self._links:
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
+        self._find_shards()
         self._sync()
         for _, link in self._links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self)
-        self._find_shards()
 
     # ------------------------------------------------------------------ building
 
@@ -237,6 +258,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.rows is not None:
             self.rows.dissolve()
             self.rows.relink(self)
+        self._find_shards()
         self._sync()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -379,6 +401,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         # Torch wraps `step` to call hooks and to be seen by its profiler, which costs as much as a small step. The
         # wrapper is only gone through where there is a hook or a profiler.
+        if self.maximize:
+            return self._ascend(closure, loss, kwargs)
         if is_observed(self):
             given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
             return self._hooked_step(*given, **kwargs)  # type: ignore[no-any-return]
@@ -386,6 +410,17 @@ class Optimizer(torch.optim.Optimizer):
             return self._step(closure, loss, kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _ascend(self, closure: Any, loss: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
+        """A step of descent on the negated loss; the loss and the gradients that users see are theirs."""
+        given = (closure, loss) if loss is not None else (closure,) if closure is not None else ()
+        try:
+            found = self._hooked_step(*given, **kwargs)
+        finally:
+            evaluator, self._ascent = self._ascent, None
+            if evaluator is not None:
+                evaluator.restore(param for group in self.param_groups for param in group["params"])
+        return None if found is None else -found
 
     def _seen_step(
         self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
@@ -408,7 +443,14 @@ class Optimizer(torch.optim.Optimizer):
             return self._step_members(params, closure, loss, storage)
         if self.shards is not None:
             return self._step_shards(self.shards, params, closure, loss, storage)
-        return self._step_objective(self._objective(params, closure, loss, storage), loss)
+        evaluator = None if closure is None else self._evaluator(closure)
+        return self._step_objective(self._objective(params, evaluator, loss, storage), loss)
+
+    def _evaluator(self, closure: Callable[..., Any]) -> Evaluator:
+        if not self.maximize:
+            return Evaluator(closure)
+        self._ascent = NegatedEvaluator(closure)
+        return self._ascent
 
     def _step_members(
         self, leaves: list[Tensor], closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
@@ -418,7 +460,7 @@ class Optimizer(torch.optim.Optimizer):
         if rows is None:
             raise ChainError("only a population is stepped as matrices")
         params = rows.begin(leaves, closure)
-        evaluator = None if closure is None else MemberEvaluator(Evaluator(closure), rows, leaves)
+        evaluator = None if closure is None else MemberEvaluator(self._evaluator(closure), rows, leaves)
         objective = self._objective(params, evaluator, loss, storage)
         objective.blocks = rows
         try:
@@ -440,7 +482,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> Tensor | None:
         """A step on the pieces that this process holds."""
         params = shards.begin(leaves, gradients=closure is None)
-        evaluator = None if closure is None else ShardEvaluator(Evaluator(closure), shards, leaves)
+        evaluator = None if closure is None else ShardEvaluator(self._evaluator(closure), shards, leaves)
         objective = self._objective(params, evaluator, loss, storage)
         objective.shards, objective.matrices = shards, None
         return self._step_objective(objective, loss)
@@ -524,7 +566,11 @@ class Optimizer(torch.optim.Optimizer):
                     f"{name} needs {need.value}, so step needs a closure{known}: "
                     "opt.step(mo.closure(lambda: loss(net(x), y)))"
                 )
-        objective.set_gradients(objective._gradients())
+        found = objective._gradients()
+        if self.maximize:
+            found = [None if grad is None else -grad for grad in found]
+            objective.loss = objective.loss_approx = None if objective.loss is None else -objective.loss
+        objective.set_gradients(found)
 
     def _take_over(self, objective: Objective) -> None:
         """Use the loss and gradient that the last step found where it ended, if the parameters are still there."""
@@ -539,6 +585,15 @@ class Optimizer(torch.optim.Optimizer):
             objective.grads = grads
 
     # ------------------------------------------------------------------ looking and saving
+
+    @property  # type: ignore[override]
+    def state(self) -> OptimizerState:
+        """For each parameter what the links keep of it, by their paths: `opt.state[p]["1.Adam/exp_avg"]`."""
+        return OptimizerState(self, self._own_state)
+
+    @state.setter
+    def state(self, value: dict[Tensor, dict[str, Any]]) -> None:
+        self._own_state = value
 
     def __repr__(self) -> str:
         return f"Optimizer({', '.join(map(repr, self.modules))})"
@@ -584,6 +639,8 @@ class Optimizer(torch.optim.Optimizer):
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
             packed = _members.join_shards(self, shard, packed)
+        if wants_portable(self):
+            packed = make_portable(self, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)
             packed = packed if changed is None else changed
@@ -611,6 +668,11 @@ class Optimizer(torch.optim.Optimizer):
             after(self)
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.shards is not None:
+            raise TypeError(
+                "an optimizer of parameters that several processes hold in pieces can't be copied or pickled; make another "
+                "one and give it this one's state: other.load_state_dict(opt.state_dict())"
+            )
         if self.rows is not None:
             self.rows.dissolve()
         kept = {**self.__dict__, "_segments": None, "_carried": None, "_links": None, "rows": None}
@@ -628,6 +690,17 @@ class Optimizer(torch.optim.Optimizer):
         if self.population is not None:
             _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
             self.rows = MemberMatrices(self)
+
+
+def _check_capturable(links: Sequence[Module]) -> None:
+    """Refuse what a captured graph would repeat with the numbers of the step at which it was captured."""
+    for link in links:
+        changes = getattr(link, "counts", False) or any(callable(value) for value in link.defaults.values())
+        if changes or not getattr(link, "elementwise", isinstance(link, Chain)):
+            raise ChainError(
+                f"{type(link).__name__} counts or decides in Python, so that a captured graph would repeat one step of it; "
+                "leave capturable=False, or capture the evaluation of the model alone"
+            )
 
 
 keep_from_tracing(Optimizer._step, Optimizer.zero_grad, Optimizer.add_param_group)

@@ -116,6 +116,8 @@ class TensorTransform(Transform):
         elementwise: Whether the `single_tensor_*` hooks are pointwise: runs of such links are fused into one pass.
         measures: False where `measure` has nothing to find with these settings, so that it need not part a fused run.
         counts: Whether `state["step"]` counts the updates of a parameter, from 1.
+        uses_params: False where the hooks look at the shapes of parameters only, so that `across` whole tensors theirs need not
+            be gathered.
         static: Settings that change what the hooks do, not only their numbers; each value is a kernel of its own.
 
     Example:
@@ -134,6 +136,7 @@ class TensorTransform(Transform):
 
     elementwise: bool = False
     measures: bool = True
+    uses_params: ClassVar[bool] = True
     counts: ClassVar[bool] = False
     static: ClassVar[tuple[str, ...]] = ()
 

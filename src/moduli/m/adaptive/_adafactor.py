@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import positive
 from ._axes import work
 
@@ -43,6 +43,8 @@ class Adafactor(TensorTransform):
     References:
         N. Shazeer, M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018, Algorithms 4 and 5.
     """
+
+    across = Across.MATRICES
 
     counts = True
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative
 from ._axes import work
 
@@ -39,6 +39,9 @@ class AdamMini(TensorTransform):
     References:
         Y. Zhang et al., "Adam-mini: use fewer learning rates to gain more", ICLR 2025, Algorithm 1.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
 from ._adafactor import factor, rebuild, root_mean_square, update_factors
 from ._axes import work
@@ -43,6 +43,9 @@ class CAME(TensorTransform):
     References:
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import at_least_one, fraction, positive
 from ._axes import eigh, work
 from ._orthogonalize import as_matrix
@@ -42,6 +42,9 @@ class KLShampoo(TensorTransform):
     References:
         W. Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler minimization", 2025, section 3.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     counts = True
 

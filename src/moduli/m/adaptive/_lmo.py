@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import at_least_one, choice, positive
 from ._orthogonalize import as_matrix, from_matrix, orthogonalize
 
@@ -38,6 +38,9 @@ class LMO(TensorTransform):
     References:
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     def __init__(
         self,

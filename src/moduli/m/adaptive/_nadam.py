@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative
 from ._axes import work
 
@@ -40,6 +40,8 @@ class NAdam(TensorTransform):
     References:
         T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
     """
+
+    across = Across.NOTHING
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}

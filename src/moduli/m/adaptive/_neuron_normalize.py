@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
 from ._orthogonalize import as_matrix, from_matrix
 
@@ -35,6 +35,9 @@ class NeuronNormalize(TensorTransform):
     References:
         Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:
         fraction("NeuronNormalize", beta=beta)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import at_least_one, choice
 
 __all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "as_matrix", "from_matrix", "orthogonalize"]
@@ -142,6 +142,9 @@ class Orthogonalize(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
     """
 
+    across = Across.MATRICES
+    uses_params = False
+
     differentiable = True
 
     def __init__(
@@ -225,6 +228,8 @@ class DualNormCorrection(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
 
+    across = Across.MATRICES
+
     differentiable = True
 
     def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
@@ -262,6 +267,9 @@ class MuonAdjustLR(TensorTransform):
     References:
         J. Liu et al., "Muon is scalable for LLM training", 2025.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     differentiable = True
 

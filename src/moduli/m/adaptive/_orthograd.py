@@ -35,6 +35,7 @@ class OrthoGrad(TensorTransform):
     """
 
     differentiable = True
+
     @property
     def across(self) -> Across:  # type: ignore[override]
         return Across.MATRICES if self.defaults["dim"] is None else Across.SUMS

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ... import kernels
+from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
 from ._axes import work
@@ -48,6 +49,8 @@ class Prodigy(TensorTransform):
     References:
         K. Mishchenko, A. Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024, Algorithm 4.
     """
+
+    across = Across.SUMS
 
     shared_settings = ("d0", "d_coef", "growth_rate", "beta3")
     counts = True
@@ -111,13 +114,12 @@ class Prodigy(TensorTransform):
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
         away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
         r = beta3 * memory.get("r", 0.0) + (1 - beta3) * d * d * dot(tensors, away)
-        total = 0.0
         for tensor, state, row in zip(tensors, states, settings, strict=True):
             state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=d * (1 - row["beta1"]))
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
             state["exp_avg_sq"].mul_(row["beta2"]).add_(square, alpha=d * d * (1 - row["beta2"]))
             state["s"].mul_(beta3).add_(tensor, alpha=d * d * (1 - beta3))
-            total += float(state["s"].abs().sum(dtype=torch.float64))
+        total = float(kernels.norm([state["s"] for state in states], 1))
         memory["r"] = r
         found = setting["d_coef"] * r / total if total > 0 else 0.0
         memory["next_d"] = max(d, min(found, d * setting["growth_rate"]))

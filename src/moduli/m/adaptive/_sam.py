@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Reformulation
+from ... import kernels
+from ...optim import Across, Chainable, Reformulation
 from .._checks import non_negative
 
 if TYPE_CHECKING:
-    from ...optim import Objective
+    from ... import kernels
+from ...optim import Objective
 
 __all__ = ["ASAM", "SAM"]
 
@@ -45,6 +47,8 @@ class SAM(Reformulation):
         J. Kwon, J. Kim, H. Park, I. K. Choi, "ASAM: adaptive sharpness-aware minimization", ICML 2021.
     """
 
+    across = Across.SUMS
+
     shared_settings = ("p", "eps")
 
     def __init__(
@@ -69,7 +73,9 @@ class SAM(Reformulation):
         closure(True)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
         present = [p.grad is not None for p in params]
-        for param, shift in zip(params, self._shifts(params, grads), strict=True):
+        with objective.counting(range(len(params))):
+            shifts = self._shifts(params, grads)
+        for param, shift in zip(params, shifts, strict=True):
             param.add_(shift)
         loss = closure(backward)
         if not backward:
@@ -86,8 +92,7 @@ class SAM(Reformulation):
         q = 1.0 if p == float("inf") else p / (p - 1)
         weights = [param.abs() if s["asam"] else None for param, s in zip(params, settings, strict=True)]
         scaled = [g if w is None else g * w for g, w in zip(grads, weights, strict=True)]
-        total = torch.stack([torch.linalg.vector_norm(g, q, dtype=_wide(g)) ** q for g in scaled]).sum()
-        size = float(total ** ((q - 1) / q)) + eps
+        size = float(_norm(scaled, q) ** (q - 1)) + eps
         out = []
         for g, w, s in zip(scaled, weights, settings, strict=True):
             direction = torch.sgn(g) if q == 1 else g if q == 2 else torch.sgn(g) * g.abs() ** (q - 1)
@@ -96,8 +101,11 @@ class SAM(Reformulation):
         return out
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.complex128 if tensor.is_complex() else torch.float64
+def _norm(tensors: list[Tensor], q: float) -> Tensor:
+    """The q-norm of all tensors as one vector, over all processes where they hold pieces."""
+    if q in (1, 2):
+        return kernels.norm(tensors, q)
+    return kernels.sum([tensor.abs().double() ** q for tensor in tensors]) ** (1 / q)
 
 
 class ASAM(SAM):

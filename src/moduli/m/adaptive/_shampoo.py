@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
+from ...optim import Across, Chainable, TensorTransform
 from .._checks import at_least_one, choice, fraction, non_negative
 from ._axes import accumulate, merged_shape, multiply, power, work
 
@@ -49,6 +49,9 @@ class Shampoo(TensorTransform):
         V. Gupta, T. Koren, Y. Singer, "Shampoo: preconditioned stochastic tensor optimization", ICML 2018.
         R. Anil, V. Gupta, T. Koren, K. Regan, Y. Singer, "Scalable second order optimization for deep learning", 2020.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     counts = True
     static = ("precond_freq", "max_dim")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Objective, TensorTransform
+from ...optim import Across, Chainable, Objective, TensorTransform
 from .._checks import at_least_one, fraction, non_negative
 from ._axes import multiply, work
 from ._eigenbasis import begin, follow, learn, matrices
@@ -53,6 +53,9 @@ class SOAP(TensorTransform):
     References:
         N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, Algorithms 3 and 4.
     """
+
+    across = Across.MATRICES
+    uses_params = False
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import at_least_one, fraction
 from ._axes import work
 from ._eigenbasis import eigenvectors
@@ -44,6 +44,8 @@ class SPlus(TensorTransform):
         K. Frans, S. Levine, P. Abbeel, "A stable whitening optimizer for efficient neural network training", 2025,
         Algorithm 1.
     """
+
+    across = Across.MATRICES
 
     counts = True
 

@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from ...optim import Chainable, Objective, sample_like
+from ...optim import Chainable, ChainError, Objective, Optimizer, sample_like
 from ._base import GradApproximator
 from ._formulas import derivative
 
@@ -67,6 +67,14 @@ class ForwardGradient(GradApproximator):
         self.jvp_method = jvp_method
         self.seed = seed
 
+    def attached(self, optimizer: Optimizer) -> None:
+        """Tangents of whole parameters do not reach a model whose parameters are in pieces."""
+        if optimizer.shards is not None and self.jvp_method == "autograd":
+            raise ChainError(
+                "ForwardGradient gives parameters a tangent, which those in pieces (DTensor, FSDP) can't carry; use "
+                "jvp_method='fd_central', or train with DistributedDataParallel"
+            )
+
     def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
         return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
 
@@ -99,6 +107,8 @@ class ForwardGradient(GradApproximator):
                 found, tangent = forward.unpack_dual(value)  # type: ignore[no-untyped-call]
                 loss = found.detach().clone()
                 slope = torch.zeros_like(found) if tangent is None else tangent.detach().clone()
+            if objective.reduce is not None:  # the derivative of the loss of all processes
+                loss, slope = objective.reduce(found.detach()), objective.reduce(slope)
             for grad, v in zip(grads, z, strict=True):
                 grad.add_(v * (slope / count).to(v.dtype))
         return loss, grads

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective
+from ...optim import Across, Chainable, Module, Objective
 from ...optim import step as run
 
 __all__ = ["Split"]
@@ -41,6 +41,7 @@ class Split(Module):
     """
 
     divides_params = True
+    across = Across.NOTHING
     differentiable = True
     needs = frozenset()
     members = True

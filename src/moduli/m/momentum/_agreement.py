@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import non_negative
 from .._lists import dot
 from .._metrics import lengths
@@ -34,6 +34,8 @@ class UpdateGradientSignConsistency(TensorTransform):
     References:
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
+
+    across = Across.SUMS
 
     fixed_settings = ("normalize",)
     differentiable = True
@@ -80,6 +82,8 @@ class ScaleByGradCosineSimilarity(TensorTransform):
         >>> optim.step_tensors(m.ScaleByGradCosineSimilarity(), [u], grads=[g])
         [tensor([1.8000, 2.4000])]
     """
+
+    across = Across.SUMS
 
     differentiable = True
     elementwise = True

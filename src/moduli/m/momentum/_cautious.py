@@ -8,7 +8,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ... import kernels
+from ...optim import Across, TensorTransform
 from .._checks import choice, non_negative
 
 __all__ = ["Cautious", "agreement"]
@@ -16,6 +17,9 @@ __all__ = ["Cautious", "agreement"]
 
 def agreement(first: list[Tensor], second: list[Tensor], members: int | None) -> Any:
     """The fraction of elements where two updates point the same way; one number per member for a population."""
+    if kernels.over_processes() is not None:
+        signs = [(a * b > 0).double() for a, b in zip(first, second, strict=True)]
+        return float(kernels.sum(signs)) / max(float(kernels.sum([torch.ones_like(sign) for sign in signs])), 1.0)
     if members is None:
         count = sum(tensor.numel() for tensor in first)
         same = [(a * b > 0).sum() for a, b in zip(first, second, strict=True)]
@@ -44,6 +48,8 @@ class Cautious(TensorTransform):
     References:
         K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
     """
+
+    across = Across.SUMS
 
     fixed_settings = ("normalize",)
     differentiable = True

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import non_negative, positive
 
 __all__ = ["TrustRatio"]
@@ -38,6 +38,8 @@ class TrustRatio(TensorTransform):
         Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020 (LAMB),
         Algorithm 2.
     """
+
+    across = Across.MATRICES
 
     def __init__(
         self,

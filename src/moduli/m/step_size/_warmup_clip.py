@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import positive
 from .._metrics import lengths, metric_of_all
 
@@ -34,6 +34,8 @@ class WarmupNormClip(TensorTransform):
         3.0
         11.0
     """
+
+    across = Across.SUMS
 
     differentiable = True
     elementwise = True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
 from .._lists import norm
 
@@ -40,6 +40,8 @@ class MARSCorrection(TensorTransform):
         H. Yuan, Y. Liu, S. Wu, X. Zhou, Q. Gu, "MARS: unleashing the power of variance reduction for training large
         models", 2024.
     """
+
+    across = Across.SUMS
 
     shared_settings = ("max_norm",)
 

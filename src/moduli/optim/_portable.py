@@ -1,0 +1,84 @@
+"""The saved state in the shape that tools of torch take apart and put together.
+
+`torch.distributed.checkpoint` and FSDP1 keep of an optimizer's state what is under "state" by position of the parameter, and
+the settings of groups. Tensors with the shape of their parameter are there, so that they are resharded like it; everything
+else that links keep is in one entry of the first group, as bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._shards import make_whole, map_tensors
+
+if TYPE_CHECKING:
+    from .modular import Optimizer
+
+__all__ = ["is_portable", "make_portable", "read_portable", "wants_portable"]
+
+REST = "moduli"
+_TOOL = "torch.distributed.checkpoint.state_dict"
+
+
+def wants_portable(optimizer: Optimizer) -> bool:
+    """Whether tools of torch may ask: there are processes, or its checkpoints were imported."""
+    if optimizer.population is not None:
+        return False
+    distributed = torch.distributed
+    return _TOOL in sys.modules or (distributed.is_available() and distributed.is_initialized())
+
+
+def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state by positions."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    names = [optimizer.binding.names[param] for param in params]
+    positions = {name: i for i, name in enumerate(names)}
+    state: dict[int, dict[str, Any]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for name, row in packed["state"].items():
+        i = positions.get(name)
+        for key, value in row.items():
+            if i is not None and isinstance(value, Tensor) and value.shape == params[i].shape:
+                state.setdefault(i, {})[key] = value
+            else:
+                rest.setdefault(name, {})[key] = map_tensors(value, make_whole)
+    buffer = io.BytesIO()
+    torch.save({**packed, "state": rest}, buffer)
+    groups = [{**group, "params": [positions[name] for name in group["params"]]} for group in packed["param_groups"]]
+    groups[0][REST] = buffer.getvalue()
+    return {"state": state, "param_groups": groups}
+
+
+def is_portable(given: Mapping[str, Any]) -> bool:
+    """Whether a saved state has this shape."""
+    return any(REST in group for group in given.get("param_groups", ()))
+
+
+def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state by name, from one by positions or by the names that torch's checkpoints give parameters."""
+    groups = given["param_groups"]
+    carried = next(group[REST] for group in groups if REST in group)
+    saved: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    names = list(saved["shapes"])
+    listed = [key for group in groups for key in group["params"]]
+
+    def find(key: Any) -> Any:
+        if isinstance(key, int):
+            return names[key]
+        return key if key in saved["shapes"] or len(listed) != len(names) else names[listed.index(key)]
+
+    state = {name: dict(row) for name, row in saved["state"].items()}
+    for key, row in given["state"].items():
+        state.setdefault(find(key), {}).update(row)
+    kept = [{key: value for key, value in group.items() if key != REST} for group in groups]
+    return {
+        **saved,
+        "state": state,
+        "param_groups": [{**group, "params": [find(key) for key in group["params"]]} for group in kept],
+    }

@@ -1,0 +1,117 @@
+"""Loading the state of an optimizer of torch into a chain of the same algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._plain import encode
+
+if TYPE_CHECKING:
+    from .modular import Optimizer
+
+__all__ = ["is_of_torch", "read_torch"]
+
+# For each optimizer: settings by which its groups are recognised, and for each entry of its state the links that keep it,
+# with the name it has there.
+_ALGORITHMS: dict[str, tuple[frozenset[str], dict[str, tuple[tuple[str, ...], str]]]] = {
+    "Adam": (
+        frozenset({"betas", "amsgrad"}),
+        {key: (("Adam",), key) for key in ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")},
+    ),
+    "SGD": (frozenset({"dampening", "nesterov"}), {"momentum_buffer": (("HeavyBall", "NAG"), "exp_avg")}),
+    "Adagrad": (
+        frozenset({"lr_decay", "initial_accumulator_value"}),
+        {"step": (("Adagrad",), "step"), "sum": (("Adagrad",), "accumulator")},
+    ),
+    "RMSprop": (
+        frozenset({"alpha", "centered"}),
+        {
+            "step": (("RMSprop",), "step"),
+            "square_avg": (("RMSprop",), "exp_avg_sq"),
+            "grad_avg": (("RMSprop",), "exp_avg"),
+            "momentum_buffer": (("HeavyBall",), "exp_avg"),
+        },
+    ),
+}
+# Settings that have another name here.
+_RENAMED = {"alpha": "smoothing"}
+
+
+def is_of_torch(given: Mapping[str, Any]) -> bool:
+    """Whether a state dict is one of an optimizer of torch."""
+    return "format" not in given and {"state", "param_groups"} <= set(given)
+
+
+def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state as this chain would have saved it."""
+    found = next(
+        (name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in given["param_groups"])),
+        None,
+    )
+    if found is None:
+        keys = ", ".join(map(str, given["param_groups"][0])) if given["param_groups"] else "no groups"
+        raise ValueError(
+            f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
+            f"{keys})"
+        )
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    order = [key for group in given["param_groups"] for key in group["params"]]
+    if len(order) != len(params):
+        raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(params)}")
+    names = {key: optimizer.binding.names[param] for key, param in zip(order, params, strict=True)}
+    entries = _ALGORITHMS[found][1]
+    state: dict[str, dict[str, Any]] = {}
+    dtypes: dict[str, str] = {}
+    steps = 0
+    for key, row in given["state"].items():
+        into = state.setdefault(names[key], {})
+        for field, value in row.items():
+            if value is None or (field == "step" and "step" not in entries):
+                continue
+            if field not in entries:
+                raise ValueError(f"torch's {found} keeps {field!r}, which no link here knows")
+            kinds, own = entries[field]
+            path = _find_link(optimizer, found, kinds)
+            if field == "step":
+                steps = max(steps, int(value))
+                value = int(value)
+            elif isinstance(value, Tensor):
+                dtypes[names[key]] = str(value.dtype)
+                into.setdefault(f"{path}/step", 1)
+            into[f"{path}/{own}"] = value
+    known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases)}
+    groups = []
+    for group in given["param_groups"]:
+        options = {_RENAMED.get(key, key): value for key, value in group.items() if key != "params"}
+        kept = {key: value for key, value in options.items() if key in known or key == "initial_lr"}
+        groups.append({**kept, "params": [names[key] for key in group["params"]]})
+    return {
+        "format": 1,
+        "state": state,
+        "param_groups": groups,
+        "links": {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links},
+        "shapes": {optimizer.binding.names[param]: tuple(param.shape) for param in params},
+        "dtypes": dtypes,
+        "order": [optimizer.binding.names[param] for param in params if param.requires_grad],
+        "current_step": steps,
+        "num_evaluations": steps,
+        "should_terminate": False,
+        "reasons": [],
+        "members": optimizer.binding.members,
+        "made_with": {"torch": str(torch.__version__)},
+    }
+
+
+def _find_link(optimizer: Optimizer, algorithm: str, kinds: tuple[str, ...]) -> str:
+    found = [path for path, link in optimizer._links if type(link).__name__ in kinds]
+    if len(found) != 1:
+        chain = ", ".join(path for path, _ in optimizer._links)
+        raise ValueError(
+            f"the state is that of torch's {algorithm}, which {' or '.join(kinds)} keeps here, but the chain has "
+            f"{len(found)} of those: {chain}"
+        )
+    return found[0]

@@ -1,0 +1,41 @@
+"""One law: under every wrapping a chain takes the steps of one process, or is refused when it is built."""
+
+import pytest
+import torch
+
+from optim.launching import check, run
+
+# At least one of each kind of need, and what users train large models with; `--all` runs every row and every preset.
+QUICK = [
+    "Adam",
+    "ClipNorm",
+    "ClipNorm, each",
+    "Cautious, normalised",
+    "SOAP",
+    "Shampoo",
+    "PSGDKronWhiten",
+    "Adafactor",
+    "TrustRatio, LAMB",
+    "Prodigy",
+    "SAM",
+    "MARSCorrection",
+    "NAdam",
+    "Split, line search",
+    "LBFGS",
+    "StrongWolfe",
+    "MeZO",
+    "ForwardGradient",
+    "SVRG",
+    "Dropout",
+    "Lookahead",
+    "Newton",
+    "Wrap",
+    "presets.muon",
+]
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+def test_chains_take_the_steps_of_one_process(tmp_path, kind):
+    check(run(tmp_path, kind, 2, QUICK), QUICK)
