@@ -1,5 +1,6 @@
 """One process of several. Every row of the law book and every preset trains a wrapped model; one process is the reference."""
 
+import functools
 import sys
 import traceback
 import warnings
@@ -39,9 +40,14 @@ def data(part):
     return x, x[:, :2].sin() * (1 + part)
 
 
+@functools.cache
+def make_mesh(rows, columns, names):
+    """One mesh for all links: each new one starts a thread for every pair of processes, and they never end."""
+    return dist.device_mesh.init_device_mesh("cpu", (rows, columns), mesh_dim_names=names)
+
+
 def wrap(kind, net):
     """The wrapped model and which part of the data this process has, of how many."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -52,9 +58,9 @@ def wrap(kind, net):
         return FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True), rank, count
     parts, mesh = count, None
     if kind == "hsdp":
-        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
+        mesh = make_mesh(2, count // 2, ("replicate", "shard"))
     if kind == "tp":
-        whole = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("dp", "tp"))
+        whole = make_mesh(count // 2, 2, ("dp", "tp"))
         parallelize_module(net, whole["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         mesh, parts = whole["dp"], count // 2
         rank = rank // 2
