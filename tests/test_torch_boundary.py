@@ -296,6 +296,15 @@ def test_is_fake(shims):
     assert not shims.is_fake(torch.empty(2).as_subclass(type("Own", (torch.Tensor,), {})))
 
 
+def test_is_flat_shard(shims):
+    from torch.distributed.fsdp import FlatParameter
+
+    assert not shims.is_flat_shard(torch.nn.Parameter(torch.empty(2)))
+    flat = torch.nn.Parameter(torch.empty(2))
+    flat.__class__ = FlatParameter  # made by FSDP in processes only
+    assert shims.is_flat_shard(flat)
+
+
 # -- the memory of tensors ---------------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,15 @@ from moduli import optim, presets  # noqa: E402
 STEPS = 3
 # muonclip wants the attention layers of its model.
 PRESETS = [name for name in presets.__all__ if name != "muonclip"]
+# They take the sign of numbers that are zero but for rounding, which under tensor parallel is another.
+SIGNS = ["SPlus"]
 
 
-def rows():
+def rows(kind):
     found = {row.name: row.make for row in collect() if row.members == 0}
+    if kind == "tp":
+        for name in SIGNS:
+            del found[name]
     found.update({f"presets.{name}": lambda name=name: [getattr(presets, name)()] for name in PRESETS})
     return found
 
@@ -99,7 +104,9 @@ def compare(kind, make):
     torch.manual_seed(7)
     expected = train(network(), make(), [data(other) for other in range(parts)], alike=True)
     away = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(found, expected, strict=True))
-    same = all(torch.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True) for a, b in zip(found, expected, strict=True))
+    # Tensor parallel adds the terms of a product in another order, and line searches and eigenvectors amplify rounding.
+    near = 1e-7 if kind == "tp" else 1e-9
+    same = all(torch.allclose(a, b, rtol=near, atol=near, equal_nan=True) for a, b in zip(found, expected, strict=True))
     return None if same else f"! {away:.1e} away from one process"
 
 
@@ -119,7 +126,7 @@ def refuses(kind, links):
 
 def check(kind, names, out):
     found = {}
-    for name, make in rows().items():
+    for name, make in rows(kind).items():
         if names and name not in names:
             continue
         try:

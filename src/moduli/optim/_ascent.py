@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ._closure import Evaluator
@@ -27,7 +28,8 @@ class NegatedEvaluator(Evaluator):
     def graph(self) -> Any:
         """Minus the loss, with its graph."""
         self._differentiated = True
-        return -super().graph()
+        with torch.enable_grad():
+            return -super().graph()
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """Minus the loss, and its gradient."""

@@ -58,6 +58,13 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
             f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
             f"{keys})"
         )
+    own = {kind for kinds, _ in _ALGORITHMS[found][1].values() for kind in kinds}
+    others = {kind for _, entries in _ALGORITHMS.values() for kinds, _ in entries.values() for kind in kinds} - own
+    other = next((path for path, link in optimizer._links if type(link).__name__ in others), None)
+    if other is not None:
+        raise ValueError(
+            f"the state is that of torch's {found}, which has no {other}; build the same algorithm of links"
+        )
     params = [param for group in optimizer.param_groups for param in group["params"]]
     order = [key for group in given["param_groups"] for key in group["params"]]
     if len(order) != len(params):

@@ -1,0 +1,169 @@
+"""State dicts of torch's optimizers load into chains of the same algorithm; `opt.state`; keywords of torch's optimizers."""
+
+import copy
+
+import pytest
+import torch
+
+import moduli as mo
+from moduli import m, presets
+from moduli.optim import ChainError, Optimizer
+
+D = torch.float64
+CASES = {
+    "Adam": (
+        lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.95), weight_decay=0.1),
+        lambda: presets.adam(weight_decay=0.5),
+    ),
+    "Adam, amsgrad": (lambda p: torch.optim.Adam(p, 0.01, amsgrad=True), lambda: presets.adam(amsgrad=True)),
+    "AdamW": (lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1), lambda: presets.adamw()),
+    "SGD": (lambda p: torch.optim.SGD(p, 0.01), lambda: presets.sgd()),
+    "SGD, momentum": (lambda p: torch.optim.SGD(p, 0.01, momentum=0.8, dampening=0.1), lambda: presets.momentum()),
+    "SGD, nesterov": (lambda p: torch.optim.SGD(p, 0.01, momentum=0.8, nesterov=True), lambda: presets.nesterov()),
+    "Adagrad": (lambda p: torch.optim.Adagrad(p, 0.01, lr_decay=0.1), lambda: presets.adagrad()),
+    "RMSprop": (
+        lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9, centered=True, momentum=0.5),
+        lambda: presets.rmsprop(centered=True, momentum=0.1),
+    ),
+}
+
+
+def net(dtype=D):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).to(dtype)
+
+
+def data(dtype=D):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(7, 4, generator=generator).to(dtype), torch.randn(7, 2, generator=generator).to(dtype)
+
+
+def loss_of(model):
+    x, y = data(next(model.parameters()).dtype)
+    return (model(x) - y).square().mean()
+
+
+def train(model, opt, steps):
+    for _ in range(steps):
+        opt.zero_grad()
+        loss_of(model).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_of_torch_goes_on_here(name):
+    make, links = CASES[name]
+    model = net()
+    theirs = make(model.parameters())
+    train(model, theirs, 3)
+    other = copy.deepcopy(model)
+    ours = Optimizer(other, links())
+    ours.load_state_dict(theirs.state_dict())
+    train(model, theirs, 3)
+    train(other, ours, 3)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_loaded_state_has_the_dtype_of_the_parameter():
+    model = net(torch.float32)
+    theirs = torch.optim.Adam(model.parameters(), 0.01)
+    train(model, theirs, 2)
+    other = net(torch.float64)
+    ours = Optimizer(other, presets.adam())
+    ours.load_state_dict(theirs.state_dict())
+    entries = ours.state[other[0].weight]
+    assert entries["0.Adam/exp_avg"].dtype is torch.float64
+    assert entries["0.Adam/step"] == 2
+
+
+def test_another_algorithm_is_refused():
+    model = net()
+    theirs = torch.optim.AdamW(model.parameters())
+    train(model, theirs, 1)
+    before = theirs.state_dict()
+    for links, says in (
+        ([m.Lion(), m.LR(0.1)], "Adam keeps here, but the chain has 0"),
+        ([m.HeavyBall(0.9), m.LR(0.1)], "which has no 0.HeavyBall"),
+        ([m.Adam(), m.Adam(), m.LR(0.1)], "has 2 of those"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Optimizer(net(), *links).load_state_dict(before)
+    with pytest.raises(ValueError, match="of 4 parameters, here are 2"):
+        Optimizer(net()[0], presets.adamw()).load_state_dict(before)
+    with pytest.raises(ValueError, match="neither the state of a moduli Optimizer nor"):
+        Optimizer(net(), presets.adamw()).load_state_dict(torch.optim.Rprop(model.parameters()).state_dict())
+
+
+def test_state_shows_what_links_keep():
+    model = net()
+    opt = Optimizer(model, m.ClipNorm(1.0), m.Adam(), m.HeavyBall(0.5), m.LR(0.1))
+    assert not opt.state
+    assert dict(opt.state[model[0].weight]) == {}
+    train(model, opt, 2)
+    entries = opt.state[model[0].weight]
+    assert {"1.Adam/exp_avg", "1.Adam/exp_avg_sq", "1.Adam/step", "2.HeavyBall/exp_avg"} <= set(entries)
+    assert entries["1.Adam/exp_avg"] is opt.link("Adam").state[model[0].weight]["exp_avg"]
+    assert len(opt.state) == 4
+    fresh = torch.zeros_like(model[0].weight)
+    entries["1.Adam/exp_avg"] = fresh
+    entries["mine"] = 7
+    assert opt.link("Adam").state[model[0].weight]["exp_avg"] is fresh
+    assert opt.state[model[0].weight]["mine"] == 7
+    # As trainers move state to a device: every row is assigned again.
+    for param, row in opt.state.items():
+        opt.state[param] = dict(row)
+    assert opt.link("Adam").state[model[0].weight]["exp_avg"] is fresh
+    again = copy.deepcopy(opt)
+    assert len(again.state) == 4
+
+
+def test_maximize_ascends_as_torch_does():
+    model, other, third = net(), net(), net()
+    train(model, torch.optim.Adam(model.parameters(), 0.1, maximize=True), 3)
+    opt = Optimizer(other, presets.adam(lr=0.1), maximize=True, foreach=True, fused=False)
+    train(other, opt, 3)
+    closures = Optimizer(third, presets.adam(lr=0.1), maximize=True)
+    losses = [float(closures.step(mo.closure(lambda: loss_of(third)))) for _ in range(3)]
+    assert losses == sorted(losses)
+    assert losses[0] > 0
+    for a, b, c in zip(model.parameters(), other.parameters(), third.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(a.grad, b.grad)  # the gradients of the user's loss
+        torch.testing.assert_close(a.grad, c.grad)
+
+
+@pytest.mark.parametrize(
+    "links", [lambda: [m.LBFGS(), m.StrongWolfe()], lambda: [m.Newton(damping=1.0), m.Backtracking()]]
+)
+def test_maximize_is_descent_of_the_negated_loss(links):
+    model, other = net(), net()
+    up, down = Optimizer(model, *links(), maximize=True), Optimizer(other, *links())
+    for _ in range(3):
+        high = up.step(mo.closure(lambda: -loss_of(model)))
+        low = down.step(mo.closure(lambda: loss_of(other)))
+        assert float(high) == -float(low)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a.grad, -b.grad)
+
+
+def test_a_value_only_step_leaves_gradients_alone():
+    model = net()
+    loss_of(model).backward()
+    before = [param.grad.clone() for param in model.parameters()]
+    Optimizer(model, m.MeZO(), m.LR(1e-3), maximize=True).step(mo.closure(lambda: loss_of(model)))
+    for param, grad in zip(model.parameters(), before, strict=True):
+        assert param.grad is None or torch.equal(param.grad, grad) or not torch.equal(param.grad, -grad)
+
+
+def test_hints_and_capture():
+    with pytest.raises(ValueError, match="fused is 3"):
+        Optimizer(net(), m.LR(0.1), fused=3)
+    with pytest.raises(ChainError, match="Adam counts or decides in Python"):
+        Optimizer(net(), m.Adam(), m.LR(0.1), capturable=True)
+    with pytest.raises(ChainError, match="LR counts or decides"):
+        Optimizer(net(), m.LR(lambda step: 0.1), capturable=True)
+    model = net()
+    Optimizer(model, m.Sign(), m.LR(0.1), capturable=True).step(mo.closure(lambda: loss_of(model)))
