@@ -58,8 +58,8 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
             f"this is neither the state of a moduli Optimizer nor that of torch's {', '.join(_ALGORITHMS)} (its groups have "
             f"{keys})"
         )
-    own = {kind for kinds, _ in _ALGORITHMS[found][1].values() for kind in kinds}
-    others = {kind for _, entries in _ALGORITHMS.values() for kinds, _ in entries.values() for kind in kinds} - own
+    expected = {kind for kinds, _ in _ALGORITHMS[found][1].values() for kind in kinds}
+    others = {kind for _, entries in _ALGORITHMS.values() for kinds, _ in entries.values() for kind in kinds} - expected
     other = next((path for path, link in optimizer._links if type(link).__name__ in others), None)
     if other is not None:
         raise ValueError(
