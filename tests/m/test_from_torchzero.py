@@ -1,5 +1,6 @@
 """The page for people who come from torchzero names everything that is there."""
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -23,7 +24,9 @@ def _table(text):
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
     ]
-    return [row for row in rows if not set("".join(row)) <= set("-|") and row[0] not in ("family", "torchzero")]
+    return [
+        row for row in rows if not set("".join(row)) <= set("-|") and row[0] not in ("family", "torchzero", "argument")
+    ]
 
 
 def _quoted(text):
@@ -81,3 +84,24 @@ def test_arguments_that_are_left_out_are(name, argument):
 def test_an_argument_that_is_left_out_is_an_error_that_says_what_there_is():
     with pytest.raises(TypeError, match="history_size"):
         m.GGT(basis_optimizer=None)
+
+
+def _defaults_that_differ():
+    """Each link, argument and default that the page gives for moduli."""
+    for row in _table(_section("Defaults that differ")):
+        arguments = []
+        for code in _quoted(row[0]):
+            name, _, inside = code.partition("(")
+            arguments = inside.rstrip(")").split(", ") if inside else arguments
+            for argument in arguments:
+                yield name, argument, ast.literal_eval(_quoted(row[2])[0])
+
+
+@pytest.mark.parametrize(("name", "argument", "expected"), list(_defaults_that_differ()))
+def test_defaults_that_differ_are_as_the_page_says(name, argument, expected):
+    for cls in getattr(m, name).__mro__:
+        parameters = inspect.signature(cls.__init__).parameters
+        if argument in parameters:
+            assert parameters[argument].default == expected
+            return
+    raise AssertionError(f"{name} has no argument {argument}")

@@ -281,7 +281,7 @@ def soap(
         beta1: Memory of the mean.
         beta2: Memory of the mean square, and of the covariances.
         precond_freq: The basis follows at every n-th step.
-        weight_decay: How much of the weights each step takes away, times `lr`.
+        weight_decay: How much of the weights each step takes away, times `lr`; also the first, which moves nothing else.
 
     Example:
         >>> from moduli import optim, presets
