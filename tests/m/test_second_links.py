@@ -435,3 +435,26 @@ def test_scipy_agrees_on_the_minimum():
     for _ in range(80):
         opt.step(mo.closure(lambda: _rosenbrock(w), fixed=True))
     np.testing.assert_allclose(w.detach().numpy(), theirs, atol=1e-8)
+
+
+@pytest.mark.parametrize("start", [(-1.1, 2.5), (-1.5, 2.3), (0.5, 3.0), (2.0, -1.0)])
+@pytest.mark.parametrize("search", [m.StrongWolfe, m.Backtracking])
+def test_newton_cg_leaves_regions_of_negative_curvature(start, search):
+    """Ended where curvature turns negative, the iteration is the gradient alone, which took 150 steps from the first."""
+    w = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    opt = mo.Optimizer([w], m.NewtonCG(), search())
+    for _ in range(40):
+        opt.step(mo.closure(lambda: (1 - w[0]) ** 2 + 100 * (w[1] - w[0] ** 2) ** 2))
+    assert torch.allclose(w.detach(), torch.ones(2, dtype=torch.float64), atol=1e-6)
+
+
+def test_newton_cg_steps_along_negative_curvature_by_its_absolute_value():
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    mo.Optimizer([w], m.NewtonCG(reg=0.0)).step(mo.closure(lambda: 2 * w[0] ** 2 - 0.5 * w[1] ** 2))
+    # By hand: p = b = (4, -1), pHp = 63, r = b - 17/63 H b; then p' = r + |r|²/|b|² b has negative curvature.
+    b, H = torch.tensor([4.0, -1.0], dtype=torch.float64), torch.diag(torch.tensor([4.0, -1.0], dtype=torch.float64))
+    x = (b @ b) / (b @ H @ b) * b
+    r = b - H @ x
+    p = r + (r @ r) / (b @ b) * b
+    assert p @ H @ p < 0
+    assert torch.allclose(1 - w.detach(), x + (p @ b) / abs(p @ H @ p) * p)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...linalg import FunctionOperator, LinearOperator, cg, minres
+from ...linalg import FunctionOperator, LinearOperator, LinearSolution, Outcome, cg, minres
 from ...optim import Chainable, Need, Objective, Transform
 from .._flat import flat, masked, size, unflat
 from ..trust_region import TrustCG
@@ -46,7 +46,8 @@ def product_needs(needs: frozenset[Need], method: str) -> frozenset[Need]:
 class NewtonCG(Transform):
     r"""Solves $(H + \epsilon I)\,d = u$ by conjugate gradients (or MINRES), with products $Hz$ only.
 
-    A direction of negative curvature ends the iteration with what was reached, or with the update itself at the first.
+    A direction of negative curvature ends the iteration with what was reached and a step along it, as long as its absolute
+    curvature says; or with the update itself at the first.
 
     Args:
         maxiter: The largest number of products; n by default.
@@ -128,7 +129,7 @@ class NewtonCG(Transform):
         most = setting["maxiter"] or b.numel()
         try:
             if setting["solver"] == "cg":
-                out = cg(A, b, x0=start, rtol=tol, maxiter=most).x
+                out = _extend(A, b, cg(A, b, x0=start, rtol=tol, maxiter=most))
             else:  # MINRES starts at zero, so it solves for the correction of the start
                 rest = b if start is None else b - A.matvec(start)
                 out = minres(A, rest, rtol=tol, maxiter=most).x
@@ -148,6 +149,21 @@ class NewtonCG(Transform):
         refuse_complex("NewtonCG", objective.params)
         H = hessian_operator(objective, setting["hvp_method"], setting["h"])
         return H + setting["reg"] if setting["reg"] else H
+
+
+def _extend(A: LinearOperator, b: Tensor, solution: LinearSolution) -> Tensor:
+    """What conjugate gradients reached, and along a direction of negative curvature a step of its absolute curvature.
+
+    What was reached before it may be the gradient alone, which crawls along a valley; p falls with it, since pᵀb > 0.
+    """
+    out, p = solution.x, solution.direction
+    if solution.outcome is not Outcome.NEGATIVE_CURVATURE or p is None or not bool(out.any()):
+        return out
+    product = A.matvec(p)
+    # Where p meets its product at nearly a right angle, its curvature says little about how far to go.
+    least = 1e-3 * float(torch.linalg.vector_norm(product) * torch.linalg.vector_norm(p))
+    slope, curvature = float(p @ b), max(abs(float(p @ product)), least)
+    return out + p * (slope / curvature) if slope > 0 and curvature > 0 else out
 
 
 class NewtonCGSteihaug(TrustCG):
