@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["halved", "is_matrix", "quiet", "scaled_loss", "shrunk", "whole"]
+__all__ = ["halved", "is_matrix", "quiet", "quintic", "scaled_loss", "shrunk", "whole"]
 
 
 def is_matrix(param: Tensor) -> bool:
@@ -33,3 +33,13 @@ def quiet(text: str) -> None:
 def whole(tensors: Any) -> Tensor:
     """All numbers of several tensors as one vector."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def quintic(g: Tensor) -> Tensor:
+    """Newton-Schulz as in Muon's first description."""
+    x = g.T if g.shape[0] > g.shape[1] else g
+    x = x / x.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if g.shape[0] > g.shape[1] else x

@@ -2,6 +2,7 @@
 
 import torch
 
+from laws.helpers import quintic
 from laws.registry import Row, formula
 from moduli import m
 
@@ -46,6 +47,66 @@ def _msam(params, grads, memory, t):
 
 _SHIFTED = {"split_groups": "parameters are at perturbed points, whatever the step size"}
 
+
+def _adan_through_links(x, g, memory, t):
+    """Adan whose mean goes through another mean, and whose square is doubled, when they are used."""
+    before = memory.get("g", g)
+    ahead = g + 0.92 * (g - before)
+    memory["m"] = 0.98 * memory.get("m", 0) + 0.02 * g
+    memory["v"] = 0.92 * memory.get("v", 0) + 0.08 * (g - before)
+    memory["n"] = 0.99 * memory.get("n", 0) + 0.01 * ahead**2
+    memory["mm"] = 0.5 * memory.get("mm", 0) + 0.5 * memory["m"]
+    memory["g"] = g.clone()
+    below = (2 * memory["n"] / (1 - 0.99**t)).sqrt() + 1e-8
+    return 0.05 * (memory["mm"] / (1 - 0.98**t) + 0.92 * memory["v"] / (1 - 0.92**t)) / below
+
+
+def _rmsprop_through_links(x, g, memory, t):
+    memory["v"] = 0.99 * memory.get("v", 0) + 0.01 * g * g
+    memory["vv"] = 0.5 * memory.get("vv", 0) + 0.5 * memory["v"]
+    return 0.01 * g / (memory["vv"].sqrt() + 1e-8)
+
+
+def _sign_sizes(x, g, memory, t):
+    """Rprop's step sizes, in place of the update."""
+    agrees = g * memory.get("g", torch.zeros_like(g))
+    size = memory.get("size", torch.ones_like(g))
+    grown = torch.where(agrees > 0, size * 1.2, torch.where(agrees < 0, size * 0.5, size))
+    memory["size"], memory["g"] = grown.clamp(1e-6, 50), g.clone()
+    return 0.01 * memory["size"]
+
+
+def _sign_mask(x, g, memory, t):
+    same = (g * memory.get("g", torch.zeros_like(g)) > 0).to(g)
+    memory["g"] = g.clone()
+    return 0.01 * same
+
+
+def _orthogonal_to(xs, gs):
+    x, g = (torch.cat([t.reshape(-1) for t in each]) for each in (xs, gs))
+    along = (x @ g) / (x @ x + 1e-8)
+    left = g - along * x
+    return along, g.norm() / (left.norm() + 1e-8)
+
+
+def _orthograd(params, grads, memory, t):
+    along, size = _orthogonal_to([p.data for p in params], grads)
+    for param, grad in zip(params, grads, strict=True):
+        param.data.sub_(0.1 * size * (grad - along * param.data))
+
+
+def _orthograd_each(x, g, memory, t):
+    along, size = _orthogonal_to([x], [g])
+    return 0.1 * size * (g - along * x)
+
+
+def _dual_norm(x, g, memory, t):
+    if g.dim() < 2:
+        return 1e-3 * g
+    out = quintic(g)
+    return 1e-3 * out * (out * g).sum()
+
+
 ROWS = [
     Row("Adam", lambda: [m.Adam(), m.LR(0.05)], reference=lambda params: torch.optim.Adam(params, 0.05)),
     Row(
@@ -60,12 +121,18 @@ ROWS = [
         tolerance=1e-2,
         reference=formula(_clipped_adam),
     ),
-    Row("Adan, its moments through links", lambda: [m.Adan(m_tfm=m.EMA(0.5), n_tfm=m.Mul(2.0)), m.LR(0.05)], target=""),
+    Row(
+        "Adan, its moments through links",
+        lambda: [m.Adan(m_tfm=m.EMA(0.5), n_tfm=m.Mul(2.0)), m.LR(0.05)],
+        target="",
+        reference=formula(_adan_through_links),
+    ),
     Row("Adagrad, its sum through links", lambda: [m.Adagrad(accumulator_tfm=m.Mul(2.0)), m.LR(0.5)], steps=800),
     Row(
         "RMSprop, its square through links",
         lambda: [m.RMSprop(exp_avg_sq_tfm=m.EMA(0.5)), m.LR(0.01)],
         target="",
+        reference=formula(_rmsprop_through_links),
     ),
     Row(
         "FullMatrixAdagrad, its matrix through links",
@@ -94,7 +161,7 @@ ROWS = [
         reference=lambda params: torch.optim.Rprop(params, 0.05),
     ),
     Row("ScaleLRBySignChange", lambda: [m.ScaleLRBySignChange(ub=5.0), m.LR(0.05)], tolerance=1e-2),
-    Row("SignConsistencyLRs", lambda: [m.SignConsistencyLRs(), m.LR(0.01)], target=""),
+    Row("SignConsistencyLRs", lambda: [m.SignConsistencyLRs(), m.LR(0.01)], target="", reference=formula(_sign_sizes)),
     Row("Shampoo", lambda: [m.Shampoo(precond_freq=2), m.LR(0.5)], tolerance=1e-2, pieces=False),
     Row("SOAP", lambda: [m.SOAP(precond_freq=2), m.LR(0.05)], tolerance=1e-2, pieces=False),
     Row(
@@ -112,8 +179,14 @@ ROWS = [
         tolerance=1e-2,
         pieces=False,
     ),
-    Row("OrthoGrad", lambda: [m.OrthoGrad(), m.LR(0.1)], target=""),
-    Row("OrthoGrad, each", lambda: [m.OrthoGrad(dim=None), m.LR(0.1)], target="", pieces=False),
+    Row("OrthoGrad", lambda: [m.OrthoGrad(), m.LR(0.1)], target="", reference=_orthograd),
+    Row(
+        "OrthoGrad, each",
+        lambda: [m.OrthoGrad(dim=None), m.LR(0.1)],
+        target="",
+        pieces=False,
+        reference=formula(_orthograd_each),
+    ),
     Row(
         "PSGDKronWhiten",
         lambda: [m.PSGDKronWhiten(seed=0), m.Warmup(500, start_lr=0.1, end_lr=1e-3)],
@@ -136,11 +209,12 @@ ROWS = [
         lambda: [m.BacktrackOnSignChange(use_grad=True, backtrack=False), m.LR(0.05)],
         tolerance=1e-2,
     ),
-    Row("SignConsistencyMask", lambda: [m.SignConsistencyMask(), m.LR(0.01)], target=""),
+    Row("SignConsistencyMask", lambda: [m.SignConsistencyMask(), m.LR(0.01)], target="", reference=formula(_sign_mask)),
     Row(
         "DualNormCorrection",
         lambda: [m.Orthogonalize(), m.DualNormCorrection(), m.LR(1e-3)],
         target="",
+        reference=formula(_dual_norm),
         pieces=False,
     ),
     Row("MuonAdjustLR", lambda: [m.MuonAdjustLR(), m.LR(0.05)], pieces=False),

@@ -2,6 +2,7 @@
 
 import torch
 
+from laws.helpers import quintic
 from laws.registry import Row, formula
 from moduli import m
 
@@ -112,6 +113,77 @@ def _lmo(x, g, memory, t):
     return 0.05 * (2.0 * g.sign() / g.shape[-1] if g.dim() == 2 else 2.0 * g.sign())
 
 
+def _scion(x, g, memory, t):
+    if g.dim() < 2:
+        norm = g.norm()
+        return 0.01 * g * (g.numel() ** 0.5 / (norm if norm > 0 else 1.0))
+    return 0.01 * (g.shape[0] / g.shape[1]) ** 0.5 * quintic(g)
+
+
+def _dion(params, grads, memory, t):
+    """Algorithm 1, with the power iteration's start drawn in the order of the parameters."""
+    generator = memory.setdefault("generator", torch.Generator().manual_seed(0))
+    for i, (param, g) in enumerate(zip(params, grads, strict=True)):
+        own = memory.setdefault(i, {"M": torch.zeros_like(g)})
+        if g.dim() < 2:
+            own["M"] = 0.95 * own["M"] + g
+            param.data.sub_(0.02 * own["M"])
+            continue
+        if "V" not in own:
+            own["V"] = torch.linalg.qr(torch.randn(g.shape[1], min(2, *g.shape), dtype=g.dtype, generator=generator))[0]
+        B = own["M"] + g
+        P = torch.linalg.qr(B @ own["V"])[0]
+        R = B.T @ P
+        own["M"] = B - (1 - 0.95) * P @ R.T
+        own["V"] = R / R.norm(dim=0)
+        param.data.sub_(0.02 * (g.shape[0] / g.shape[1]) ** 0.5 * P @ own["V"].T)
+
+
+def _adam(memory, g, t):
+    memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+    memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+    return memory["m"] / (1 - 0.9**t) / ((memory["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def _limited(own, rest):
+    norm = rest.norm()
+    if "norm" in own and norm > 1.01 * own["norm"]:
+        rest, norm = rest * (1.01 * own["norm"] / norm), 1.01 * own["norm"]
+    own["norm"] = norm
+    return rest
+
+
+def _low_rank(kind):
+    """Rank one of the shorter side, a new direction at every second step, Adam inside."""
+
+    def move(params, grads, memory, t):
+        generator = memory.setdefault("generator", torch.Generator().manual_seed(0))
+        for i, (param, g) in enumerate(zip(params, grads, strict=True)):
+            own = memory.setdefault(i, {})
+            if g.dim() < 2 or min(g.shape) <= 1:
+                param.data.sub_(0.02 * _adam(own, g, t))
+                continue
+            G = g.T if g.shape[0] > g.shape[1] else g
+            if (t - 1) % 2 == 0:
+                if kind == "apollo":
+                    own["P"] = torch.randn(1, G.shape[0], dtype=g.dtype, generator=generator).T
+                else:
+                    P = torch.linalg.svd(G)[0][:, :1]
+                    own["P"] = P * P[P.abs().argmax()].sign()
+            seen = own["P"].T @ G
+            inner = _adam(own, seen, t)
+            ratio = inner.norm(dim=0) / seen.norm(dim=0)
+            if kind == "apollo":
+                out = _limited(own, G * ratio)
+            else:
+                out = own["P"] @ inner
+                if kind == "fira":
+                    out = out + _limited(own, (G - own["P"] @ seen) * ratio)
+            param.data.sub_(0.02 * (out.T if g.shape[0] > g.shape[1] else out))
+
+    return move
+
+
 _WHOLE = {"pieces": False}
 
 ROWS = [
@@ -157,20 +229,33 @@ ROWS = [
         **_WHOLE,
     ),
     Row("LMO, sign", lambda: [m.LMO("sign", radius=2.0), m.LR(0.05)], target="", reference=formula(_lmo), **_WHOLE),
-    Row("LMO, spectral", lambda: [m.LMO("spectral"), m.LR(0.01)], target="", **_WHOLE),
-    Row("Dion", lambda: [m.Dion(rank=2, seed=0), m.LR(0.02)], target="", random=True, **_WHOLE),
+    Row("LMO, spectral", lambda: [m.LMO("spectral"), m.LR(0.01)], target="", reference=formula(_scion), **_WHOLE),
+    Row("Dion", lambda: [m.Dion(rank=2, seed=0), m.LR(0.02)], target="", random=True, reference=_dion, **_WHOLE),
     Row(
         "GaLore, whole rank",
         lambda: [m.GaLore(m.Identity(), rank=100, scale=1.0), m.LR(0.05)],
         reference=lambda params: torch.optim.SGD(params, 0.05),
         **_WHOLE,
     ),
-    Row("GaLore", lambda: [m.GaLore(m.Adam(), rank=1, update_gap=2, scale=1.0), m.LR(0.02)], target="", **_WHOLE),
-    Row("Fira", lambda: [m.Fira(m.Adam(), rank=1, update_gap=2, scale=1.0), m.LR(0.02)], target="", **_WHOLE),
+    Row(
+        "GaLore",
+        lambda: [m.GaLore(m.Adam(), rank=1, update_gap=2, scale=1.0), m.LR(0.02)],
+        target="",
+        reference=_low_rank("galore"),
+        **_WHOLE,
+    ),
+    Row(
+        "Fira",
+        lambda: [m.Fira(m.Adam(), rank=1, update_gap=2, scale=1.0), m.LR(0.02)],
+        target="",
+        reference=_low_rank("fira"),
+        **_WHOLE,
+    ),
     Row(
         "APOLLO",
         lambda: [m.APOLLO(m.Adam(), rank=1, update_gap=2, seed=0), m.LR(0.02)],
         target="",
+        reference=_low_rank("apollo"),
         random=True,
         **_WHOLE,
     ),

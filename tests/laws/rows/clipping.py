@@ -29,11 +29,17 @@ def _each(x, g, memory, t):
     return _fading(t - 1) * g / g.norm() if g.norm() > 0 else torch.zeros_like(g)
 
 
+def _clip_value_by_ema(x, g, memory, t):
+    memory["a"] = 0.99 * memory.get("a", g.abs()) + 0.01 * g.abs()
+    return 0.1 * g.clamp(-2 * memory["a"], 2 * memory["a"])
+
+
 ROWS = [
     Row(
         "ClipValueByEMA, its mean through links",
         lambda: [m.ClipValueByEMA(init="update", exp_avg_tfm=m.Mul(2.0)), m.LR(0.1)],
         target="",
+        reference=formula(_clip_value_by_ema),
     ),
     Row(
         "ClipValue",

@@ -26,6 +26,11 @@ def _schedule_free(params, grads, memory, t):
         y.data.copy_(0.1 * mine["z"] + 0.9 * mine["x"])
 
 
+def _agreement(x, g, memory, t):
+    """An update that is the gradient agrees with it wherever it is not zero."""
+    return 0.01 * (g != 0).to(g)
+
+
 ROWS = [
     Row(
         "IntermoduleCautious",
@@ -57,5 +62,10 @@ ROWS = [
     Row("WeightedAveraging", lambda: [m.WeightedAveraging([1.0, 2.0, 3.0]), m.LR(0.05)]),
     Row("MedianAveraging", lambda: [m.MedianAveraging(3), m.LR(0.05)]),
     Row("ScaleByGradCosineSimilarity", lambda: [m.EMA(0.5), m.ScaleByGradCosineSimilarity(), m.LR(0.05)]),
-    Row("UpdateGradientSignConsistency", lambda: [m.UpdateGradientSignConsistency(), m.LR(0.01)], target=""),
+    Row(
+        "UpdateGradientSignConsistency",
+        lambda: [m.UpdateGradientSignConsistency(), m.LR(0.01)],
+        target="",
+        reference=formula(_agreement),
+    ),
 ]

@@ -107,14 +107,45 @@ UNARY = [
     _row("CustomUnaryOperation", lambda: m.CustomUnaryOperation("tanh"), torch.tanh),
 ]
 
+
+def _drawn(draw):
+    def move(params, grads, memory, t):
+        generator = memory.setdefault("generator", torch.Generator().manual_seed(0))
+        for param in params:
+            param.data.sub_(LR * draw(param.shape, dtype=param.dtype, generator=generator))
+
+    return move
+
+
 SOURCES = [
     Row("Params", lambda: [m.Params(), m.LR(LR)], target="", reference=formula(lambda x, g, memory, t: LR * x)),
     _row("Fill", lambda: m.Fill(0.5), lambda g: torch.full_like(g, 0.5)),
     _row("Zeros", m.Zeros, torch.zeros_like),
     _row("Ones", m.Ones, torch.ones_like),
-    Row("RandomSample", lambda: [m.RandomSample(seed=0), m.LR(LR)], target="", random=True, pieces=False),
-    Row("Randn", lambda: [m.Randn(seed=0), m.LR(LR)], target="", random=True, pieces=False),
-    Row("Uniform", lambda: [m.Uniform(low=0.0, high=1.0, seed=0), m.LR(LR)], target="", random=True, pieces=False),
+    Row(
+        "RandomSample",
+        lambda: [m.RandomSample(seed=0), m.LR(LR)],
+        target="",
+        random=True,
+        pieces=False,
+        reference=_drawn(torch.randn),
+    ),
+    Row(
+        "Randn",
+        lambda: [m.Randn(seed=0), m.LR(LR)],
+        target="",
+        random=True,
+        pieces=False,
+        reference=_drawn(torch.randn),
+    ),
+    Row(
+        "Uniform",
+        lambda: [m.Uniform(low=0.0, high=1.0, seed=0), m.LR(LR)],
+        target="",
+        random=True,
+        pieces=False,
+        reference=_drawn(torch.rand),
+    ),
     Row("Clone", lambda: [m.Clone(), m.LR(LR)], reference=lambda params: torch.optim.SGD(params, LR)),
     Row(
         "GradToNone",

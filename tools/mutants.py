@@ -1,0 +1,393 @@
+"""Break links one line at a time and see whether their quick tests notice: ``make mutants``.
+
+A mutant is one line of a link, changed to something plausible and wrong: a bias correction left out, two axes swapped, a
+bound dropped. Each is written into a copy of `src`, in which the tests of its link run: its rows of the law book under the
+laws "reference" and "optimum", and what pytest finds by the given arguments. A mutant that no test notices survives, and is
+a test to write.
+
+    python tools/mutants.py            all of them
+    python tools/mutants.py Dion LMO   those of some links
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SECONDS = 600
+
+CHECK = """
+import sys
+sys.path[:0] = ["tests"]
+from laws.registry import collect
+from moduli.testing import check_law
+rows = [row for row in collect() if row.name.split(",")[0] in sys.argv[1:]]
+assert rows, "there are no such rows"
+for row in rows:
+    for law in ("reference", "optimum"):
+        check_law(row, law)
+"""
+
+
+class Link(NamedTuple):
+    """A link, its file, the rows of the law book and the arguments of pytest that test it, and lines to break."""
+
+    name: str
+    file: str
+    rows: tuple[str, ...]
+    tests: tuple[str, ...]
+    mutants: tuple[tuple[str, str], ...]
+
+
+LINKS = [
+    Link(
+        "ADOPT",
+        "adaptive/_adopt.py",
+        ("ADOPT",),
+        (),
+        (
+            ("bound = before**0.25", "bound = before**0.5"),
+            ('.clamp(min=setting["eps"])', ' + setting["eps"]'),
+            ("(first + (1 - first) * (1 - beta2))", "(1 - beta2)"),
+        ),
+    ),
+    Link(
+        "AdEMAMix",
+        "adaptive/_ademamix.py",
+        ("AdEMAMix",),
+        (),
+        (
+            ('state["exp_avg_slow"] * alpha', 'state["exp_avg_slow"]'),
+            ('1 / math.log(setting["beta3_start"]), 1 / math.log(beta3)', 'setting["beta3_start"], beta3'),
+            ('alpha = alpha * _rise(t, setting["warmup"])', "alpha = alpha * 1.0"),
+        ),
+    ),
+    Link(
+        "Adafactor",
+        "adaptive/_adafactor.py",
+        ("Adafactor", "CAME"),
+        (),
+        (
+            ('1 - state["step"] ** -setting["decay"]', '1 - (state["step"] + 1) ** -setting["decay"]'),
+            ("rows / rows.mean(-1, keepdim=True)", "rows"),
+            ('min(1e-2, state["step"] ** -0.5)', 'state["step"] ** -0.5'),
+            ('.clamp(min=setting["scale_eps"])', ""),
+        ),
+    ),
+    Link(
+        "CAME",
+        "adaptive/_came.py",
+        ("CAME",),
+        (),
+        (
+            ('(scaled - state["exp_avg"])', "(scaled)"),
+            ('rebuild(state, "instability_").rsqrt()', 'rebuild(state, "instability_").sqrt()'),
+            ('setting["beta3"], "instability_"', 'setting["beta2"], "instability_"'),
+        ),
+    ),
+    Link(
+        "AdamMini",
+        "adaptive/_adam_mini.py",
+        ("AdamMini",),
+        (),
+        (
+            ('(1 - setting["beta2"] ** t)', "1.0"),
+            ("        count = tensor.shape[0]", "        count = 1"),
+        ),
+    ),
+    Link(
+        "TrustRatio",
+        "step_size/_trust_ratio.py",
+        ("TrustRatio",),
+        (),
+        (
+            ('step + decay * size + setting["eps"]', 'step + setting["eps"]'),
+            ("(u + x * decay) * ratio", "u * ratio"),
+            ('counted * setting["trust"]', "counted"),
+        ),
+    ),
+    Link(
+        "GrokFast",
+        "momentum/_grokfast.py",
+        ("GrokFast",),
+        (),
+        (
+            ('state["exp_avg"] * setting["lamb"]', 'state["exp_avg"]'),
+            ('state["exp_avg"] = tensor.clone()', 'state["exp_avg"] = torch.zeros_like(tensor)'),
+        ),
+    ),
+    Link(
+        "Lookahead",
+        "momentum/_lookahead.py",
+        ("Lookahead",),
+        (),
+        (
+            ('setting["alpha"] * back', "back"),
+            ('state["slow"].lerp_(param - tensor,', 'state["slow"].lerp_(param,'),
+        ),
+    ),
+    Link(
+        "GaLore",
+        "projections/_low_rank.py",
+        ("GaLore",),
+        ("tests/m/test_matrix_links.py", "-k", "galore or low_rank or fira or apollo"),
+        (
+            ("[0][:, : self.rank]", "[0][:, -self.rank :]"),
+            ('self.expand(tensor, matrix, row) * self.settings[param]["scale"]', "self.expand(tensor, matrix, row)"),
+            ("(made - 1) % self.update_gap == 0", "made == 1"),
+        ),
+    ),
+    Link(
+        "Fira",
+        "projections/_low_rank.py",
+        ("Fira",),
+        ("tests/m/test_matrix_links.py", "-k", "galore or low_rank or fira or apollo"),
+        (
+            ('(matrix - state["basis"] @ seen) * _ratios', "matrix * _ratios"),
+            ("torch.linalg.vector_norm(t, dim=0)", "torch.linalg.vector_norm(t)"),
+            ("+ _limit_growth(rest, state, self.growth)", "+ rest"),
+        ),
+    ),
+    Link(
+        "APOLLO",
+        "projections/_low_rank.py",
+        ("APOLLO",),
+        ("tests/m/test_matrix_links.py", "-k", "galore or low_rank or fira or apollo"),
+        (
+            ("return _limit_growth(matrix * ratio, state, self.growth)", "return matrix * ratio"),
+            ("ratio = _ratios(inner, seen)", "ratio = 1 / _ratios(inner, seen)"),
+            ("drawn.mT / self.rank**0.5", "drawn.mT"),
+        ),
+    ),
+    Link(
+        "Dion",
+        "adaptive/_dion.py",
+        ("Dion",),
+        ("tests/m/test_matrix_links.py", "-k", "dion"),
+        (
+            ("total - (1 - mu) * left", "total - left"),
+            ("(rows / columns) ** 0.5 * state", "1.0 * state"),
+            ("right / torch.where(size > 0, size, 1.0)", "right"),
+        ),
+    ),
+    Link(
+        "LMO",
+        "adaptive/_lmo.py",
+        ("LMO",),
+        ("tests/m/test_matrix_links.py", "-k", "lmo or scion"),
+        (
+            ("tensor) * (rows / columns) ** 0.5", "tensor)"),
+            ("/ (tensor[0].numel() if tensor.dim() > 1 and tensor.numel() else 1)", ""),
+            ("_unit(x, -2), tensor) * x.shape[-2] ** 0.5", "_unit(x, -1), tensor) * x.shape[-2] ** 0.5"),
+            ("_unit(x, -1), tensor) / x.shape[-1] ** 0.5", "_unit(x, -1), tensor)"),
+            ("_unit(tensor.to(wide), None) * tensor.numel() ** 0.5", "_unit(tensor.to(wide), None)"),
+        ),
+    ),
+    Link(
+        "NeuronNormalize",
+        "adaptive/_neuron_normalize.py",
+        ("NeuronNormalize",),
+        (),
+        (
+            (".abs().square().mean(-1)", ".abs().square().mean(-2)[: x.shape[0]]"),
+            ("out * (0.2 * x.numel() ** 0.5 /", "out * (x.numel() ** 0.5 /"),
+            ('lerp_(square, 1 - setting["beta"])', "lerp_(square, 1.0)"),
+        ),
+    ),
+    Link(
+        "QKClip",
+        "clipping/_qk_clip.py",
+        ("QKClip",),
+        ("tests/m/test_matrix_links.py", "-k", "qk_clip"),
+        (
+            ('(key, 1 - setting["alpha"])', '(key, setting["tau"])'),
+            ('.clamp(min=setting["tau"])', ""),
+            ("(weight.detach() - updates[i]) * scale", "weight.detach() * scale"),
+        ),
+    ),
+    Link(
+        "KLShampoo",
+        "adaptive/_kl_shampoo.py",
+        ("KLShampoo",),
+        (),
+        (
+            ('x @ state["right_inverse"] @ x.mH / columns', "x @ x.mH / columns"),
+            ("(vectors * values**-0.5) @ vectors.mH", "(vectors * values**-0.25) @ vectors.mH"),
+            ("identity * size\n", "identity\n"),
+        ),
+    ),
+    Link(
+        "SPlus",
+        "adaptive/_splus.py",
+        ("SPlus",),
+        (),
+        (
+            ("rotated.sgn(), 0.0)", "rotated, 0.0)"),
+            ("* (2 / (len(left) + len(right)))", ""),
+            ('lerp_(x.mH @ x, 1 - setting["beta2"])', 'lerp_(x.mH @ x, 1 - setting["beta1"])'),
+        ),
+    ),
+    Link(
+        "Quantized",
+        "meta/_quantized.py",
+        ("Quantized",),
+        ("tests/m/test_matrix_links.py", "-k", "eight_bit or quantized or slow_mean"),
+        (
+            ("part**4 if kept.dtype", "part**3 if kept.dtype"),
+            ("torch.where((levels == 0) & (part > 0), 1.0, levels)", "levels"),
+            ("((places * _ALONG + step * _OVER) % 1.0)", "(0.5 + 0 * places)"),
+            ("scale.repeat_interleave(block)[: kept.numel()]", "scale.repeat(block)[: kept.numel()]"),
+        ),
+    ),
+    Link(
+        "AdaBelief",
+        "adaptive/_adabelief.py",
+        ("AdaBelief",),
+        (),
+        (('away = tensor - state["exp_avg"]', "away = tensor"), ('.add_(setting["eps"])', "")),
+    ),
+    Link(
+        "Adadelta",
+        "adaptive/_adadelta.py",
+        ("Adadelta",),
+        (),
+        (("(before.clamp(min=0) + eps)", '(state["acc_delta"] + eps)'),),
+    ),
+    Link(
+        "Adamax",
+        "adaptive/_adamax.py",
+        ("Adamax",),
+        (),
+        (('state["exp_inf"] * setting["beta2"], tensor', 'state["exp_inf"], tensor'),),
+    ),
+    Link(
+        "RAdam",
+        "adaptive/_radam.py",
+        ("RAdam",),
+        (),
+        (("(length > 5)", "(length > 4)"), ("(rectified * (1 - power))", "(1 - power)")),
+    ),
+    Link(
+        "NAdam",
+        "adaptive/_nadam.py",
+        ("NAdam",),
+        (),
+        (("(1 - product * ahead)", "(1 - product)"), ("0.96 ** (t *", "0.9 ** (t *")),
+    ),
+    Link(
+        "ScheduleFree",
+        "momentum/_schedule_free.py",
+        ("ScheduleFree",),
+        ("tests/m/test_free.py", "-k", "schedule_free"),
+        (
+            ("c = t**self.r * size**2 / total", "c = t**self.r * size / total"),
+            ("(1 - beta + beta * c)", "(1 - beta)"),
+        ),
+    ),
+    Link(
+        "Prodigy",
+        "adaptive/_prodigy.py",
+        ("Prodigy",),
+        ("tests/m/test_free.py", "tests/m/test_matrix_links.py", "-k", "prodigy or paper"),
+        (
+            ('+ d * setting["eps"]', '+ setting["eps"]'),
+            ('(size * setting["weight_decay"])', 'setting["weight_decay"]'),
+        ),
+    ),
+    Link(
+        "DAdaptAdam",
+        "adaptive/_dadapt.py",
+        ("DAdaptAdam",),
+        ("tests/m/test_free.py", "-k", "paper or schedule"),
+        (
+            ('size = d * row["gamma"]', "size = d"),
+            ("((1 - rho) * total)", "total"),
+        ),
+    ),
+    Link(
+        "Orthogonalize",
+        "adaptive/_orthogonalize.py",
+        ("Orthogonalize",),
+        ("tests/m/test_matrix_links.py", "tests/m/test_adaptive.py", "-k", "ortho or muon or polar"),
+        (
+            ("(a / safe, b / safe**3, c / safe**5)", "(a, b, c)"),
+            ("gram = torch.addmm(half, half, rest, beta=a)", "gram = half"),
+        ),
+    ),
+    Link(
+        "NewtonCG",
+        "second_order/_newton_cg.py",
+        (),
+        ("tests/m/test_second_links.py", "-k", "newton_cg"),
+        (
+            ("out + p * (slope / curvature)", "out"),
+            ("max(abs(float(p @ product)), least)", "1.0"),
+        ),
+    ),
+    Link(
+        "SOAP",
+        "adaptive/_soap.py",
+        ("SOAP",),
+        (),
+        (
+            ('t = state["step"] - 1\n', 't = state["step"]\n'),
+            (".index_select(axis, order)", ""),
+            ("        if mean is not None:\n", "        if False:\n"),
+        ),
+    ),
+]
+
+
+def main(names: list[str]) -> int:
+    """Try the mutants, and print those that survive and the score."""
+    unknown = set(names) - {link.name for link in LINKS}
+    if unknown:
+        print(f"no mutants of {', '.join(sorted(unknown))}; there are some of {', '.join(link.name for link in LINKS)}")
+        return 2
+    links = [link for link in LINKS if not names or link.name in names]
+    with ThreadPoolExecutor(int(os.environ.get("WORKERS", os.cpu_count() or 1))) as pool:
+        sound = list(pool.map(lambda link: notices(link, None), links))
+        broken = [link.name for link, found in zip(links, sound, strict=True) if found]
+        if broken:
+            print(f"fails without a mutant: {', '.join(broken)}")
+            return 1
+        tries = [(link, mutant) for link in links for mutant in link.mutants]
+        killed = list(pool.map(lambda each: notices(*each), tries))
+    for (link, (old, new)), dead in zip(tries, killed, strict=True):
+        if not dead:
+            print(f"survives: {link.name}: {old!r} -> {new!r}")
+    print(f"{sum(killed)} of {len(tries)} mutants of {len(links)} links are killed")
+    return 0 if all(killed) else 1
+
+
+def notices(link: Link, mutant: tuple[str, str] | None) -> bool:
+    """Whether the tests of a link fail in a copy of the source with this mutant."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            old, new = mutant
+            path = source / "moduli" / "m" / link.file
+            text = path.read_text(encoding="utf-8")
+            if text.count(old) < 1:
+                raise SystemExit(f"{link.name}: {old!r} is not in {link.file}; bring tools/mutants.py up to date")
+            path.write_text(text.replace(old, new), encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        quick = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *link.tests]
+        commands = [[sys.executable, "-c", CHECK, *link.rows]] if link.rows else []
+        for command in [*commands, quick] if link.tests else commands:
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)
+            if done.returncode:
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
