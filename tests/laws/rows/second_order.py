@@ -15,7 +15,8 @@ def _row(name, make, **more):
 
 ROWS = [
     _row("Newton", lambda: [m.Newton()], steps=5, tolerance=1e-10),
-    _row("NewtonCG", lambda: [m.NewtonCG()], steps=10, tolerance=1e-8),
+    # Beyond negative curvature a step is as long as that says: rounding grows with it where no search follows.
+    _row("NewtonCG", lambda: [m.NewtonCG(), m.Backtracking()], steps=10, tolerance=1e-8),
     _row("NewtonCGSteihaug", lambda: [m.NewtonCGSteihaug()], steps=60, tolerance=1e-8),
     _row("NystromSketchAndSolve", lambda: [m.NystromSketchAndSolve(seed=0)], steps=60, random=True, pieces=False),
     _row("NystromPCG", lambda: [m.NystromPCG(seed=0)], steps=20, random=True, pieces=False),

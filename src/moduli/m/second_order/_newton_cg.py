@@ -47,7 +47,7 @@ class NewtonCG(Transform):
     r"""Solves $(H + \epsilon I)\,d = u$ by conjugate gradients (or MINRES), with products $Hz$ only.
 
     A direction of negative curvature ends the iteration with what was reached and a step along it, as long as its absolute
-    curvature says; or with the update itself at the first.
+    curvature says, so that a line search belongs behind it; or with the update itself at the first.
 
     Args:
         maxiter: The largest number of products; n by default.
@@ -159,11 +159,12 @@ def _extend(A: LinearOperator, b: Tensor, solution: LinearSolution) -> Tensor:
     out, p = solution.x, solution.direction
     if solution.outcome is not Outcome.NEGATIVE_CURVATURE or p is None or not bool(out.any()):
         return out
-    product = A.matvec(p)
-    # Where p meets its product at nearly a right angle, its curvature says little about how far to go.
-    least = 1e-3 * float(torch.linalg.vector_norm(product) * torch.linalg.vector_norm(p))
-    slope, curvature = float(p @ b), max(abs(float(p @ product)), least)
-    return out + p * (slope / curvature) if slope > 0 and curvature > 0 else out
+    squared, slope, curvature = float(p @ p), float(p @ b), float(p @ A.matvec(p))
+    # Near the solution of a definite system the sign of pᵀAp is rounding; |b| / |x| is of the size of A.
+    size = float(torch.linalg.vector_norm(b) / torch.linalg.vector_norm(out))
+    if not slope > 0 or not -curvature > torch.finfo(b.dtype).eps ** 0.5 * size * squared:
+        return out
+    return out + p * (slope / -curvature)
 
 
 class NewtonCGSteihaug(TrustCG):
