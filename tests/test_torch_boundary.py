@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import pathlib
 import re
+import subprocess
 import sys
 from types import ModuleType
 from typing import NamedTuple
@@ -303,6 +304,24 @@ def test_is_flat_shard(shims):
     flat = torch.nn.Parameter(torch.empty(2))
     flat.__class__ = FlatParameter  # made by FSDP in processes only
     assert shims.is_flat_shard(flat)
+
+
+def test_open_fake_device(shims):
+    if not shims.known:
+        assert shims.open_fake_device("pretend") is None
+        return
+    program = (
+        "import torch\nfrom moduli._torch import open_fake_device, is_fake\n"
+        "for _ in range(2):\n"
+        "    with open_fake_device('pretend'):\n"
+        "        p = torch.nn.Parameter(torch.empty(3, device='pretend'))\n"
+        "        (g,) = torch.autograd.grad((p[:2] * torch.tensor(2.0, device='pretend')).sum(), [p])\n"
+        "        assert is_fake(g) and g.device.type == 'pretend'\n"
+        "        try:\n            float(g.sum())\n"
+        "        except Exception as error:\n            print(type(error).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.split() == ["DataDependentOutputException"] * 2
 
 
 # -- the memory of tensors ---------------------------------------------------------------------------------------------

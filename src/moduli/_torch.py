@@ -49,6 +49,7 @@ __all__ = [
     "join_flat",
     "keep_from_tracing",
     "mark_constant",
+    "open_fake_device",
     "pytree",
     "register_collate",
     "register_constant_type",
@@ -342,6 +343,29 @@ def is_fake(tensor: object) -> bool:
     module = None if _HIDDEN else sys.modules.get("torch._subclasses.fake_tensor")
     kind = getattr(module, "FakeTensor", None)
     return isinstance(tensor, kind) if kind is not None else type(tensor).__name__ == "FakeTensor"
+
+
+def open_fake_device(name: str) -> Any:
+    """A mode in which tensors on a device of this name have no numbers: reading one raises; None where torch has none.
+
+    Unlike tensors of `FakeTensorMode` on "cuda" in a build without CUDA, they can be indexed and differentiated. The name
+    is registered for the rest of the process (torch takes one such name), so processes of their own are for this.
+
+    Since torch 2.13: `torch.utils.backend_registration._setup_privateuseone_for_python_backend` and
+    `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None.
+    """
+    setup = _find("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
+    kind = _find("torch._subclasses.fake_tensor.FakeTensorMode")
+    current = _find("torch._C._get_privateuse1_backend_name")
+    if setup is None or kind is None or current is None:
+        return None
+    if current() != name:
+        setup(rename=name)
+
+    class Mode(kind):  # type: ignore[misc]
+        avoid_device_init = True  # numbers that a program writes down become tensors without a device at hand
+
+    return Mode()
 
 
 # -- the memory of tensors ---------------------------------------------------------------------------------------------

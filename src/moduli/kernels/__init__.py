@@ -27,6 +27,7 @@ from ._fuse import Bound, Fused, fuse
 from ._reduce import amax, dot, norm, sum
 from ._sharded import is_sharded, over_processes, reducing_over
 from ._trace import NotPointwiseError
+from ._triton import Launch, watch_launches
 
 __all__ = [
     "fuse",
@@ -44,4 +45,6 @@ __all__ = [
     "is_sharded",
     "over_processes",
     "reducing_over",
+    "Launch",
+    "watch_launches",
 ]

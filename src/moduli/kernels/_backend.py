@@ -16,7 +16,7 @@ from ._runtime import Runtime
 
 __all__ = ["Kernel", "KernelError", "kernel", "mode", "reset", "runtime", "threads"]
 
-_MODES = ("auto", "c", "foreach", "plain")
+_MODES = ("auto", "c", "triton", "foreach", "plain")
 _GRAIN = 16384
 
 _lock = threading.RLock()
@@ -27,7 +27,7 @@ _forked = False
 
 
 class KernelError(RuntimeError):
-    """`MODULI_KERNELS=c` asks for compiled kernels and this one can't be compiled; the message says why.
+    """`MODULI_KERNELS=c` (or `triton`) asks for compiled kernels and this one can't be compiled; the message says why.
 
     Example:
         >>> issubclass(KernelError, RuntimeError)
@@ -50,7 +50,7 @@ class Kernel:
 
 
 def mode() -> str:
-    """The value of `MODULI_KERNELS`: auto (compile where possible), c (or raise), foreach (never compile), plain."""
+    """The value of `MODULI_KERNELS`: auto (compile where possible), c or triton (or raise), foreach, plain."""
     value = os.environ.get("MODULI_KERNELS", "auto")
     value = "foreach" if value == "eager" else value  # the name it had
     if value not in _MODES:

@@ -118,11 +118,14 @@ def _execute(request: Request, plan: Plan, state: State | None) -> Any:
         tables = state.tables if state is not None else [((), array("Q"))] * len(plan.pieces)
         if tables is None and state is not None:
             tables = make_tables(plan, state.addresses, fresh)
-        for piece, (_, table) in zip(plan.pieces, tables or (), strict=True):
+        for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables or (), strict=True)):
             indices = range(plan.count) if piece.indices is None else piece.indices
             if piece.form.kernel is not None:
                 _count_versions(plan, targets, indices)  # first: it refuses what must not be written
                 _run_kernel(piece, table, request.scalars)
+            elif piece.form.triton is not None:
+                _count_versions(plan, targets, indices)
+                _run_triton(plan, k, columns, request.scalars)
             elif piece.form.program is not None and not (state is not None and state.exact):
                 places = [_choose(target, indices, plan) for target in targets]
                 roles = [_choose(tensors, indices, plan) for tensors in request.roles]
@@ -145,6 +148,18 @@ def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None
         numbers.buffer_info()[0],
         _backend.threads(piece.elements),
     )
+
+
+def _run_triton(plan: Plan, k: int, kept: Any, scalars: Sequence[Any]) -> None:
+    """One launch for all tensors of a piece. Without memory to look at they are fake, and it is counted only."""
+    piece = plan.pieces[k]
+    kernel = piece.form.triton
+    if kernel is None:
+        raise TypeError(f"piece {k} has no Triton kernel")
+    table = plan.devices.get(k)
+    if table is None:
+        table = plan.devices[k] = kernel.make_table(piece.device, piece.sizes)
+    kernel.run(table, kept[1] if kept else None, scalars)
 
 
 def _run_plain(request: Request, plan: Plan, targets: Sequence[Any], indices: Sequence[int]) -> None:

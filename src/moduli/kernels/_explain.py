@@ -21,6 +21,7 @@ __all__ = ["Explanation", "explain"]
 
 _SENTENCES = {
     "c": "a compiled kernel, one pass, {threads}",
+    "triton": "a Triton kernel, one launch for all tensors",
     "foreach": "torch's foreach operations",
     "plain": "the function itself, tensor by tensor",
     "nothing": "nothing, there are no tensors",
@@ -32,7 +33,7 @@ class Explanation:
     """Which form runs and why; printed, it is a text for people.
 
     Attributes:
-        form: `c`, `foreach`, `plain`, `mixed` or `nothing`; for the whole room the best that it has.
+        form: `c`, `triton`, `foreach`, `plain`, `mixed` or `nothing`; for the whole room the best that it has.
         lines: The sentences.
         source: The C text, where there is one.
         path: The file that holds it, beside the compiled library.
@@ -57,7 +58,7 @@ class Explanation:
 def _line(name: str, why: str, count: str, elements: int) -> str:
     threads = _backend.threads(elements)
     text = _SENTENCES[name].format(threads=f"{threads} thread{'s' * (threads > 1)}")
-    return f"{name}: {text}{count}" + ("" if name == "c" else f", because {why}")
+    return f"{name}: {text}{count}" + ("" if name in ("c", "triton") else f", because {why}")
 
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:

@@ -28,6 +28,7 @@ _BINARY = {"add", "sub", "mul", "div", "maximum", "minimum"}
 _COMMUTES = {"add", "mul", "maximum", "minimum"}
 _NAMED = {"lerp": ("self", "end", "weight"), "pow": ("self", "exponent")}
 _NAMED |= dict.fromkeys(("addcmul", "addcdiv"), ("self", "tensor1", "tensor2"))
+_CLAMPS = {"clamp", "clamp_min", "clamp_max"}
 # In these places a foreach function takes a scalar that is a tensor.
 _TENSOR_SCALARS = {"add", "mul", "div"}
 
@@ -179,12 +180,25 @@ class Program:
                 result = function(*operands, **keyword)
                 values[step.index] = operands[0] if step.in_place else result
             else:
-                made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
+                if lists[0][0].device.type == "cpu":
+                    made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
+                else:
+                    made = self._joined(node, values, lists[0])
                 if step.in_place:
                     torch._foreach_copy_(operands[0], made)
                     made = operands[0]
                 values[step.index] = made
         self._store(values, targets)
+
+    def _joined(self, node: Node, values: dict[int, Any], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One operation that torch has no foreach function for, on all tensors as one vector: launches do not add up."""
+        sizes = [tensor.numel() for tensor in like]
+        vectors = {}
+        for index in self._refs(node):
+            vectors[index] = [torch.cat([_flat(tensor) for tensor in values[index]])]
+        whole = like[0].new_empty(sum(sizes)) if not vectors else next(iter(vectors.values()))[0]
+        made = self._single(node, {**values, **vectors}, 0, whole)
+        return [part.view(tensor.shape) for part, tensor in zip(made.split(sizes), like, strict=True)]
 
     def _store(self, values: dict[int, Any], targets: Lists) -> None:
         written = {role for _, role in self._outputs if role is not None}
@@ -192,7 +206,7 @@ class Program:
         for index, role in self._outputs:
             home = self._home[index]
             moved = home is not None and home != role and home in written
-            found.append([value.clone() for value in values[index]] if moved else values[index])
+            found.append(_copy(values[index]) if moved else values[index])
         for (index, role), value, target in zip(self._outputs, found, targets, strict=True):
             if role is None or self._home[index] != role:
                 torch._foreach_copy_(list(target), list(value))
@@ -267,6 +281,9 @@ def _call(
 
     if node.op in _UNARY and not args.get("decimals"):
         return node.op, (args["self"],), None
+    bounds = [name for name in ("min", "max") if args.get(name) is not None]
+    if node.op in _CLAMPS and len(bounds) == 1 and not vector(args[bounds[0]]) and vector(args["self"]):
+        return f"clamp_{'min' if bounds[0] == 'min' else 'max'}", (args["self"], args[bounds[0]]), None
     if node.op in _NAMED:
         operands = tuple(args[name] for name in _NAMED[node.op])
         fits = vector(operands[0]) and (len(operands) == 2 or vector(operands[1])) and alike(*operands)
@@ -331,6 +348,12 @@ def _widen(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sequence[torc
     if compute is dtype:
         return tensors
     made = [torch.empty_like(tensor, dtype=compute) for tensor in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return made
+
+
+def _copy(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    made = [torch.empty_like(tensor) for tensor in tensors]
     torch._foreach_copy_(made, list(tensors))
     return made
 

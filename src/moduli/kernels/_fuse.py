@@ -227,7 +227,8 @@ class Fused:
                         "no graph; call it under torch.no_grad(), or call the function itself"
                     )
                 value = value.detach()
-                return "scalar", value.item() if value.device.type == "cpu" and not is_fake(value) else value
+                here = value.device.type == "cpu" and not is_fake(value) and _backend.mode() != "triton"
+                return "scalar", value.item() if here else value
             raise TypeError(
                 f"{name!r} of {self.where} is a tensor of shape {tuple(value.shape)}; give a list of tensors, "
                 f"[{name}], or a number"

@@ -23,6 +23,9 @@ from ._foreach import Program
 from ._graph import COMPUTE, Graph
 from ._reads import Reads
 from ._runtime import Runtime
+from ._table import Table
+from ._triton import TritonKernel, find_problem
+from ._triton_operations import NoTritonFormError
 
 __all__ = ["Form", "Lists", "Output", "Piece", "Plan", "State", "describe_dtypes", "form_of", "locate"]
 
@@ -53,6 +56,7 @@ class Form:
     graph: Graph
     kernel: Kernel | None = None
     program: Program | None = None
+    triton: TritonKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Piece:
     indices: list[int] | None
     sizes: array[int]
     starts: array[int]  # of each tensor among all elements, and the end
+    device: torch.device
 
     @property
     def elements(self) -> int:
@@ -104,6 +109,7 @@ class Plan:
     results: list[tuple[str, int]]
     extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element
     state: State | None = None
+    devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
 
     @property
     def compiled(self) -> bool:
@@ -142,22 +148,45 @@ def form_of(
         return Form("plain", f"values of dtype {names} run as torch runs them", graph)
     if setting == "plain":
         return Form("plain", "MODULI_KERNELS=plain", graph)
-    if device.type != "cpu":  # an emitter for this device is asked here
-        reason = f"the tensors are on {device.type}"
+    if device.type != "cpu" or setting == "triton":
+        found = _find_triton(graph, outputs, device, foreach, setting == "triton")
+        if isinstance(found, TritonKernel):
+            return Form("triton", "compiled", graph, program=Program(graph, outputs), triton=found)
+        reason = f"the tensors are on {device.type}, and {found}" if device.type != "cpu" else found
     elif foreach is not None or setting == "foreach":
         reason = foreach or "MODULI_KERNELS=foreach"
     else:
         try:
-            found = _backend.kernel(emit(graph, [(node, dtype) for node, dtype, _ in outputs]))
+            library = _backend.kernel(emit(graph, [(node, dtype) for node, dtype, _ in outputs]))
         except NoCFormError as missing:
             reason = f"{missing} has no C form"
         else:
-            if isinstance(found, Kernel):
-                return Form("c", "compiled", graph, kernel=found)
+            if isinstance(library, Kernel):
+                return Form("c", "compiled", graph, kernel=library)
             if setting == "c":
-                raise KernelError(f"MODULI_KERNELS=c, but the kernel can't be compiled: {found}")
-            reason = found
+                raise KernelError(f"MODULI_KERNELS=c, but the kernel can't be compiled: {library}")
+            reason = library
     return Form("foreach", reason, graph, program=Program(graph, outputs))
+
+
+def _find_triton(
+    graph: Graph,
+    outputs: Sequence[tuple[int, torch.dtype, int | None]],
+    device: torch.device,
+    foreach: str | None,
+    asked: bool,
+) -> TritonKernel | str:
+    """The Triton kernel of a graph on a device, or why there is none."""
+    problem = None if asked else foreach or (None if _backend.mode() == "auto" else f"MODULI_KERNELS={_backend.mode()}")
+    problem = problem or find_problem(device, asked)
+    if problem is None:
+        try:
+            return TritonKernel(graph, outputs, "fused")
+        except NoTritonFormError as missing:
+            return f"{missing} has no Triton form"
+    if asked:
+        raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
+    return problem
 
 
 _LOOKS = operator.attrgetter("__class__", "dtype", "device", "shape")

@@ -130,17 +130,17 @@ def prepare(request: Request) -> Plan:
         tight = [i for i in indices if i not in loose]
         if tight:
             form = _form(request, traces[signature], slots, outputs, tight, signature[0], opaque)
-            plan.pieces.append(_piece(form, None if len(tight) == count else tight, sizes))
+            plan.pieces.append(_piece(form, None if len(tight) == count else tight, sizes, signature[0]))
     if strided:
         reason = f"{len(strided)} of {count} tensors are not contiguous"
         form = Form("plain", reason, first.graph)
-        plan.pieces.append(_piece(form, None if len(strided) == count else strided, sizes))
+        plan.pieces.append(_piece(form, None if len(strided) == count else strided, sizes, plan.device))
     return plan
 
 
-def _piece(form: Form, indices: list[int] | None, sizes: Sequence[int]) -> Piece:
+def _piece(form: Form, indices: list[int] | None, sizes: Sequence[int], device: torch.device) -> Piece:
     chosen = list(sizes) if indices is None else [sizes[i] for i in indices]
-    return Piece(form, indices, array("q", chosen), array("q", itertools.accumulate(chosen, initial=0)))
+    return Piece(form, indices, array("q", chosen), array("q", itertools.accumulate(chosen, initial=0)), device)
 
 
 def _form(

@@ -17,11 +17,12 @@ from ._compensated_sum import reduce_without_compiler
 from ._plan import Lists
 from ._runtime import CODES, KINDS, Runtime
 from ._sharded import is_sharded, over_processes, over_shards, reduce_counted
+from ._triton import find_problem, reduce_lists
 
 __all__ = ["amax", "dot", "norm", "sum"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-_ORDERS = {"squares": 2.0, "absolutes": 1.0, "largest": math.inf}
+_ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
 _sum = sum
 
 
@@ -108,7 +109,7 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
             return torch.tensor(value, dtype=torch.float64, device="cpu")
         if isinstance(shared, str) and setting == "c" and all(map(_is_plain, lists)):
             raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
-    if lists[0] and _is_elsewhere(lists[0][0]):
+    if lists[0] and (any(map(_is_elsewhere, lists[0])) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
     if any(is_sharded(tensor) for tensor in lists[0]):
         return over_shards(kind, [list(tensors) for tensors in lists], lambda local: _reduce(kind, local, scale))
@@ -233,6 +234,9 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         return _reduce("absolutes", lists)
     if ord != 2:
         return _reduce("largest", lists)
+    alone = bool(lists[0]) and over_processes() is None
+    if alone and (_is_elsewhere(lists[0][0]) or _chooses_triton(lists[0][0].device)):
+        return _reduce_on_device("norm", lists)
     squares = _reduce("squares", lists)
     if _is_elsewhere(squares):
         return squares.sqrt()
@@ -248,14 +252,46 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
 
 def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
     """A few launches for all tensors, and nothing is read back; sums are those of torch on this device."""
+    devices = {tensor.device for tensor in lists[0]}
+    if len(devices) > 1:
+        return _join_devices(kind, lists)
+    if _chooses_triton(lists[0][0].device):
+        found = reduce_lists("squares" if kind == "norm" else kind, lists, root=kind == "norm")
+        if found is not None:
+            return found
     wide = torch.float32 if lists[0][0].device.type == "mps" else torch.float64
     with torch.no_grad():
         if kind in _ORDERS:
             each = torch.stack(torch._foreach_norm(list(lists[0]), _ORDERS[kind])).to(wide)
-            found: torch.Tensor = torch.linalg.vector_norm(each, _ORDERS[kind])
-            return found.square() if kind == "squares" else found
+            total: torch.Tensor = torch.linalg.vector_norm(each, _ORDERS[kind])
+            return total.square() if kind == "squares" else total
         first, *others = (torch.cat([tensor.reshape(-1) for tensor in tensors]).to(wide) for tensors in lists)
         return first.amax() if kind == "amax" else torch.dot(first, others[0]) if others else first.sum()
+
+
+def _chooses_triton(device: torch.device) -> bool:
+    setting = _backend.mode()
+    asked = setting == "triton"
+    watched = has_dispatch_mode() and not asked
+    if setting not in ("auto", "triton") or watched or (device.type == "cpu" and not asked):
+        return False
+    return find_problem(device, asked) is None and not transformed()
+
+
+def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """A reduction on each device, and one of what they found on the first that is not the host."""
+    devices = list(dict.fromkeys(tensor.device for tensor in lists[0]))
+    home = next(device for device in devices if device.type != "cpu")
+    found = []
+    for device in devices:
+        chosen = [i for i, tensor in enumerate(lists[0]) if tensor.device == device]
+        part = [[tensors[i] for i in chosen] for tensors in lists]
+        found.append((norm(part[0]) if kind == "norm" else _reduce(kind, part)).to(home))
+    every = torch.stack(found)
+    if kind == "norm":
+        joined: torch.Tensor = torch.linalg.vector_norm(every)
+        return joined
+    return every.amax() if kind in ("largest", "amax") else every.sum()
 
 
 def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Inner products and norms of lists of tensors, as numbers."""
+"""Inner products and norms of lists of tensors: numbers, which stay 0-d tensors where the tensors are on a device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ._scalars import read
 
 __all__ = ["dot", "norm"]
 
@@ -22,11 +23,11 @@ def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Any:
     if torch.is_grad_enabled():
         products = [(a.double() * b.double()).sum() for a, b in zip(_real(first), _real(second), strict=True)]
         return torch.stack(products).sum()
-    return float(kernels.dot(_real(first), _real(second)))
+    return read(kernels.dot(_real(first), _real(second)))
 
 
 def norm(tensors: Sequence[Tensor]) -> Any:
     """The Euclidean norm, accumulated in double; a tensor where it is differentiated."""
     if torch.is_grad_enabled():
         return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in _real(tensors)]).norm()
-    return float(kernels.norm(_real(tensors)))
+    return read(kernels.norm(_real(tensors)))

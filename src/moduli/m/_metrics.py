@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import kernels
 from ._lists import norm
+from ._scalars import read
 
 __all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shaped", "sizes"]
 
@@ -90,7 +91,7 @@ def lengths(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
-    """The measure over all tensors as one vector: a number, or a tensor where it is differentiated."""
+    """The measure over all tensors as one vector: a number, or a 0-d tensor on a device and where it is differentiated."""
     if ord in (2, "l2"):
         return norm(tensors)
     whole = torch.cat(
@@ -99,7 +100,7 @@ def metric_of_all(tensors: Sequence[Tensor], ord: Any = 2) -> Any:
     if not whole.numel():
         return 0.0
     found = metric(whole, ord, (0,)).squeeze(0)
-    return found if torch.is_grad_enabled() else float(found)
+    return found if torch.is_grad_enabled() else read(found)
 
 
 def _size(tensor: Tensor, ord: Any, members: int | None) -> Tensor:

@@ -339,7 +339,7 @@ class FusedRun:
         for setting, chosen in kinds:
             found = self._measure_alike(objective, tensors, grads, setting, [self._cohorts[c] for c in chosen])
             for c in chosen:
-                out[c] = found
+                out[c] = _bring(found, self._cohorts[c].params[0].device)
         return out
 
     def _measure_alike(
@@ -418,6 +418,13 @@ class FusedRun:
                 link._pending = weakref.WeakMethod(self.flush)
 
 
+def _bring(found: dict[str, Any] | None, device: torch.device) -> dict[str, Any] | None:
+    """What was measured over parameters on several devices, on one of them."""
+    if found is None or not any(isinstance(value, Tensor) and value.device != device for value in found.values()):
+        return found
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in found.items()}
+
+
 def _initializes(link: TensorTransform) -> bool:
     """Whether a link has anything to write into an empty state."""
     from .transform import TensorTransform
@@ -449,7 +456,11 @@ def _split(
         kind = type(value)
         if key in link.static:
             constants.append((key, value))
-        elif kind is float or kind is int:
+        elif (
+            kind is float
+            or kind is int
+            or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype.is_floating_point)
+        ):
             names.append(key)
             values.append(value)
         elif isinstance(value, float | int) and kind is not bool:  # NumPy's

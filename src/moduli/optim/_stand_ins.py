@@ -26,7 +26,8 @@ class StandIns:
     ) -> Iterator[list[Tensor]]:
         """Inside the block the stand-ins have the shapes and values of these tensors."""
         while len(self.tensors) < len(tensors):
-            self.tensors.append(torch.empty(0))
+            like = tensors[len(self.tensors)]
+            self.tensors.append(torch.empty(0, dtype=like.dtype, device=like.device))
         fakes = self.tensors[: len(tensors)]
         with torch.no_grad():
             for i, tensor in enumerate(tensors):

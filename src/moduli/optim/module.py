@@ -54,6 +54,8 @@ class Module(metaclass=LinkType):
         across: What it needs where each process holds a piece of the parameters (see `Across`): nothing for pointwise links,
             sums for those that reduce lists by `moduli.kernels`, whole tensors for those that treat each tensor by itself.
             Without a word all parameters are gathered whole, which is right for every link.
+        decides_on_host: Whether it reads numbers back from the parameters' device by its nature, because Python decides what
+            comes next (a line search compares losses, a termination stops). Every other link leaves them where they are.
         keeps_outside: Whether it learns something that is neither in `state` nor in `global_state` (a foreign optimizer),
             so that it can't be run for each member of a population in turn.
         differentiable: Whether gradients flow through it, from the update, the parameters and its settings.
@@ -81,6 +83,7 @@ class Module(metaclass=LinkType):
     replicated: ClassVar[bool] = False
     vector_state: bool = False
     across: Across = Across.EVERYTHING
+    decides_on_host: bool = False
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False
     shared_settings: ClassVar[bool | tuple[str, ...]] = ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import is_fake
 from ._needs import Need
 from .module import Chainable, Module
 
@@ -66,13 +67,14 @@ class Reformulation(Module):
     def _wrapped(self, objective: Objective) -> Callable[..., Tensor]:
         original = objective.clone(clone_updates=False)
         start = [param.detach().clone() for param in original.params]
+        versions = [param._version for param in original.params]
 
         def evaluate(backward: bool = True) -> Tensor:
             params = original.params
 
             def plain(backward: bool = True) -> Tensor:
                 loss = original.get_loss(backward=backward, at_x0=False)
-                if objective.loss is None and all(map(torch.equal, params, start)):
+                if objective.loss is None and _is_at(params, start, versions):
                     objective.loss = objective.loss_approx = loss  # what the step returns
                 return loss
 
@@ -83,7 +85,7 @@ class Reformulation(Module):
             finally:
                 with torch.no_grad():
                     for param, value in zip(params, before, strict=True):
-                        if not torch.equal(param, value):
+                        if not _can_compare(param) or not torch.equal(param, value):
                             param.copy_(value)
             if backward and grads is not None:
                 for param, grad in zip(params, grads, strict=True):
@@ -115,3 +117,16 @@ def _flags(inner: Objective) -> Objective:
     out._graph = None
     out.accepted = None
     return out
+
+
+def _can_compare(param: Tensor) -> bool:
+    """Whether comparing values costs no wait for a device."""
+    return param.device.type == "cpu" and not is_fake(param)
+
+
+def _is_at(params: Sequence[Tensor], start: Sequence[Tensor], versions: Sequence[int]) -> bool:
+    """Whether parameters are where the step began; on a device, whether they were never moved."""
+    return all(
+        torch.equal(param, value) if _can_compare(param) else param._version == version
+        for param, value, version in zip(params, start, versions, strict=True)
+    )

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...optim import Chainable, TensorTransform
 from .._checks import fraction, non_negative
 from .._lists import dot
+from .._scalars import divide
 
 __all__ = ["AdagradNorm"]
 
@@ -107,5 +108,5 @@ class AdagradNorm(TensorTransform):
             b = b / (1 - beta ** state["step"])
         size = setting["alpha"] / (1 + (state["step"] - 1) * setting["lr_decay"])
         below = (b**0.5 if setting["use_sqrt"] else b) + setting["eps"]
-        out: Tensor = tensor * (size / below if below > 0 else 0.0)
+        out: Tensor = tensor * divide(size, below, 0.0)
         return out

@@ -8,6 +8,7 @@ import torch
 
 from ...optim import Need, Objective, Transform
 from .._flat import flat, masked, unflat
+from .._scalars import divide, read
 
 __all__ = ["AdaptiveHeavyBall"]
 
@@ -49,13 +50,13 @@ class AdaptiveHeavyBall(Transform):
         """Step size and momentum from this point and the last."""
         state = states[0]
         x, u = flat(objective.params), flat(masked(objective.peek_updates(), objective.present))
-        gap = float(objective.get_loss(backward=True)) - float(settings[0]["f_star"])
-        square = torch.dot(u, u).item()
-        state["h"], state["m"], state["moved"] = (2 * gap / square if square > 0 else 0.0), 0.0, torch.zeros_like(x)
+        gap = read(objective.get_loss(backward=True).double()) - settings[0]["f_star"]
+        square = read(torch.dot(u, u))
+        state["h"], state["m"], state["moved"] = divide(2 * gap, square, 0.0), 0.0, torch.zeros_like(x)
         if "x" in state:
-            across = gap * torch.dot(u, state["u"]).item()
+            across = gap * read(torch.dot(u, state["u"]))
             below = state["gap"] * square + across
-            state["m"] = -across / below if below > 0 else 0.0
+            state["m"] = divide(-across, below, 0.0)
             state["moved"] = x - state["x"]
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 

@@ -35,6 +35,8 @@ class AEGD(TensorTransform):
         H. Liu, X. Tian, "AEGD: adaptive gradient descent with energy", arXiv:2010.05109, Algorithm 1.
     """
 
+    decides_on_host = True
+
     elementwise = True
 
     def __init__(self, *, lr: Any = 0.1, c: Any = 1.0) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
+from .._scalars import divide, larger, read, smaller
 from ._axes import work
 
 __all__ = ["DAdaptAdam"]
@@ -89,19 +90,20 @@ class DAdaptAdam(TensorTransform):
         memory, setting = self.global_state, settings[0]
         d = memory.get("d", setting["d0"])
         rho = setting["beta2"] ** 0.5
-        gained, total = 0.0, 0.0
+        gained: Any = 0.0
+        total: Any = 0.0
         for tensor, state, row in zip(tensors, states, settings, strict=True):
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
             size = d * row["gamma"]
-            state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=size * (1 - row["beta1"]))
+            state["exp_avg"].mul_(row["beta1"]).add_(tensor * (size * (1 - row["beta1"])))
             state["exp_avg_sq"].mul_(row["beta2"]).add_(square, alpha=1 - row["beta2"])
             denominator = state["exp_avg_sq"].sqrt() + row["eps"]
-            gained += size * dot([tensor], [state["s"] / torch.where(denominator > 0, denominator, 1.0)])
-            state["s"].mul_(rho).add_(tensor, alpha=size * (1 - rho))
-            total += float(state["s"].abs().sum(dtype=torch.float64))
+            gained = gained + size * dot([tensor], [state["s"] / torch.where(denominator > 0, denominator, 1.0)])
+            state["s"].mul_(rho).add_(tensor * (size * (1 - rho)))
+            total = total + read(state["s"].abs().sum(dtype=torch.float64))
         memory["r"] = rho * memory.get("r", 0.0) + (1 - rho) * gained
-        found = memory["r"] / ((1 - rho) * total) if total > 0 else 0.0
-        memory["d"] = max(d, min(found, d * setting["growth_rate"]))
+        found = divide(memory["r"], (1 - rho) * total, 0.0)
+        memory["d"] = larger(d, smaller(found, d * setting["growth_rate"]))
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._scalars import read
 from ._axes import accumulate, covariance, eigh, merged_shape, whole, work
 
 __all__ = ["begin", "eigenvectors", "follow", "learn", "matrices"]
@@ -30,10 +31,18 @@ def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bo
 def eigenvectors(matrix: Tensor) -> Tensor:
     """Eigenvectors that depend on the matrix alone, also where it is zero: there any basis would do, and rounding chose it."""
     values, vectors = eigh(matrix)
-    unseen = int((values <= values[-1] * (len(values) * torch.finfo(values.dtype).eps)).sum())
+    if not len(values):
+        return vectors
+    below = values <= values[-1] * (len(values) * torch.finfo(values.dtype).eps)
+    # Of the space that was never seen, the basis in which a fixed ramp is diagonal.
+    ramp = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
+    unseen = read(below.sum())
+    if isinstance(unseen, Tensor):
+        # The others keep their order behind it: their part is diagonal, with larger numbers.
+        behind = torch.where(below, 0.0, 3 + torch.arange(len(values), dtype=values.dtype, device=values.device))
+        inside = torch.where(below[:, None] & below, vectors.mH @ (ramp[:, None] * vectors), 0.0)
+        return vectors @ eigh(inside + torch.diag(behind))[1]
     if unseen > 1:
-        # Of the space that was never seen, the basis in which a fixed ramp is diagonal.
-        ramp = torch.linspace(1, 2, len(values), dtype=values.dtype, device=values.device)
         space = vectors[:, :unseen]
         vectors[:, :unseen] = space @ eigh(space.mH @ (ramp[:, None] * space))[1]
     return vectors

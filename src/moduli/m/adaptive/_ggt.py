@@ -45,6 +45,8 @@ class GGT(TensorTransform):
         N. Agarwal et al., "Efficient full-matrix adaptive regularization", ICML 2019.
     """
 
+    decides_on_host = True
+
     def __init__(
         self,
         *,

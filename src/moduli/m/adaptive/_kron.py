@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._scalars import read
 from ._axes import covariance, merged_shape, multiply, work
 
 __all__ = ["balance", "begin", "fit", "largest", "precondition"]
@@ -24,7 +25,7 @@ def begin(state: Any, tensor: Tensor, setting: Any) -> None:
     state["shape"] = shape
     scale = setting["init_scale"]
     if scale is None:
-        fourth = float(x.abs().double().pow(4).mean()) if x.numel() else 1.0
+        fourth = read(x.abs().double().pow(4).mean()) if x.numel() else 1.0
         scale = (fourth + setting["damping"] ** 4 + 1e-40) ** (-1 / 8)
     each = scale ** ((2 if setting["dQ"] == "QUAD4P" else 1) / len(shape))
     factors = []
@@ -62,7 +63,7 @@ def precondition(state: Any, tensor: Tensor) -> Tensor:
 
 def largest(matrix: Tensor) -> Tensor:
     """About the largest eigenvalue of a positive matrix: two steps of power iteration from its largest row."""
-    start = matrix[torch.diagonal(matrix).real.argmax()]
+    start = matrix.index_select(0, torch.diagonal(matrix).real.argmax().reshape(1)).squeeze(0)
     x = matrix @ start.conj()
     x = matrix @ (x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(matrix.dtype).tiny))
     length: Tensor = torch.linalg.vector_norm(x)

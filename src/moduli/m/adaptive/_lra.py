@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._scalars import read
+
 __all__ = ["begin", "fit", "precondition"]
 
 
@@ -16,13 +18,13 @@ def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None
     rank = min(int(setting["rank"]), max(n, 1))
     scale = setting["init_scale"]
     if scale is None:
-        fourth = float(h.double().pow(4).mean()) if n else 1.0
+        fourth = read(h.double().pow(4).mean()) if n else 1.0
         scale = (fourth + setting["damping"] ** 4 + 1e-40) ** (-1 / 8)
     draw = torch.randn(2, n, rank, dtype=h.dtype, device=h.device, generator=generator)
     # Columns one by one: a square matrix would not say which of its axes are parameters.
     draw *= 0.1 / max(n * rank, 1) ** 0.5
     state["U"], state["V"] = list(draw[0].unbind(1)), list(draw[1].unbind(1))
-    state["d"] = torch.full_like(h, scale)
+    state["d"] = torch.ones_like(h) * scale
     state["lipschitz"] = [torch.zeros((), dtype=h.dtype, device=h.device) for _ in range(3)]
 
 

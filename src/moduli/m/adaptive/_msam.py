@@ -11,6 +11,7 @@ from ... import kernels
 from ...optim import Chainable, Objective, Transform, as_real
 from ...optim import step as run
 from .._checks import fraction, non_negative
+from .._scalars import divide, read
 
 __all__ = ["MSAM", "MSAMMomentum"]
 
@@ -31,10 +32,10 @@ class _Perturbed(Transform):
             kept.append((state, setting))
         if not kept:
             return
-        size = float(kernels.norm([as_real(state["velocity"]) for state, _ in kept]))
+        size = read(kernels.norm([as_real(state["velocity"]) for state, _ in kept]))
         for state, setting in kept:
             state["before"] = state["shift"]
-            state["shift"] = state["velocity"] * (setting["rho"] / size if size > 0 else 0.0)
+            state["shift"] = state["velocity"] * divide(setting["rho"], size, 0.0)
 
     @staticmethod
     def _moved(state: dict[str, Any], step: Tensor) -> Tensor:

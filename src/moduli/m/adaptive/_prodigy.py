@@ -12,6 +12,7 @@ from ... import kernels
 from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
+from .._scalars import divide, larger, read, smaller
 from ._axes import work
 
 __all__ = ["Prodigy"]
@@ -115,14 +116,14 @@ class Prodigy(TensorTransform):
         away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
         r = beta3 * memory.get("r", 0.0) + (1 - beta3) * d * d * dot(tensors, away)
         for tensor, state, row in zip(tensors, states, settings, strict=True):
-            state["exp_avg"].mul_(row["beta1"]).add_(tensor, alpha=d * (1 - row["beta1"]))
+            state["exp_avg"].mul_(row["beta1"]).add_(tensor * (d * (1 - row["beta1"])))
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
-            state["exp_avg_sq"].mul_(row["beta2"]).add_(square, alpha=d * d * (1 - row["beta2"]))
-            state["s"].mul_(beta3).add_(tensor, alpha=d * d * (1 - beta3))
-        total = float(kernels.norm([state["s"] for state in states], 1))
+            state["exp_avg_sq"].mul_(row["beta2"]).add_(square * (d * d * (1 - row["beta2"])))
+            state["s"].mul_(beta3).add_(tensor * (d * d * (1 - beta3)))
+        total = read(kernels.norm([state["s"] for state in states], 1))
         memory["r"] = r
-        found = setting["d_coef"] * r / total if total > 0 else 0.0
-        memory["next_d"] = max(d, min(found, d * setting["growth_rate"]))
+        found = divide(setting["d_coef"] * r, total, 0.0)
+        memory["next_d"] = larger(d, smaller(found, d * setting["growth_rate"]))
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

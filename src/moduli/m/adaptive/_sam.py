@@ -11,10 +11,10 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Across, Chainable, Reformulation
 from .._checks import non_negative
+from .._scalars import read
 
 if TYPE_CHECKING:
-    from ... import kernels
-from ...optim import Objective
+    from ...optim import Objective
 
 __all__ = ["ASAM", "SAM"]
 
@@ -92,7 +92,7 @@ class SAM(Reformulation):
         q = 1.0 if p == float("inf") else p / (p - 1)
         weights = [param.abs() if s["asam"] else None for param, s in zip(params, settings, strict=True)]
         scaled = [g if w is None else g * w for g, w in zip(grads, weights, strict=True)]
-        size = float(_norm(scaled, q) ** (q - 1)) + eps
+        size = read(_norm(scaled, q) ** (q - 1)) + eps
         out = []
         for g, w, s in zip(scaled, weights, settings, strict=True):
             direction = torch.sgn(g) if q == 1 else g if q == 2 else torch.sgn(g) * g.abs() ** (q - 1)

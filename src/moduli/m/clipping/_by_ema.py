@@ -12,6 +12,7 @@ from ...optim import Chainable, TensorTransform
 from .._buffers import BufferTransform
 from .._checks import choice, fraction, positive
 from .._metrics import check_metric, metric_of_all
+from .._scalars import divide, larger, smaller
 
 __all__ = ["ClipNormByEMA", "ClipValueByEMA", "NormalizeByEMA"]
 
@@ -105,11 +106,12 @@ class ClipNormByEMA(TensorTransform):
             means = [states[i]["exp_avg"] for i in group]
             size, growth = self._size(means, setting["ord"]), setting["max_ema_growth"]
             if growth is not None and first["norm"] is not None:
-                limit = max(first["norm"], setting["min_norm"]) * growth
-                if size > limit:
+                limit = larger(first["norm"], setting["min_norm"]) * growth
+                scale = smaller(divide(limit, size, 1.0), 1.0)
+                if isinstance(scale, Tensor) or scale < 1:
                     for i, mean in zip(group, means, strict=True):
-                        states[i]["exp_avg"] = mean * (limit / size)
-                    size = limit
+                        states[i]["exp_avg"] = mean * scale
+                    size = smaller(size, limit)
             for i in group:
                 states[i]["norm"] = size
 
@@ -126,8 +128,10 @@ class ClipNormByEMA(TensorTransform):
         for group in self._groups(len(tensors), settings):
             size = self._size([tensors[i] for i in group], settings[group[0]]["ord"])
             target = states[group[0]]["norm"]
-            scale = target / size if size > 0 else 1.0
-            if self.normalize or scale < 1:
+            scale = divide(target, size, 1.0)
+            if isinstance(scale, Tensor) and not self.normalize:
+                scale = smaller(scale, 1.0)
+            if self.normalize or isinstance(scale, Tensor) or scale < 1:
                 for i in group:
                     out[i] = tensors[i] * scale
         return out

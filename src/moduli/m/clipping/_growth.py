@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import non_negative, positive
 from .._metrics import check_metric, metric_of_all
+from .._scalars import choose, divide, larger, smaller
 
 __all__ = ["ClipNormGrowth", "ClipValueGrowth"]
 
@@ -90,16 +91,16 @@ class ClipNormGrowth(TensorTransform):
             size = metric_of_all([tensors[i] for i in group], setting["ord"])
             scale, last = 1.0, state.get("norm")
             if last is not None:
-                limit = min(
-                    last + setting["add"] if setting["add"] is not None else float("inf"),
-                    last * setting["mul"] if setting["mul"] is not None else float("inf"),
+                limit = smaller(
+                    last + setting["add"] if setting["add"] is not None else last * 0 + float("inf"),
+                    last * setting["mul"] if setting["mul"] is not None else last * 0 + float("inf"),
                 )
-                if size > limit:
-                    scale, size = limit / size, limit
+                scale = choose(size > limit, divide(limit, size, 1.0), 1.0)
+                size = smaller(size, limit)
                 if setting["max_decay"] is not None:
-                    size = max(size, last / setting["max_decay"])
+                    size = larger(size, last / setting["max_decay"])
             for i in group:
-                states[i]["norm"], states[i]["scale"] = max(size, setting["min_value"]), scale
+                states[i]["norm"], states[i]["scale"] = larger(size, setting["min_value"]), scale
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

@@ -42,6 +42,8 @@ class ConjugateGradient(Transform):
         W. W. Hager, H. Zhang, "A survey of nonlinear conjugate gradient methods", Pacific J. Optim. 2 (2006).
     """
 
+    decides_on_host = True
+
     shared_settings = True
     vector_state = True
 

@@ -47,6 +47,8 @@ class AugmentedLagrangian(Reformulation):
         section 17.3.
     """
 
+    decides_on_host = True
+
     def __init__(
         self,
         constraint: Callable[..., Any],

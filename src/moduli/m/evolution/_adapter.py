@@ -45,6 +45,8 @@ class SearchLink(Module):
         **options: The settings of the search.
     """
 
+    decides_on_host = True
+
     search_class: ClassVar[type[Search]]
     left_out: ClassVar[tuple[str, ...]] = ()
 

@@ -42,6 +42,8 @@ class CD(Module):
         S. J. Wright, "Coordinate descent algorithms", Math. Programming 151 (2015).
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.LOSS, Need.CLOSURE})
 

@@ -43,6 +43,8 @@ class GaussNewton(Transform):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 10.3.
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.RESIDUALS})
     vector_state = True

@@ -38,6 +38,8 @@ class LineSearchBase(Module):
         tensor([0.])
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     across = Across.SUMS

@@ -98,6 +98,8 @@ class NegateOnLossIncrease(Module):
         tensor([1.])
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
 
     def __init__(self, *, backtrack: bool = False) -> None:

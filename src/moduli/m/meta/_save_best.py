@@ -29,6 +29,8 @@ class SaveBest(Module):
         tensor([1.])
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.GRADIENT, Need.LOSS})
     members = True
 

@@ -53,6 +53,7 @@ class Wrap(Module):
         self.args = args
         self.kwargs = kwargs
         self.evaluates = _wants_closure(opt_fn)
+        self.decides_on_host = self.evaluates  # an optimizer that asks for values looks at them
         # By the names of their parameters: one, or one for each member of a population.
         self._inner: dict[tuple[str, ...], torch.optim.Optimizer] = {}
         self._loaded: dict[str, Any] | None = None

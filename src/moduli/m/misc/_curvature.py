@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
 from .._checks import at_least_one, choice, positive
+from .._scalars import choose, read
 
 __all__ = ["HpuEstimate", "RandomHvp"]
 
@@ -39,12 +40,13 @@ class HpuEstimate(Module):
         here = objective.present or [True] * len(params)
         known = [i for i, param in enumerate(params) if here[i] and "update" in self.state[param]]
         moved = [params[i].detach() - self.state[params[i]]["point"] for i in known]
-        size = float(kernels.norm(moved)) if known else 0.0
+        size = read(kernels.norm(moved)) if known else 0.0
+        size = choose(size > 0, size, float("inf"))
         for i, (param, u) in enumerate(zip(params, updates, strict=True)):
             if not here[i]:
                 continue
             row: Any = self.state[param]
-            row["estimate"] = (u - row["update"]) / size if i in known and size > 0 else torch.zeros_like(u)
+            row["estimate"] = (u - row["update"]) / size if i in known else torch.zeros_like(u)
             row["update"], row["point"] = u.clone(), param.detach().clone()
 
     def apply(self, objective: Objective) -> Objective:

@@ -31,6 +31,8 @@ class EscapeAnnealing(Module):
         True
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
 

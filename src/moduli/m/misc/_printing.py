@@ -45,6 +45,8 @@ class PrintLoss(_Print):
         loss = 1.0
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.LOSS})
     text = "loss = "
 
@@ -65,6 +67,8 @@ class PrintParams(_Print):
         >>> _ = optim.step_tensors(m.PrintParams(), [torch.ones(1)], [torch.zeros(1)])
         params = [[0.0]]
     """
+
+    decides_on_host = True
 
     text = "params = "
 
@@ -106,6 +110,8 @@ class PrintUpdate(_Print):
         >>> _ = optim.step_tensors(m.PrintUpdate(), [torch.ones(2)])
         update = [[1.0, 1.0]]
     """
+
+    decides_on_host = True
 
     needs = frozenset({Need.GRADIENT})
     text = "update = "

@@ -12,6 +12,7 @@ from ...optim import Across, TensorTransform
 from .._checks import non_negative
 from .._lists import dot
 from .._metrics import lengths
+from .._scalars import larger
 from ._cautious import agreement
 
 __all__ = ["ScaleByGradCosineSimilarity", "UpdateGradientSignConsistency"]
@@ -103,7 +104,7 @@ class ScaleByGradCosineSimilarity(TensorTransform):
         given = cast(list[Tensor], grads)
         if members is None:
             sizes = (dot(tensors, tensors) * dot(given, given)) ** 0.5
-            return {"cosine": dot(tensors, given) / max(sizes, settings[0]["eps"])}
+            return {"cosine": dot(tensors, given) / larger(sizes, settings[0]["eps"])}
         products = torch.stack(
             [(u.double() * g).reshape(members, -1).sum(1) for u, g in zip(tensors, given, strict=True)]
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Across, TensorTransform
 from .._checks import choice, non_negative
+from .._scalars import larger, read
 
 __all__ = ["Cautious", "agreement"]
 
@@ -19,14 +20,22 @@ def agreement(first: list[Tensor], second: list[Tensor], members: int | None) ->
     """The fraction of elements where two updates point the same way; one number per member for a population."""
     if kernels.over_processes() is not None:
         signs = [(a * b > 0).double() for a, b in zip(first, second, strict=True)]
-        return float(kernels.sum(signs)) / max(float(kernels.sum([torch.ones_like(sign) for sign in signs])), 1.0)
+        every = read(kernels.sum([torch.ones_like(sign) for sign in signs]))
+        return read(kernels.sum(signs)) / larger(every, 1.0)
     if members is None:
         count = sum(tensor.numel() for tensor in first)
-        same = [(a * b > 0).sum() for a, b in zip(first, second, strict=True)]
-        return float(torch.stack(same).sum()) / max(count, 1)
+        with torch.no_grad():
+            return read(kernels.sum(_signs_agree(first, second))) / max(count, 1)
     count = sum(tensor[0].numel() for tensor in first)
     rows = [(a * b > 0).reshape(members, -1).sum(1) for a, b in zip(first, second, strict=True)]
     return torch.stack(rows).sum(0).double() / max(count, 1)
+
+
+def _agrees(first: Tensor, second: Tensor) -> Tensor:
+    return torch.where(first * second > 0, torch.ones_like(first), torch.zeros_like(first))
+
+
+_signs_agree = kernels.fuse(_agrees)
 
 
 class Cautious(TensorTransform):

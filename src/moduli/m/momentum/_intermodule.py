@@ -11,6 +11,7 @@ from ...optim import Chainable, Objective, as_real, restore_complex
 from .._checks import choice, non_negative
 from .._lists import dot
 from .._metrics import lengths
+from .._scalars import larger
 from ..ops._operands import MultiOperation, numbers, present
 from ._cautious import agreement
 
@@ -76,7 +77,7 @@ class IntermoduleCautious(MultiOperation):
             kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
             factors = numbers(objective, [kept] * len(out))
             out = [
-                o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) else k)
+                o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) and k.dim() else k)
                 for o, k in zip(out, factors, strict=True)
             ]
         return [restore_complex(o, a) for o, a in zip(out, values["main"], strict=True)]
@@ -109,7 +110,7 @@ class ScaleModulesByCosineSimilarity(MultiOperation):
         first, second = present(objective, values["main"]), present(objective, values["compare"])
         if objective.members is None:
             sizes = (dot(first, first) * dot(second, second)) ** 0.5
-            return [a * (dot(first, second) / max(sizes, eps)) for a in first]
+            return [a * (dot(first, second) / larger(sizes, eps)) for a in first]
         rows = [
             (as_real(a).double() * as_real(b)).reshape(objective.members, -1).sum(1)
             for a, b in zip(first, second, strict=True)

@@ -211,6 +211,6 @@ class GraftToParams(Graft):
         other = self._sizes(objective, values["magnitude"])
         out = []
         for i, param in enumerate(objective.params):
-            d, least = values["direction"][i], torch.as_tensor(self.settings[param]["eps"]).to(other[i])
-            out.append(d * shaped(torch.maximum(other[i], least) / torch.where(mine[i] == 0, 1.0, mine[i]), d))
+            d, size = values["direction"][i], other[i].clamp(min=self.settings[param]["eps"])
+            out.append(d * shaped(size / torch.where(mine[i] == 0, 1.0, mine[i]), d))
         return out

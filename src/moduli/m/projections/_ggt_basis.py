@@ -56,6 +56,8 @@ class GGTBasis(Module):
         N. Agarwal et al., "Efficient full-matrix adaptive regularization", ICML 2019.
     """
 
+    decides_on_host = True
+
     vector_state = True
 
     def __init__(

@@ -53,6 +53,8 @@ class QuasiNewton(Transform):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., chapter 6.
     """
 
+    decides_on_host = True
+
     vector_state = True
     hessian = "matrix"
     symmetric: ClassVar[bool] = True

@@ -55,6 +55,8 @@ class DiagonalQuasiNewton(Transform):
         M. Zhu, J. L. Nazareth, H. Wolkowicz, "The quasi-Cauchy relation and diagonal updating", SIAM J. Optim. 9 (1999).
     """
 
+    decides_on_host = True
+
     vector_state = True
     hessian = "matrix"
 

@@ -58,6 +58,8 @@ class LBFGS(Transform):
         Powell, "Algorithms for nonlinear constraints that use Lagrangian functions", Math. Programming 14 (1978).
     """
 
+    decides_on_host = True
+
     members = True
     vector_state = True
     hessian = "matrix"

@@ -47,6 +47,8 @@ class LSR1(Transform):
         theorem 5.1.
     """
 
+    decides_on_host = True
+
     vector_state = True
     hessian = "matrix"
 

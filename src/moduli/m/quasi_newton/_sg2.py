@@ -48,6 +48,8 @@ class SG2(Transform):
         Control 45 (2000).
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.GRADIENT, Need.CLOSURE})
     vector_state = True
     hessian = "matrix"

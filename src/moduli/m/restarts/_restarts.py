@@ -95,6 +95,8 @@ class RestartOnStuck(RestartStrategy):
         1
     """
 
+    decides_on_host = True
+
     def __init__(self, modules: Chainable | None = None, *, tol: float | None = None, n_tol: int = 10) -> None:
         super().__init__({"tol": tol}, modules)
         if n_tol < 1:
@@ -170,6 +172,8 @@ class PowellRestart(RestartStrategy):
         M. J. D. Powell, "Restart procedures for the conjugate gradient method", Mathematical Programming 12 (1977).
     """
 
+    decides_on_host = True
+
     needs = RestartStrategy.needs
 
     def __init__(
@@ -225,6 +229,8 @@ class BirginMartinezRestart(Module):
         E. G. Birgin, J. M. Martínez, "A spectral conjugate gradient method for unconstrained optimization", Applied
         Mathematics and Optimization 43 (2001).
     """
+
+    decides_on_host = True
 
     shared_settings = True
 

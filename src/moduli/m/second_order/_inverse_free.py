@@ -42,6 +42,8 @@ class InverseFreeNewton(Transform):
         "Inverse-free Newton's method", 2025.
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     vector_state = True

@@ -9,6 +9,7 @@ import torch
 from ...optim import Chainable, Need, Objective, Transform
 from .._checks import non_negative, positive
 from .._flat import flat, masked, unflat
+from .._scalars import divide, read
 from ._newton_cg import check_hvp, product_needs
 from ._solve import refuse_complex
 
@@ -86,9 +87,10 @@ class MatrixMomentum(Transform):
             mu = setting["mu"]
             if setting["adaptive"]:
                 due = state["steps"] % (setting["adapt_freq"] or 1) == 0
-                bend = float(torch.linalg.vector_norm(u - state["u"]))
-                if (due or "radius" not in state) and bend > 0:
-                    state["radius"] = float(torch.linalg.vector_norm(s)) / bend
+                if due or "radius" not in state:
+                    bend = read(torch.linalg.vector_norm(u - state["u"]))
+                    length = read(torch.linalg.vector_norm(s))
+                    state["radius"] = divide(length, bend, state.get("radius", 1.0))
                 mu = mu * state.get("radius", 1.0)
             state["momentum"] = s - mu * flat(product).to(s.dtype)
         state["x"], state["u"], state["steps"] = x.clone(), u.clone(), state.get("steps", 0) + 1

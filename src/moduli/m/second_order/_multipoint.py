@@ -61,6 +61,8 @@ class MultipointNewton(Module):
         0.00428
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.CLOSURE, Need.HESSIAN})
 

@@ -47,6 +47,8 @@ class Newton(Transform):
         attacking the saddle point problem in high-dimensional non-convex optimization", NeurIPS 2014.
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.HESSIAN})
     vector_state = True

@@ -73,6 +73,8 @@ class NewtonCG(Transform):
         Programming 26 (1983); J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., algorithm 7.1.
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True

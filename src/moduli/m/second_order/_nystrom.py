@@ -119,6 +119,8 @@ class NystromSketchAndSolve(_Sketch):
         estimates", arXiv:2211.08597 (2022).
     """
 
+    decides_on_host = True
+
     hessian = "matrix"
 
     def __init__(

@@ -53,6 +53,8 @@ class SubspaceNewton(Transform):
         C.-P. Lee, C.-J. Lin, "The common-directions method for regularized empirical risk minimization", JMLR 20 (2019).
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True

@@ -53,6 +53,8 @@ class GradientSampling(Reformulation):
         optimization", SIAM Journal on Optimization 15 (2005).
     """
 
+    decides_on_host = True
+
     def __init__(
         self,
         modules: Chainable | None = None,

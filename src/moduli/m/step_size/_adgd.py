@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import Chainable
 from .._checks import choice
 from .._lists import norm
+from .._scalars import choose, divide, larger, root, smaller
 from ._differences import DifferenceStep
 
 __all__ = ["AdGD"]
@@ -58,22 +59,22 @@ class AdGD(DifferenceStep):
         choice("AdGD", "variant", variant, (1, 2))
         super().__init__({"variant": variant, "sqrt": sqrt}, alpha_0, use_grad, inner)
 
-    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> float:
-        last: float = self.global_state["alpha"]
-        theta: float = self.global_state.get("theta", math.inf)
-        moved, changed = norm(s), norm(y)
-        curvature = changed / moved if moved > 0 else 0.0
+    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
+        last, theta = self.global_state["alpha"], self.global_state.get("theta", math.inf)
+        first = not isinstance(theta, Tensor) and math.isinf(theta)
+        curvature = divide(norm(y), norm(s), 0.0)
         safe = 2.0 if setting["variant"] == 1 and not setting["sqrt"] else math.sqrt(2.0)
-        if setting["variant"] == 1 or math.isinf(theta):
-            bound = 1 / (safe * curvature) if curvature > 0 else math.inf
-            grown = math.sqrt(1 + theta) * last
+        if setting["variant"] == 1 or first:
+            bound = divide(1.0, safe * curvature, math.inf)
+            grown = root(1 + theta) * last
         else:
             over = 2 * (last * curvature) ** 2 - 1
-            bound = last / math.sqrt(over) if over > 0 else math.inf
-            grown = math.sqrt(2 / 3 + theta) * last
-        alpha = min(grown, bound)
-        if math.isinf(alpha):  # nothing measured yet
+            bound = divide(last, root(larger(over, 0.0)), math.inf)
+            grown = root(2 / 3 + theta) * last
+        alpha = smaller(bound, grown)
+        measured = alpha < math.inf
+        if not isinstance(measured, Tensor) and not measured:
             return last
-        restart = math.isinf(theta) and setting["variant"] == 2
-        self.global_state["theta"] = 1 / 3 if restart else alpha / last
-        return alpha
+        restart = first and setting["variant"] == 2
+        self.global_state["theta"] = choose(measured, 1 / 3 if restart else alpha / last, theta)
+        return choose(measured, alpha, last)

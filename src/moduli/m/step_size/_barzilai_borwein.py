@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import Chainable
 from .._checks import at_least_one, choice, positive
 from .._lists import dot, norm
+from .._scalars import choose, divide, larger, root, smaller
 from ._differences import DifferenceStep
 
 __all__ = ["BBStab", "BarzilaiBorwein"]
@@ -19,18 +20,18 @@ Type = Literal["long", "short", "geom", "geom-fallback"]
 TYPES = ("long", "short", "geom", "geom-fallback")
 
 
-def _step(s: list[Tensor], y: list[Tensor], kind: str) -> float | None:
-    """The step size; None where the curvature along the last step is not positive."""
+def _step(s: list[Tensor], y: list[Tensor], kind: str, otherwise: Any) -> Any:
+    """The step size; another where the curvature along the last step is not positive."""
     ss, sy, yy = dot(s, s), dot(s, y), dot(y, y)
     if kind == "long":
-        found = ss / sy if sy > 0 else None
+        found = divide(ss, sy, 0.0)
     elif kind == "short":
-        found = sy / yy if sy > 0 and yy > 0 else None
-    elif sy > 0 and yy > 0:
-        found = math.sqrt(ss / yy)
+        found = larger(divide(sy, yy, 0.0), 0.0)
     else:
-        found = math.sqrt(ss / yy) if kind == "geom-fallback" and yy > 0 else None
-    return found if found is not None and math.isfinite(found) and found > 0 else None
+        found = root(divide(ss, yy, 0.0))
+        found = found if kind == "geom-fallback" else choose(sy > 0, found, 0.0)
+    usable = (found > 0) & (found < math.inf)
+    return choose(usable, found, otherwise)
 
 
 class BarzilaiBorwein(DifferenceStep):
@@ -65,9 +66,8 @@ class BarzilaiBorwein(DifferenceStep):
         choice("BarzilaiBorwein", "type", type, TYPES)
         super().__init__({"type": type}, alpha_0, use_grad, inner)
 
-    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> float:
-        found = _step(s, y, setting["type"])
-        return setting["alpha_0"] if found is None else found
+    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
+        return _step(s, y, setting["type"], setting["alpha_0"])
 
 
 class BBStab(DifferenceStep):
@@ -114,17 +114,16 @@ class BBStab(DifferenceStep):
             positive("BBStab", delta=delta)
         super().__init__({"type": type, "c": c, "delta": delta, "inf_iters": inf_iters}, alpha_0, use_grad, inner)
 
-    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> float:
-        found = _step(s, y, setting["type"])
-        alpha: float = setting["alpha_0"] if found is None else found
+    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
+        alpha = _step(s, y, setting["type"], setting["alpha_0"])
         limit = setting["delta"]
         if limit is None:
             memory = self.global_state
             seen = memory.get("seen", 0)
             # The first difference is that of the given first step, which says nothing about the problem.
             if 0 < seen <= setting["inf_iters"]:
-                memory["shortest"] = min(memory.get("shortest", math.inf), norm(s))
+                memory["shortest"] = smaller(norm(s), memory.get("shortest", math.inf))
             memory["seen"] = seen + 1
             limit = setting["c"] * memory["shortest"] if seen >= setting["inf_iters"] else math.inf
         length = norm(grads)
-        return min(alpha, limit / length) if length > 0 else alpha
+        return smaller(alpha, divide(limit, length, math.inf))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...optim import Chainable, Need, Transform
 from .._checks import positive
+from .._scalars import choose, read
 from ._polyak import scaled_identity
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class BoldDriver(Transform):
     ) -> None:
         """Compares the loss with the last one."""
         setting, memory = settings[0], self.global_state
-        loss = float(objective.get_loss(backward=True))
+        loss = read(objective.get_loss(backward=True).double())
         if "loss" in memory:
-            memory["alpha"] *= setting["nplus"] if loss < memory["loss"] else setting["nminus"]
+            memory["alpha"] = memory["alpha"] * choose(loss < memory["loss"], setting["nplus"], setting["nminus"])
         else:
             memory.setdefault("alpha", setting["a_init"])
         memory["loss"] = loss

@@ -29,8 +29,8 @@ class DifferenceStep(Transform):
         super().__init__({**defaults, "alpha_0": alpha_0, "use_grad": use_grad}, inner=inner)
 
     @abstractmethod
-    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> float:
-        """The step size."""
+    def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
+        """The step size: a number, or a 0-d tensor on the parameters' device."""
 
     def update_states(
         self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]

@@ -11,6 +11,7 @@ from ...linalg import ScaledIdentity
 from ...optim import Chainable, Need, Transform
 from .._checks import fraction, non_negative, positive
 from .._lists import dot
+from .._scalars import choose, divide, larger, read, smaller
 
 if TYPE_CHECKING:
     from ...linalg import LinearOperator
@@ -83,20 +84,20 @@ class PolyakStepSize(Transform):
     ) -> None:
         """Where the best value so far, and the target below it, are kept."""
         setting, memory = settings[0], self.global_state
-        loss = float(objective.get_loss(backward=True))
+        loss = read(objective.get_loss(backward=True).double())
         memory["y"] = memory["y"] * (1 - setting["y_decay"]) if "y" in memory else setting["y"]
-        memory["best"] = min(memory.get("best", loss), loss)
+        memory["best"] = smaller(memory.get("best", loss), loss)
         target = setting["f_star"]
         memory["gap"] = loss - (memory["best"] - memory["y"] if target is None else target)
         memory["step"] = self._step(objective, objective.peek_updates(), setting)
 
-    def _step(self, objective: Objective, updates: Sequence[Tensor], setting: Mapping[str, Any]) -> float:
+    def _step(self, objective: Objective, updates: Sequence[Tensor], setting: Mapping[str, Any]) -> Any:
         size = dot(updates, objective.get_grads()) if setting["use_grad"] else dot(updates, updates)
-        if size <= 0:  # not a direction of descent: its own length is what is left to measure by
-            size = dot(updates, updates)
+        if isinstance(size, Tensor) or size <= 0:  # no direction of descent: its own length is left to measure by
+            size = choose(size > 0, size, dot(updates, updates))
         gap = self.global_state["gap"]
-        step: float = setting["alpha"] * gap / size if size > 0 and gap > 0 else 0.0
-        return step if setting["max"] is None else min(step, setting["max"])
+        step = divide(setting["alpha"] * larger(gap, 0.0), size, 0.0)
+        return step if setting["max"] is None else smaller(step, setting["max"])
 
     def apply_states(
         self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]

@@ -162,6 +162,8 @@ class TerminateByGradientNorm(TerminationCriteria):
         ['the gradient has norm 0, at most 1e-06']
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.GRADIENT})
 
     def __init__(self, tol: float = 1e-8, *, n: int = 3, ord: float = 2) -> None:
@@ -186,6 +188,8 @@ class TerminateByUpdateNorm(TerminationCriteria):
         >>> m.TerminateByUpdateNorm(1e-6).n
         3
     """
+
+    decides_on_host = True
 
     def __init__(self, tol: float = 1e-8, *, n: int = 3, ord: float = 2) -> None:
         super().__init__({"tol": tol, "ord": ord}, n=n)
@@ -222,6 +226,8 @@ class TerminateOnNoImprovement(TerminationCriteria):
         3
     """
 
+    decides_on_host = True
+
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 
     def __init__(self, tol: float | None = None, *, n: int = 10) -> None:
@@ -253,6 +259,8 @@ class TerminateOnLossReached(TerminationCriteria):
         >>> opt.reasons
         ['the loss is 0, at most 0.5']
     """
+
+    decides_on_host = True
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 

@@ -46,6 +46,8 @@ class TrustRegionBase(Module):
         inner: Links that transform the gradient before the model is made.
     """
 
+    decides_on_host = True
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     solves: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
 from .._lists import norm
+from .._scalars import divide, smaller
 
 __all__ = ["MARSCorrection"]
 
@@ -80,9 +81,9 @@ class MARSCorrection(TensorTransform):
             out.append(tensor.add(state["change"], alpha=setting["scaling"] * beta / (1 - beta)))
         limit = settings[0]["max_norm"]
         if limit is not None:
-            size = norm(out)
-            if size > limit:
-                out = [tensor.mul_(limit / size) for tensor in out]
+            scale = smaller(divide(limit, norm(out), 1.0), 1.0)
+            if isinstance(scale, Tensor) or scale < 1:
+                out = [tensor.mul_(scale) for tensor in out]
         return out
 
     def reset_for_online(self) -> None:

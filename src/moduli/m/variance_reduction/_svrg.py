@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...optim import Reformulation
 from .._checks import at_least_one, non_negative
+from .._scalars import read
 
 if TYPE_CHECKING:
     from ...optim import Objective
@@ -106,7 +107,7 @@ class SVRG(Reformulation):
         for state, grad in zip(states, found, strict=True):
             state["full"].add_((grad - state["full"]) / (count + 1))
         memory["full_loss"] = memory.get("full_loss", 0.0) + (
-            (0.0 if loss is None else float(loss)) - memory.get("full_loss", 0.0)
+            (0.0 if loss is None else read(loss)) - memory.get("full_loss", 0.0)
         ) / (count + 1)
         memory["gathered"] = count + 1
         if count + 1 < wanted:

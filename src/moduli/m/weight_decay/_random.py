@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform, sample_like
 from .._checks import at_least_one, choice, fraction, non_negative
 from .._metrics import metric
+from .._scalars import read
 
 __all__ = ["Dropout", "PerturbWeights", "RandomReinitialize", "WeightDropout"]
 
@@ -148,7 +149,7 @@ class PerturbWeights(Reformulation):
             setting = self.settings[param]
             size: Any = 1.0
             if setting["relative"] and param.numel():
-                size = float(metric(param.detach(), setting["metric"], tuple(range(param.dim()))).reshape(()))
+                size = read(metric(param.detach(), setting["metric"], tuple(range(param.dim()))).reshape(()))
             self._noise.append(z * (setting["alpha"] * size))
 
     def closure(

@@ -1,0 +1,207 @@
+"""From a graph to Triton: one kernel over a table of pointers, whatever the number of tensors.
+
+A program of the kernel works on one chunk of one tensor. The table lives on the device: a row for each tensor (its size and
+an address for each role and output) and, for each chunk, the tensor and where in it the chunk begins. A chunk that is full
+is loaded and stored without a mask, so that accesses are wide where addresses are aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from ._graph import Graph, Node, Ref
+from ._triton_operations import EMIT_TRITON, NoTritonFormError, TritonArguments, describe_number, largest, name_type
+
+__all__ = ["emit_reduction", "emit_result", "emit_triton", "needed_numbers"]
+
+_STORAGE = {
+    torch.float64: "tl.float64",
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.bool: "tl.int8",
+}
+_NARROW = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
+
+_HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+
+
+def needed_numbers(graph: Graph, placed: Collection[int]) -> list[int]:
+    """The scalar nodes that the kernel is given as numbers: those it reads and that follow from numbers of the host.
+
+    `placed` are the scalar nodes that follow from 0-d tensors on the device.
+    """
+    found = []
+    for index in graph.live():
+        node = graph.nodes[index]
+        if node.vector or index in placed or _is_literal(node):
+            continue
+        readers = [i for i in graph.live() if index in graph.nodes[i].refs()]
+        if any(graph.nodes[i].vector or i in placed for i in readers):
+            found.append(index)
+    return found
+
+
+def _is_literal(node: Node) -> bool:
+    return node.op == "constant" and not isinstance(dict(node.args)["value"], Ref)
+
+
+def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
+    """The source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
+
+    Numbers are `needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoTritonFormError`.
+    """
+    live = graph.live()
+    numbers = set(needed_numbers(graph, placed))
+    scalars, tensors, body = [], [], []
+    loaded: dict[int, str] = {}
+    for index in live:
+        node = graph.nodes[index]
+        if node.op == "role":
+            position = dict(node.args)["position"]
+            if node.dtype not in _STORAGE:
+                raise NoTritonFormError(f"a list of dtype {str(node.dtype).removeprefix('torch.')}")
+            loaded[position] = _STORAGE[node.dtype]
+            value = f"tl.load(p{position} + at@MASK@)"
+            value = f"({value} != 0)" if node.dtype is torch.bool else f"{value}.to({name_type(node.dtype)})"
+            body.append(f"t{index} = {value}")
+        elif node.vector:
+            body.append(f"t{index} = {_value(graph, node)}")
+        elif index in numbers:
+            kind = name_type(node.dtype)
+            number = f"tl.full((), n{index}, {kind if kind != 'tl.int1' else 'tl.float64'})"
+            scalars.append(f"t{index} = {number} != 0" if kind == "tl.int1" else f"t{index} = {number}")
+        elif index in placed and node.op == "scalar":
+            tensors.append(index)
+            scalars.append(f"t{index} = tl.load(q{index}).to(tl.float64)")
+        elif index in placed or _is_literal(node):
+            scalars.append(f"t{index} = {_value(graph, node)}")
+    for position, (index, dtype) in enumerate(outputs):
+        if dtype not in _STORAGE:
+            raise NoTritonFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
+        where = graph.roles + position
+        loaded[where] = _STORAGE[dtype]
+        store = Node("store", (), dtype, dtype, vector=True)
+        text = TritonArguments(graph, store).cast(index, name_type(dtype))
+        body.append(f"tl.store(p{where} + at, ({text}).to({_STORAGE[dtype]})@MASK@)")
+    columns = graph.roles + len(outputs) + 1
+    parameters = ["rows", "chunks", *(f'n{i}: "fp64"' for i in sorted(numbers)), *(f"q{i}" for i in tensors)]
+    lines = [
+        f"def kernel({', '.join(parameters)}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):",
+        *_find_chunk("tl.program_id(0)", columns, loaded),
+        *(f"    {line}" for line in scalars),
+        "    if start + BLOCK <= size:",
+        *(f"        {line.replace(', other=0', '').replace('@MASK@', '')}" for line in body),
+        "    else:",
+        "        mask = at < size",
+        *(f"        {_with_mask(line)}" for line in body),
+    ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _with_mask(line: str) -> str:
+    return line.replace("@MASK@", ", mask=mask, other=0" if "tl.load(" in line else ", mask=mask")
+
+
+def _find_chunk(chunk: str, columns: int, loaded: dict[int, str], indent: str = "    ") -> list[str]:
+    lines = [
+        f"entry = chunks + 2 * {chunk}",
+        f"row = rows + tl.load(entry) * {columns}",
+        "start = tl.multiple_of(tl.load(entry + 1), 16)",
+        "size = tl.load(row)",
+    ]
+    for position, kind in sorted(loaded.items()):
+        lines.append(f"p{position} = tl.load(row + {position + 1}).to(tl.pointer_type({kind}))")
+    if loaded:
+        lines.append("if ALIGNED:")
+        lines += [f"    p{position} = tl.multiple_of(p{position}, 16)" for position in sorted(loaded)]
+    lines.append("at = start + tl.arange(0, BLOCK)")
+    return [indent + line for line in lines]
+
+
+def _value(graph: Graph, node: Node) -> str:
+    """The expression of one node, in the type of its own dtype."""
+    args, own = dict(node.args), name_type(node.dtype)
+    arguments = TritonArguments(graph, node)
+    if node.op == "constant":
+        value = args["value"]
+        return arguments.cast(value.index, own) if isinstance(value, Ref) else describe_number(value, own)
+    if node.op == "cast":
+        source = args["self"].index
+        text = arguments.cast(source, own)
+        # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
+        if node.dtype in _NARROW and graph.nodes[source].dtype is not node.dtype:
+            return f"({text}).to({_NARROW[node.dtype]}).to(tl.float32)"
+        return text
+    if node.op not in EMIT_TRITON:
+        raise NoTritonFormError(f"aten.{node.op}")
+    try:
+        text = EMIT_TRITON[node.op](arguments)
+    except KeyError as error:
+        raise NoTritonFormError(f"aten.{node.op} without {error}") from error
+    return text if node.compute is node.dtype or own == "tl.int1" else f"({text}).to({own})"
+
+
+_STARTS = {"amax": 'float("-inf")'}
+_TERMS = {
+    "sum": "x0",
+    "dot": "x0 * x1",
+    "squares": "x0 * x0",
+    "absolutes": "tl.abs(x0)",
+    "largest": "tl.abs(x0)",
+    "amax": "x0",
+}
+
+
+def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
+    """The first launch of a reduction: each program adds up some chunks, in double, into its own place.
+
+    `kernel(rows, chunks, partial, count, programs, ALIGNED, BLOCK)`.
+    """
+    for dtype in dtypes:
+        if dtype not in _STORAGE or dtype is torch.bool:
+            raise NoTritonFormError(f"a reduction of dtype {str(dtype).removeprefix('torch.')}")
+    loaded = {position: _STORAGE[dtype] for position, dtype in enumerate(dtypes)}
+    peak = kind in ("largest", "amax")
+    start = _STARTS.get(kind, "0.0")
+    loads = [f"x{p} = tl.load(p{p} + at, mask=mask, other=0).to(tl.float64)" for p in loaded]
+    term = f"tl.where(mask, {_TERMS[kind]}, {start})" if peak else _TERMS[kind]
+    join = largest("term", "total") if peak else "total + term"
+    lines = [
+        'def kernel(rows, chunks, partial, count: "i64", programs: "i64", ALIGNED: tl.constexpr, BLOCK: tl.constexpr):',
+        "    own = tl.program_id(0).to(tl.int64)",
+        f"    total = tl.full((BLOCK,), {start}, tl.float64)",
+        "    for chunk in range(own, count, programs):",
+        *_find_chunk("chunk", len(dtypes) + 1, loaded, "        "),
+        "        mask = at < size",
+        *(f"        {line}" for line in loads),
+        f"        term = {term}",
+        f"        total = {join}",
+        *_finish(peak, "total", "partial + own"),
+    ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def emit_result(kind: str, root: bool) -> str:
+    """The second launch of a reduction: one program adds up what the others left. `kernel(partial, result, count, BLOCK)`."""
+    peak = kind in ("largest", "amax")
+    lines = [
+        'def kernel(partial, result, count: "i64", BLOCK: tl.constexpr):',
+        "    at = tl.arange(0, BLOCK)",
+        f"    total = tl.load(partial + at, mask=at < count, other={_STARTS.get(kind, '0.0')})",
+        *_finish(peak, "total", "result", "lib.sqrt({})" if root else "{}"),
+    ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _finish(peak: bool, name: str, where: str, wrap: str = "{}") -> list[str]:
+    """One number from a block, put where it belongs; a maximum of numbers with a NaN is NaN."""
+    if not peak:
+        return [f"    tl.store({where}, {wrap.format(f'tl.sum({name}, 0)')})"]
+    return [
+        f"    strange = tl.max(({name} != {name}).to(tl.int32), 0)",
+        f"    peak = tl.max({name}, 0)",
+        f'    tl.store({where}, tl.where(strange > 0, float("nan"), peak))',
+    ]

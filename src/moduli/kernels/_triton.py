@@ -1,0 +1,352 @@
+"""The form for CUDA, ROCm and XPU: a generated kernel, launched once for all tensors of a device.
+
+Under `TRITON_INTERPRET=1` Triton runs kernels on the CPU, program by program, and `MODULI_KERNELS=triton` chooses this form
+there too: that is how its numbers are tested where there is no accelerator. On fake tensors nothing is launched, but what
+would be is reported to `watch_launches`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import math
+import operator
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._torch import count_references, count_storage_uses, is_fake
+from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
+from ._foreach import Program
+from ._graph import COMPUTE, Graph, Ref
+from ._table import Table, choose_block
+
+__all__ = ["Launch", "TritonKernel", "build", "find_problem", "reduce_lists", "watch_launches"]
+
+_PROGRAMS = 1024
+_DEVICES = ("cuda", "xpu")
+_lock = threading.Lock()
+_built: dict[str, Any] = {}
+_watchers: list[list[Launch]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a generated kernel: what it is of, the device, its programs, and the bytes it reads and writes."""
+
+    name: str
+    device: torch.device
+    programs: int
+    bytes: int
+
+
+@contextmanager
+def watch_launches() -> Iterator[list[Launch]]:
+    """Report the launches of generated kernels inside the block. Those of torch are seen by a `TorchDispatchMode`.
+
+    Example:
+        >>> from moduli import kernels
+        >>> with kernels.watch_launches() as seen:
+        ...     pass
+        >>> seen
+        []
+    """
+    found: list[Launch] = []
+    _watchers.append(found)
+    try:
+        yield found
+    finally:
+        _watchers.remove(found)
+
+
+def find_problem(device: torch.device, asked: bool) -> str | None:
+    """Why there is no Triton for this device, if so. `asked`: whether the user chose this form."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type in _DEVICES or (asked and device.type not in ("cpu", "meta", "mps")):
+        return None
+    if device.type == "cpu" and asked and _is_interpreted():
+        return None
+    if device.type == "cpu":
+        return "the tensors are on the CPU, where Triton runs under TRITON_INTERPRET=1 only"
+    return f"Triton has no kernels for {device.type}"
+
+
+def _is_interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def build(source: str) -> Any:
+    """The kernel of this source; Triton compiles it, and keeps it in its own cache, at the first launch."""
+    with _lock:
+        found = _built.get(source)
+        if found is None:
+            # Triton reads the source of a function, so it has to be found where Python looks for it.
+            name = f"<moduli kernel {len(_built)}>"
+            linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+            space: dict[str, Any] = {"__name__": f"moduli_kernel_{len(_built)}", "lib": _find_library()}
+            exec(compile(source, name, "exec"), space)  # made of a graph: numbers and names of this room
+            found = _built[source] = space["kernel"]
+        return found
+
+
+def _find_library() -> Any:
+    """The functions of libdevice; in the interpreter, which has none, those of NumPy."""
+    if not _is_interpreted():
+        from triton.language.extra import libdevice
+
+        return libdevice
+    return _HostLibrary()
+
+
+class _HostLibrary:
+    """NumPy's functions under the names of libdevice, for values of Triton's interpreter."""
+
+    _NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh"}
+    _NAMES |= {"atanh": "arctanh", "atan2": "arctan2", "pow": "power"}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(np, self._NAMES.get(name, name), None)
+        if function is None:
+            plain = getattr(math, name)
+            function = np.vectorize(plain, otypes=[np.float64])
+
+        def run(*args: Any) -> Any:
+            import triton.language as tl
+            from triton.runtime.interpreter import TensorHandle
+
+            first = max(args, key=lambda each: len(each.shape))
+            with np.errstate(all="ignore"):
+                data = function(*(each.handle.data for each in args))
+            data = np.asarray(data).astype(first.handle.data.dtype)
+            kind = first.type
+            return tl.core.tensor(TensorHandle(data, first.handle.dtype), kind)
+
+        return run
+
+
+def _launch(
+    name: str, kernel: Any, table: Table, programs: int, size: int, args: Sequence[Any], **options: Any
+) -> None:
+    for watcher in _watchers:
+        watcher.append(Launch(name, table.device, programs, size))
+    if kernel is None or not programs:
+        return
+    here = nullcontext() if table.device.type == "cpu" else torch.accelerator.device_index(table.device.index)
+    with here, np.errstate(all="ignore"):
+        kernel[(programs,)](*args, **options)
+
+
+class TritonKernel:
+    """A graph as a Triton kernel, with one source for each choice of scalars that are tensors on the device."""
+
+    def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]], name: str) -> None:
+        self.graph = graph
+        self.name = name
+        self._outputs = [(node, dtype) for node, dtype, _ in outputs]
+        self._program = Program(graph, outputs)
+        self._sources: dict[tuple[bool, ...], tuple[str, list[int], list[int]]] = {}
+        self.source((False,) * graph.scalars)  # what has no Triton form is found out here
+        live = [graph.nodes[i] for i in graph.live()]
+        wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
+        read = {dict(node.args)["position"] for node in live if node.op == "role"}
+        self.block, self.warps = choose_block(
+            torch.float64 if wide else torch.float32, len(read | self._written(outputs))
+        )
+        #: Bytes that are read and written for each element.
+        self.width = sum(graph.role_dtypes[role].itemsize for role in read)
+        self.width += sum(dtype.itemsize for _, dtype in self._outputs)
+
+    def _written(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> set[int]:
+        return {self.graph.roles + i if role is None else role for i, (_, _, role) in enumerate(outputs)}
+
+    @property
+    def columns(self) -> int:
+        """How many addresses a row of its table has."""
+        return self.graph.roles + len(self._outputs)
+
+    def source(self, tensors: tuple[bool, ...]) -> tuple[str, list[int], list[int]]:
+        """The source, the scalar nodes given as numbers, and the positions of scalars given as tensors."""
+        found = self._sources.get(tensors)
+        if found is None:
+            placed: set[int] = set()
+            positions = []
+            for index in self.graph.live():
+                node = self.graph.nodes[index]
+                if node.vector:
+                    continue
+                position = dict(node.args)["position"] if node.op == "scalar" else None
+                if position is not None and tensors[position]:
+                    positions.append(position)
+                    placed.add(index)
+                elif placed & set(node.refs()):
+                    placed.add(index)
+            text = emit_triton(self.graph, self._outputs, placed)
+            found = self._sources[tensors] = (text, needed_numbers(self.graph, placed), positions)
+        return found
+
+    def make_table(self, device: torch.device, sizes: Sequence[int]) -> Table:
+        """A table for tensors of these sizes."""
+        return Table(device, sizes, self.columns, self.block)
+
+    def run(self, table: Table, addresses: Sequence[np.ndarray[Any, Any]] | None, scalars: Sequence[Any]) -> None:
+        """Launch it; without addresses the tensors are fake, and what would be launched is reported only."""
+        text, numbers, positions = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
+        values = self._evaluate(numbers, scalars)
+        with table.lock:
+            if addresses is None:
+                table.pretend()
+                kernel = None
+            else:
+                table.point(addresses)
+                kernel = build(text)
+            tensors = [scalars[position] for position in positions]
+            tensors = [value if value.device == table.device else value.to(table.device) for value in tensors]
+            _launch(
+                self.name,
+                kernel,
+                table,
+                table.programs,
+                self.width * table.elements,
+                [table.rows, table.chunks, *values, *tensors],
+                ALIGNED=table.aligned,
+                BLOCK=table.block,
+                num_warps=self.warps,
+            )
+
+    def _evaluate(self, wanted: Sequence[int], scalars: Sequence[Any]) -> list[float]:
+        """The scalar part of the graph that follows from numbers, on the host."""
+        known: dict[int, Any] = {}
+        try:
+            return [float(self._number(index, scalars, known)) for index in wanted]
+        except (KeyError, ArithmeticError, ValueError, TypeError):
+            # What Python has no word for, or refuses (a division by zero), is done as torch does it.
+            found = self._program._numbers(scalars)
+            return [float(found[index]) for index in wanted]
+
+    def _number(self, index: int, scalars: Sequence[Any], known: dict[int, Any]) -> Any:
+        if index in known:
+            return known[index]
+        node = self.graph.nodes[index]
+        args = {
+            name: self._number(value.index, scalars, known) if isinstance(value, Ref) else value
+            for name, value in node.args
+        }
+        if node.op == "scalar":
+            found: Any = float(scalars[args["position"]])
+        elif node.op in ("constant", "cast"):
+            found = args["value"] if node.op == "constant" else args["self"]
+            if node.dtype not in (torch.float64, torch.bool):
+                found = torch.tensor(found, dtype=node.dtype).item()
+        else:
+            found = _HOST[node.op](args)
+        known[index] = found
+        return found
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda args: function(args["self"], args["other"])
+
+
+_HOST: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "add": lambda args: args["self"] + args["other"] * args.get("alpha", 1),
+    "sub": lambda args: args["self"] - args["other"] * args.get("alpha", 1),
+    "rsub": lambda args: args["other"] - args["self"] * args.get("alpha", 1),
+    "mul": _binary(operator.mul),
+    "div": lambda args: args["self"] / args["other"] if args.get("rounding_mode") is None else _HOST["-"](args),
+    "pow": lambda args: math.pow(args["self"], args["exponent"]),
+    "sqrt": lambda args: math.sqrt(args["self"]),
+    "neg": lambda args: -args["self"],
+    "abs": lambda args: abs(args["self"]),
+    "reciprocal": lambda args: 1.0 / args["self"],
+    **{name: _binary(getattr(operator, name)) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+}
+
+
+# ---------------------------------------------------------------------- reductions
+
+_tables: dict[tuple[Any, ...], _Partial] = {}
+_KEPT = 16
+
+
+class _Partial:
+    """The table of a reduction, what its programs leave, and the last result."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.partial = torch.empty(_PROGRAMS, dtype=torch.float64, device=table.device)
+        self.result: torch.Tensor | None = None
+        self._uses = 0
+
+    def take_result(self) -> torch.Tensor:
+        """A place for the result: that of the last one, where it is not held by anyone else."""
+        held = self.result
+        if held is not None and count_references(held) <= 3 and _count_uses(held) <= self._uses:
+            return held
+        held = self.result = torch.empty((), dtype=torch.float64, device=self.table.device)
+        self._uses = _count_uses(held)
+        return held
+
+
+def _count_uses(tensor: torch.Tensor) -> int:
+    return 0 if is_fake(tensor) else count_storage_uses(tensor)
+
+
+def reduce_lists(kind: str, lists: Sequence[Sequence[torch.Tensor]], root: bool = False) -> torch.Tensor | None:
+    """A reduction over lists on one device in two launches; None where it has no Triton form.
+
+    The result is a 0-d tensor of dtype float64 there, its root where that is asked for.
+    """
+    dtypes = tuple(tensors[0].dtype for tensors in lists)
+    first = lists[0][0]
+    kinds = {
+        (t.device, t.is_contiguous(), type(t) in (torch.Tensor, torch.nn.Parameter) or is_fake(t))
+        for ts in lists
+        for t in ts
+    }
+    if kinds != {(first.device, True, True)} or any(
+        t.dtype is not d for ts, d in zip(lists, dtypes, strict=True) for t in ts
+    ):
+        return None
+    if any(dtype not in COMPUTE or dtype is torch.bool for dtype in dtypes):
+        return None
+    fake = is_fake(first)
+    sizes = array("q", [tensor.numel() for tensor in lists[0]])
+    block, warps = choose_block(torch.float64, 2)
+    key = (first.device, sizes.tobytes(), len(lists), block, id(getattr(first, "fake_mode", None)))
+    with _lock:
+        found = _tables.get(key)
+        if found is None:
+            if len(_tables) >= _KEPT:
+                _tables.clear()
+            found = _tables[key] = _Partial(Table(first.device, sizes, len(lists), block))
+    table = found.table
+    kernels = (None, None) if fake else (build(emit_reduction(kind, dtypes)), build(emit_result(kind, root)))
+    with table.lock:
+        if fake:
+            table.pretend()
+        else:
+            table.point([np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in lists])
+        programs = min(table.programs, _PROGRAMS)
+        size = table.elements * sum(dtype.itemsize for dtype in dtypes)
+        args = [table.rows, table.chunks, found.partial, table.programs, programs]
+        _launch(kind, kernels[0], table, programs, size, args, ALIGNED=table.aligned, BLOCK=block, num_warps=warps)
+        result = found.take_result()
+        _launch(
+            f"{kind}, result",
+            kernels[1],
+            table,
+            1,
+            8 * programs + 8,
+            [found.partial, result, programs],
+            BLOCK=_PROGRAMS,
+        )
+        return result

@@ -1,0 +1,230 @@
+"""The law of accelerators, on a device that does not exist: what a step would do there, without one.
+
+A fake device has tensors with shapes and no numbers. To read a number back from it raises, to mix its tensors with those of
+the host raises, and each operation that would be a launch is seen and counted.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .._torch import open_fake_device, pytree
+from ..optim import Module, Optimizer, closure
+from ._case import Case, LawError
+
+__all__ = ["DEVICE", "Launches", "StepCost", "check_accelerator", "fake_accelerator", "find_deciding", "weigh_step"]
+
+DEVICE = "pretend"
+"""The name of the fake device."""
+
+# Operations that launch nothing: they make views and memory, or ask.
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
+_FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
+_FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
+_FREE |= {"view_as_complex", "diagonal", "unfold", "chunk", "narrow", "_conj", "real", "imag", "is_same_size", "alias_"}
+_COPIES = ("_to_copy", "copy_", "_foreach_copy_")
+_READS = ("DataDependentOutputException", "DynamicOutputShapeException")
+
+
+@dataclass
+class StepCost:
+    """What one step asks of a device.
+
+    Attributes:
+        launches: Names of the operations that launch something.
+        copies: Copies between the host and a device, each with the place in the library that asks for it.
+        allocated: How many tensors were made.
+    """
+
+    launches: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    allocated: int = 0
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that counts what is launched on devices other than the host. Fake tensors will do.
+
+    Example:
+        >>> import torch
+        >>> from moduli.testing._accelerator import Launches
+        >>> with Launches() as seen:
+        ...     _ = torch.ones(2, device="meta") + 1
+        >>> seen.cost.launches
+        ['ones', 'add']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cost = StepCost()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against torch.compile imports all of it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        kinds = {each.device.type for each in (*given, *made)}
+        if kinds - {"cpu"}:
+            known = {id(each) for each in given}
+            if name not in _FREE:
+                self.cost.launches.append(name)
+            if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
+                self.cost.allocated += sum(id(each) not in known for each in made)
+            if name in _COPIES and "cpu" in kinds:
+                self.cost.copies.append(f"{name} at {_place(traceback.extract_stack())}")
+        return result
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Where in the library a call came from."""
+    root = str(Path(__file__).parents[1])
+    inside = [frame for frame in frames if frame.filename.startswith(root) and frame.filename != __file__]
+    return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"
+
+
+@contextmanager
+def fake_accelerator() -> Iterator[None]:
+    """A block in which tensors can be made on `DEVICE`; the process is not for other work afterwards."""
+    mode = open_fake_device(DEVICE)
+    if mode is None:
+        raise RuntimeError("this torch has no fake devices; install torch 2.13 or later")
+    real = torch.Generator
+
+    def generator(device: Any = "cpu") -> torch.Generator:
+        return real("cpu" if torch.device(device).type == DEVICE else device)
+
+    with mode, _HostNumbers(), mock.patch.object(torch, "Generator", generator):
+        yield
+
+
+class _HostNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets numbers of the host be read (a coin that was thrown there), although in a fake mode they do not exist."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "_local_scalar_dense" and args[0].device.type == "cpu":
+            return 0.5 if args[0].is_floating_point() else True if args[0].dtype is torch.bool else 1
+        return func(*args, **(kwargs or {}))
+
+
+def find_deciding(links: Sequence[Module]) -> list[str]:
+    """Names of the links, and of links inside them, that declare that they decide on the host."""
+    return [type(link).__name__ for top in links for _, link in top.links() if link.decides_on_host]
+
+
+def weigh_step(case: Case, links: Sequence[Module], count: int, evaluates: bool = True) -> tuple[StepCost, list[str]]:
+    """What the third step of a chain on so many tensors costs, and the tensors of its state that strayed to the host."""
+    with fake_accelerator():
+        return _weigh(case, links, count, evaluates, DEVICE)
+
+
+def _weigh(case: Case, links: Sequence[Module], count: int, evaluates: bool, device: str) -> tuple[StepCost, list[str]]:
+    params = [nn.Parameter(torch.empty(3, 2, device=device)) for _ in range(count)]
+
+    def residuals() -> Tensor:
+        return torch.cat([(param * param).reshape(-1) for param in params])
+
+    def loss() -> Tensor:
+        return residuals().sum()
+
+    given = closure(residuals if case.target == "least squares" else loss) if case.closure and evaluates else None
+    for param in params:
+        param.grad = torch.empty(3, 2, device=device)
+    optimizer = Optimizer(params, *links)
+    for _ in range(2):
+        optimizer.step(given)
+    with Launches() as seen:
+        optimizer.step(given)
+    stray = []
+    for top in links:
+        for _, link in top.links():
+            held = [dict(row) for row in link.state.values()] + [dict(link.global_state)]
+            for keys, leaf in _leaves(held):
+                if leaf.device.type == "cpu":
+                    stray.append(f"{type(link).__name__}.{keys} of shape {tuple(leaf.shape)}")
+    return seen.cost, stray
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, str(key))
+    elif isinstance(tree, list | tuple) or hasattr(tree, "maxlen"):
+        for value in tree:
+            yield from _leaves(value, path)
+
+
+def check_accelerator(case: Case) -> list[str]:
+    """Put a case under the law of accelerators; it takes a process of its own, see `fake_accelerator`.
+
+    A step reads nothing back, copies nothing between host and device, and keeps its state where the parameters are; a chain
+    of pointwise links makes as many launches for four tensors as for two. Links that declare `decides_on_host` are taken out
+    of the chain; where they read nothing back, the declaration is wrong.
+
+    Returns:
+        Names of the links that decide on the host.
+
+    Raises:
+        LawError: The law is broken; the text says where.
+    """
+    deciding = find_deciding(case.links())
+    if deciding and _reads_back(case) is None:
+        raise case.fail("accelerator", f"{', '.join(deciding)} declare decides_on_host, but nothing was read back")
+    rest = [link for link in case.links() if not find_deciding([link])]
+    if not rest:
+        return deciding
+    # What an evaluation launches is not the links'.
+    pointwise = all(getattr(link, "elementwise", False) and not link.children for link in rest)
+    costs = []
+    for count in (2, 4):
+        links = [link for link in case.links() if not find_deciding([link])]
+        try:
+            cost, stray = weigh_step(case, links, count, not pointwise)
+        except Exception as error:
+            where = _place(traceback.extract_tb(error.__traceback__))
+            what = "reads a number back" if _is_read(error) else f"{type(error).__name__}: {error}"
+            raise case.fail("accelerator", f"{what} at {where}") from error
+        if cost.copies:
+            raise case.fail("accelerator", f"copies between host and device: {', '.join(cost.copies[:3])}")
+        if stray:
+            raise case.fail("accelerator", f"keeps on the host: {', '.join(stray[:3])}")
+        costs.append(cost)
+    if pointwise and len(costs[0].launches) != len(costs[1].launches):
+        raise case.fail(
+            "accelerator", f"{len(costs[0].launches)} launches for 2 tensors and {len(costs[1].launches)} for 4"
+        )
+    return deciding
+
+
+def _is_read(error: BaseException) -> bool:
+    return type(error).__name__ in _READS or "numpy() is not supported" in str(error)
+
+
+def _reads_back(case: Case) -> LawError | None:
+    """The error that a whole chain ends with, where it is that of reading a number."""
+    try:
+        cost, _ = weigh_step(case, case.links(), 2)
+    except Exception as error:
+        if _is_read(error):
+            return case.fail("accelerator", "reads a number back")
+        raise case.fail("accelerator", f"{type(error).__name__}: {error}") from error
+    return case.fail("accelerator", "copies") if cost.copies else None

@@ -1,0 +1,63 @@
+"""Every row on a fake accelerator: nothing is read back, nothing strays to the host, launches do not grow with tensors.
+
+A fake device is registered for the rest of a process, so each part of the rows has a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from laws.registry import collect
+from moduli import m
+from moduli.testing._accelerator import find_deciding
+
+TESTS = Path(__file__).parent.parent
+PARTS = 4
+
+# By nature these decide in Python what comes next: whether a step is accepted, a search goes on, a solver has converged.
+DECIDING = """
+AEGD ARS AdaptiveBacktracking AdaptiveBisection AugmentedLagrangian BFGS Backtracking BirginMartinezRestart BroydenBad
+BroydenGood CD CEM CMAES ConjugateDescent ConjugateGradient CubicRegularization DE DFP DNRTR DYHS DaiYuan DiagonalBFGS
+DiagonalQuasiCauchi DiagonalSR1 DiagonalWeightedQuasiCauchi Dogleg EscapeAnnealing FletcherReeves FletcherVMM GA GGT
+GGTBasis GaussNewton GradientSampling Greenstadt1 Greenstadt2 GuidedES HagerZhang HestenesStiefel Horisho ICUM
+InverseFreeNewton LBFGS LSR1 LevenbergMarquardt LiuStorey McCormick NegateOnLossIncrease NewDQN Newton NewtonCG
+NewtonCGSteihaug NystromSketchAndSolve OpenES PGPE PSB Pearson PolakRibiere PowellRestart PrintLoss PrintParams
+PrintUpdate ProjectedGradientMethod ProjectedNewtonRaphson RestartOnStuck SG2 SNES SR1 SSVM SaveBest
+ScipyMinimizeScalar ShorR SixthOrder3P SixthOrder3PM2 SixthOrder5P StrongWolfe SubspaceNewton TerminateByGradientNorm
+TerminateByUpdateNorm TerminateOnLossReached TerminateOnNoImprovement ThomasOptimalMethod TrustCG TrustExact
+TwoPointNewton Wrap XNES
+"""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_links_keep_to_the_device(part):
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "laws" / "accelerate.py"), str(part), str(PARTS)],
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert set(found) == {row.name for row in [row for row in collect() if not row.members][part::PARTS]}
+    broken = [error for error in found.values() if error is not None]
+    assert not broken, "\n".join(broken)
+
+
+def test_links_that_decide_on_the_host_are_counted():
+    found = sorted({name for row in collect() for name in find_deciding(row.links())})
+    assert found == DECIDING.split()
+
+
+def test_a_declaration_says_so_for_what_is_inside():
+    assert find_deciding([m.Online(m.LBFGS()), m.LR(1.0)]) == ["LBFGS"]
+    assert not find_deciding([m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.SAM(), m.Prodigy(), m.BarzilaiBorwein()])
+    assert m.Wrap(torch.optim.LBFGS).decides_on_host
+    assert not m.Wrap(torch.optim.Adam).decides_on_host
