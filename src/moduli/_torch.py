@@ -362,10 +362,8 @@ def open_fake_device(name: str) -> Any:
     if current() != name:
         setup(rename=name)
 
-    class Mode(kind):  # type: ignore[misc]
-        avoid_device_init = True  # numbers that a program writes down become tensors without a device at hand
-
-    return Mode()
+    # Numbers that a program writes down become tensors without a device at hand.
+    return type("FakeDevice", (kind,), {"avoid_device_init": True})()
 
 
 # -- the memory of tensors ---------------------------------------------------------------------------------------------

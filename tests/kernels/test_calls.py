@@ -432,7 +432,7 @@ def test_mistakes_are_named_before_anything_is_written(backend):
 
 def test_an_unknown_setting_is_refused(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "fast")
-    with pytest.raises(ValueError, match="auto, c, foreach, plain"):
+    with pytest.raises(ValueError, match="auto, c, triton, foreach, plain"):
         kernels.fuse(axpy)
 
 

@@ -198,7 +198,7 @@ class Program:
             vectors[index] = [torch.cat([_flat(tensor) for tensor in values[index]])]
         whole = like[0].new_empty(sum(sizes)) if not vectors else next(iter(vectors.values()))[0]
         made = self._single(node, {**values, **vectors}, 0, whole)
-        return [part.view(tensor.shape) for part, tensor in zip(made.split(sizes), like, strict=True)]
+        return [part.view(tensor.shape) for part, tensor in zip(torch.split(made, sizes), like, strict=True)]
 
     def _store(self, values: dict[int, Any], targets: Lists) -> None:
         written = {role for _, role in self._outputs if role is not None}

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from .._torch import count_references, count_storage_uses, is_fake
+from ._backend import KernelError
 from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
 from ._foreach import Program
 from ._graph import COMPUTE, Graph, Ref
@@ -67,9 +68,11 @@ def watch_launches() -> Iterator[list[Launch]]:
 
 def find_problem(device: torch.device, asked: bool) -> str | None:
     """Why there is no Triton for this device, if so. `asked`: whether the user chose this form."""
+    if asked and device.type not in ("cpu", "meta", "mps"):
+        return None  # fake tensors need no Triton; without it a launch says so
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type in _DEVICES or (asked and device.type not in ("cpu", "meta", "mps")):
+    if device.type in _DEVICES:
         return None
     if device.type == "cpu" and asked and _is_interpreted():
         return None
@@ -86,6 +89,8 @@ def _is_interpreted() -> bool:
 
 def build(source: str) -> Any:
     """The kernel of this source; Triton compiles it, and keeps it in its own cache, at the first launch."""
+    if importlib.util.find_spec("triton") is None:
+        raise KernelError("MODULI_KERNELS=triton, but Triton is not installed; pip install triton, or unset it")
     with _lock:
         found = _built.get(source)
         if found is None:

@@ -159,6 +159,7 @@ EMIT_TRITON |= {
     "hardswish": _write(f"[self] * ({_BOUNDED}) / <(6)>"),
     "softplus": _write("tl.where([self] * [beta] > [threshold], [self], lib.log1p(lib.exp([self] * [beta])) / [beta])"),
     "elu": _write("tl.where([self] < 0, lib.expm1([self] * [input_scale]) * ([alpha] * [scale]), [self] * [scale])"),
+    "celu": _write("tl.where([self] > 0, [self], [alpha] * lib.expm1([self] / [alpha]))"),
     "log_sigmoid_forward": _write(f"({smallest('[self]', '<(0)>')}) - lib.log1p(lib.exp(-tl.abs([self])))"),
     "threshold": _write("tl.where([self] <= [threshold], [value], [self])"),
     "heaviside": _write("tl.where([self] == 0, [values], tl.where([self] > 0, <(1)>, <(0)>))"),
@@ -182,7 +183,7 @@ EMIT_TRITON |= {
     "isinf": _write("tl.abs([self]) == <(inf)>"),
     "isposinf": _write("[self] == <(inf)>"),
     "isneginf": _write("[self] == <(-inf)>"),
-    "signbit": _write("lib.copysign(<(1)> + [self] * 0, [self]) < 0"),
+    "signbit": _write("lib.copysign(tl.where([self] == [self], <(1)>, <(1)>), [self]) < 0"),
     "xlogy": _write("tl.where([other] != [other], [other], tl.where([self] == 0, <(0)>, [self] * lib.log([other])))"),
     "logaddexp": _write(
         "tl.where((tl.abs([self]) == <(inf)>) & ([self] == [other]), [self], "

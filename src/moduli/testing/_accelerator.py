@@ -114,6 +114,9 @@ def fake_accelerator() -> Iterator[None]:
 class _HostNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets numbers of the host be read (a coin that was thrown there), although in a fake mode they do not exist."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False

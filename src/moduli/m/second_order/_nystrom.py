@@ -46,6 +46,7 @@ def nystrom(
 
 
 class _Sketch(Transform):
+    decides_on_host = True
     needs = frozenset({Need.GRADIENT, Need.PRODUCTS})
     vector_state = True
 
@@ -118,8 +119,6 @@ class NystromSketchAndSolve(_Sketch):
         Z. Frangella, P. Rathore, S. Zhao, M. Udell, "SketchySGD: reliable stochastic optimization via randomized curvature
         estimates", arXiv:2211.08597 (2022).
     """
-
-    decides_on_host = True
 
     hessian = "matrix"
 
