@@ -166,8 +166,9 @@ def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
     loaded = {position: _STORAGE[dtype] for position, dtype in enumerate(dtypes)}
     peak = kind in ("largest", "amax")
     start = _STARTS.get(kind, "0.0")
-    loads = [f"x{p} = tl.load(p{p} + at, mask=mask, other=0).to(tl.float64)" for p in loaded]
     term = f"tl.where(mask, {_TERMS[kind]}, {start})" if peak else _TERMS[kind]
+    full = [f"x{p} = tl.load(p{p} + at).to(tl.float64)" for p in loaded] + [f"term = {_TERMS[kind]}"]
+    cut = [f"x{p} = tl.load(p{p} + at, mask=mask, other=0).to(tl.float64)" for p in loaded] + [f"term = {term}"]
     join = largest("term", "total") if peak else "total + term"
     lines = [
         'def kernel(rows, chunks, partial, count: "i64", programs: "i64", ALIGNED: tl.constexpr, BLOCK: tl.constexpr):',
@@ -175,9 +176,11 @@ def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
         f"    total = tl.full((BLOCK,), {start}, tl.float64)",
         "    for chunk in range(own, count, programs):",
         *_find_chunk("chunk", len(dtypes) + 1, loaded, "        "),
-        "        mask = at < size",
-        *(f"        {line}" for line in loads),
-        f"        term = {term}",
+        "        if start + BLOCK <= size:",
+        *(f"            {line}" for line in full),
+        "        else:",
+        "            mask = at < size",
+        *(f"            {line}" for line in cut),
         f"        total = {join}",
         *_finish(peak, "total", "partial + own"),
     ]

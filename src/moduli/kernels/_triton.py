@@ -147,7 +147,7 @@ def _launch(
         return
     here = nullcontext() if table.device.type == "cpu" else torch.accelerator.device_index(table.device.index)
     with here, np.errstate(all="ignore"):
-        kernel[(programs,)](*args, **options)
+        kernel[(programs,)](*args, enable_fp_fusion=False, **options)  # each operation rounds as torch's does
 
 
 class TritonKernel:
