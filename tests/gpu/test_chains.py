@@ -17,7 +17,9 @@ def run(row, dtype, form, monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", form)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in SHAPES]
+    params = [
+        torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)) for shape in SHAPES
+    ]
     optimizer = Optimizer(params, *row.links())
     for _ in range(3):
         for param in params:

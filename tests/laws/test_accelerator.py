@@ -17,7 +17,7 @@ from moduli import m
 from moduli.testing._accelerator import find_deciding
 
 TESTS = Path(__file__).parent.parent
-PARTS = 4
+PARTS = 6
 
 # By nature these decide in Python what comes next: whether a step is accepted, a search goes on, a solver has converged.
 DECIDING = """
