@@ -464,6 +464,25 @@ def test_threads_that_read_one_result_see_one_module():
         assert all(each == seen[0] for each in seen)
 
 
+def test_threads_that_use_one_multiple_multiply_it_once():
+    a, b, c = Net(), Net(), Net()
+    with torch.no_grad():
+        rows = zip(a.parameters(), b.parameters(), c.parameters(), strict=True)
+        expected = [torch.add(x, y - z, alpha=0.5) for x, y, z in rows]
+    for _ in range(100):
+        half = 0.5 * (b - c)
+        made = [None] * 8
+
+        def use(place, half=half, made=made):
+            if place % 2:
+                list(half.parameters())
+            made[place] = a + half
+
+        run_threads(8, use)
+        for each in made:
+            assert all(torch.allclose(x, y) for x, y in zip(each.parameters(), expected, strict=True))
+
+
 def test_no_edit_of_relatives_in_threads_is_lost():
     for _ in range(125):
         base = NytoModule()

@@ -13,8 +13,8 @@ from moduli._torch import set_grad_enabled
 
 from ._buffers import operating, result_buffers
 from ._memory import LARGE, allocate_like, is_large
-from ._operand import Operand, broadcast, composing, leaves, number, pair, refuse_graph
-from ._record import Pending, Record, adorn, build
+from ._operand import Operand, broadcast, is_composing, make_leaves, number, pair, refuse_graph
+from ._record import ParticleRecord, Pending, adorn, build
 from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes
 from .base import NytoModuleBase
 from .errors import StructureError
@@ -84,7 +84,7 @@ def binary(
         first, second = (right, left) if reflected else (left, right)
 
         def combine(places: list[int] | None) -> Values:
-            if (fn is operator.add or fn is operator.sub) and not composing():
+            if (fn is operator.add or fn is operator.sub) and not is_composing():
                 return _add(first, second, 1 if fn is operator.add else -1, places)
             return apply(fn, pick(first.values(), places), pick(second.values(), places))
 
@@ -93,7 +93,7 @@ def binary(
     value = number(other)
     if value is None:
         return NotImplemented
-    if left.spare and fn is operator.mul and type(value) in (int, float) and not left.config() and not composing():
+    if left.spare and fn is operator.mul and type(value) in (int, float) and not left.config() and not is_composing():
         return _scale(left, value)
     parts = broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else None
 
@@ -123,7 +123,7 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Values:
     lists = [each for each in operands if type(each) is list]
     if not lists[0]:
         return []
-    foreach = None if composing() else _FOREACH.get(fn)
+    foreach = None if is_composing() else _FOREACH.get(fn)
     if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
         if fn in _INTO and is_large(operands[0]):
             return _combine_large(_INTO[fn], *operands)
@@ -168,7 +168,7 @@ def _combine_large(fn: Callable[..., Tensor], first: list[Tensor], second: Any, 
 
 def _scale(left: Operand, value: float) -> nn.Module:
     """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
-    with leaves():
+    with make_leaves():
         buffers = result_buffers(left, lambda held: held * value, operating(left)) if left.buffers else []
     made = Pending(left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]))
     made.scale, made.kinds = left.scale * value, left.kinds()
@@ -194,10 +194,10 @@ def derive(
         others: Which buffers do, and what the right operand has there.
         closed: Whether the values have the shapes and dtypes of the operand for sure.
     """
-    if composing():
+    if is_composing():
         return _derive(left, compute, act, others, closed, True)
     if torch.is_inference_mode_enabled():
-        with leaves():
+        with make_leaves():
             return _derive(left, compute, act, others, closed, False)
     before = torch.is_grad_enabled()
     set_grad_enabled(False)
@@ -327,12 +327,12 @@ def rebuild(
     states = left.states()
     version = left.version(states)
     parameters = [(exchanged or {}).get(id(tensor), tensor) for tensor in left.tensors]
-    with leaves():
+    with make_leaves():
         held = result_buffers(left)
     for place, entry in enumerate(left.layout.buffers):
         held[place] = (buffers or {}).get(entry.name, held[place])
     made: nn.Module = object.__new__(left.structure.modules[0].kind)
-    record = made.__dict__[RECORD] = Record(version, states[0].get(RECORD, ()))
+    record = made.__dict__[RECORD] = ParticleRecord(version, states[0].get(RECORD, ()))
     modules = assemble(made, left.structure, states, parameters, held)
     adorn(modules, states, facts_of(left.structure).particles)
     if left.reading is not None:
@@ -344,6 +344,6 @@ def rebuild(
 def duplicate(module: nn.Module) -> Any:
     """A particle with copies of all values, whatever the configurations say."""
     left = Operand(module, wrapped=True, live=True)
-    with leaves():
+    with make_leaves():
         parameters = {id(t): nn.Parameter(t.detach().clone(), requires_grad=t.requires_grad) for t in left.tensors}
     return rebuild(module, parameters)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ._edits import ParticleEdit, grow, number_parameter
-from ._names import public_name, selected
-from ._skeleton import HOOKS, POLICY, RECORD, Place, State, capture
+from ._names import is_selected, public_name
+from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture
 from .base import NytoModuleBase, VersionDataImp
 from .mtype import ModuleID, ModuleMeta, ParamID
 
-__all__ = ["Known", "compare"]
+__all__ = ["LastSeen", "compare"]
 
 # What an edit of a plain module does not carry over: registries, and what belongs to one particle.
 _NEVER = frozenset((
@@ -22,7 +22,7 @@ _NEVER = frozenset((
 ))  # fmt: skip
 
 
-class Known(NamedTuple):
+class LastSeen(NamedTuple):
     """A particle as it was when it was last seen to be at its version: modules, and their attributes."""
 
     modules: dict[ModuleID, nn.Module]
@@ -30,7 +30,7 @@ class Known(NamedTuple):
 
 
 def compare(
-    vdata: VersionDataImp, root: nn.Module, before: Known | None, forced: tuple[nn.Module, str] | None = None
+    vdata: VersionDataImp, root: nn.Module, before: LastSeen | None, forced: tuple[nn.Module, str] | None = None
 ) -> tuple[VersionDataImp, ParticleEdit] | None:
     """Find the edit that was made to a live module since it was at a version.
 
@@ -51,7 +51,7 @@ def compare(
 
 class _Comparison:
     def __init__(
-        self, vdata: VersionDataImp, root: nn.Module, before: Known | None, forced: tuple[nn.Module, str] | None
+        self, vdata: VersionDataImp, root: nn.Module, before: LastSeen | None, forced: tuple[nn.Module, str] | None
     ) -> None:
         self.vdata = vdata
         self.before = before
@@ -185,7 +185,7 @@ class _Comparison:
                 continue
             config = self.following.config[pid]
             for pattern, changes in species.rules:
-                if selected(name, pattern) or selected(public_name(name), pattern):
+                if is_selected(name, pattern) or is_selected(public_name(name), pattern):
                     config.__dict__.update(changes)
             if name in before and config == type(config)():
                 self.following.config[pid] = self.vdata.config[before[name]].copy()
@@ -198,8 +198,8 @@ class _Comparison:
             return
         live = {key: module for key, module in self.matched if key in edit.touched and key in self.before.states}
         live = {key: module for key, module in live.items() if not isinstance(module, NytoModuleBase) or key == 0}
-        places = {key: Place(0, place) for key, place in self.modules.items()}
-        places |= {key: Place(1, place) for key, place in self.params.items()}
+        places = {key: ModelPlace(0, place) for key, place in self.modules.items()}
+        places |= {key: ModelPlace(1, place) for key, place in self.params.items()}
         for (key, module), state in zip(live.items(), capture(live.values(), places), strict=True):
             if isinstance(module, NytoModuleBase) and not hasattr(type(module), "_adopted"):
                 continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ._names import refuse, selected
+from ._names import is_selected, refuse
 from ._record import record_of
 from ._skeleton import RECORD
 from .mtype import ParamConfig, ParamID
@@ -35,7 +35,7 @@ def configure(module: NytoModuleBase, fn: Callable[[ParamID, ParamConfig], None]
     own = {id(param): pid for pid, param in kernel.data.params.items()}
     chosen: dict[ParamID, None] = {}
     for path, param in module.named_parameters(remove_duplicate=False):
-        if id(param) in own and selected(path, name):
+        if id(param) in own and is_selected(path, name):
             chosen[own[id(param)]] = None
     if not chosen and name is not None:
         refuse(type(module).__name__, "parameters", name, [n for n, _ in module.named_parameters()])
@@ -80,7 +80,7 @@ def restore_configs(module: nn.Module, found: dict[str, dict[str, Any]]) -> None
 
 def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, ParamConfig]:
     """The configurations that modules of a tree were given as particles of their own, by identifiers of the new one."""
-    from .base import located
+    from .base import locate
 
     found: dict[ParamID, ParamConfig] = {}
     for module in child.modules():
@@ -88,7 +88,7 @@ def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, Pa
         version = None if record is None else record.version
         if version is None or not version.data.species.configured:
             continue
-        for pid, held in located(module, version.data).params.items():
+        for pid, held in locate(module, version.data).params.items():
             config = version.data.config[pid]
             if id(held) in params and config != ParamConfig():
                 found[params[id(held)]] = config.copy()
@@ -97,12 +97,12 @@ def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, Pa
 
 def take_configs(root: nn.Module, data: VersionDataImp) -> None:
     """Take over the configurations that children had as particles of their own."""
-    from .base import NytoModuleBase, located
+    from .base import NytoModuleBase, locate
 
     inner = [module.__dict__.get(RECORD) for module in root.modules() if isinstance(module, NytoModuleBase)]
     if not any(r is not None and r.version is not None and r.version.data.species.configured for r in inner[1:]):
         return
-    params = {id(param): pid for pid, param in located(root, data).params.items()}
+    params = {id(param): pid for pid, param in locate(root, data).params.items()}
     for child in root.children():
         for pid, config in own_config(child, params).items():
             data.config[pid] = config

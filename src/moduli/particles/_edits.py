@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._skeleton import HOOKS, RECORD, Place, State, capture, restore
+from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
@@ -144,7 +144,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             buffers = {}
             for name in each.sub_buffers:
                 value = self.buffers[key, name] if (key, name) in self.buffers else module._buffers[name]
-                buffers[name] = value if starts or (key, name) not in self.buffers else _moved(value, device)
+                buffers[name] = value if starts or (key, name) not in self.buffers else _move(value, device)
             registries: State = {
                 "_parameters": {n: None if p is None else params[p] for n, p in each.sub_params.items()},
                 "_modules": {n: None if m is None else modules[m] for n, m in each.sub_modules.items()},
@@ -175,15 +175,15 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
 
     def _copies(self, device: torch.device | None) -> tuple[ModuleDict, ParamDict]:
         """Copies of what is new."""
-        params = OrderedDict((key, _moved(clone_param(p), device)) for key, p in self.add_params.items())
-        places = {id(m): Place(0, key) for key, m in self.add_modules.items()}
-        places |= {id(p): Place(1, key) for key, p in self.add_params.items()}
+        params = OrderedDict((key, _move(clone_param(p), device)) for key, p in self.add_params.items())
+        places = {id(m): ModelPlace(0, key) for key, m in self.add_modules.items()}
+        places |= {id(p): ModelPlace(1, key) for key, p in self.add_params.items()}
         buffers: dict[int, Tensor] = {}
         for module in self.add_modules.values():
             for held in module._buffers.values():
                 if held is not None and id(held) not in buffers:
-                    buffers[id(held)] = _moved(held, device)
-                    places[id(held)] = Place(2, id(held))
+                    buffers[id(held)] = _move(held, device)
+                    places[id(held)] = ModelPlace(2, id(held))
         made: ModuleDict = OrderedDict((key, object.__new__(type(m))) for key, m in self.add_modules.items())
         tables = made, params, buffers
         states = capture(self.add_modules.values(), places)
@@ -196,9 +196,9 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             twin["_buffers"] = {n: None if b is None else buffers[id(b)] for n, b in source._buffers.items()}
             twin["_non_persistent_buffers_set"] = set(source._non_persistent_buffers_set)
             if RECORD in state:
-                from ._record import Record
+                from ._record import ParticleRecord
 
-                twin[RECORD] = Record(None, state[RECORD])
+                twin[RECORD] = ParticleRecord(None, state[RECORD])
         return made, params
 
     def sentence(self, vdata: VersionDataImp) -> str:
@@ -206,7 +206,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         return "; ".join(self.text)
 
 
-def _resolve(held: Any, places: Mapping[int, Place], tables: Any) -> Any:
+def _resolve(held: Any, places: Mapping[int, ModelPlace], tables: Any) -> Any:
     place = places.get(id(held))
     return None if place is None else tables[place.kind][place.key]
 
@@ -217,7 +217,7 @@ def _device_of(pdata: ParticleDataImp) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def _moved(value: Any, device: torch.device | None) -> Any:
+def _move(value: Any, device: torch.device | None) -> Any:
     """A copy of a tensor on a device, or the tensor where it is; a parameter stays one."""
     if value is None or device is None or value.device == device:
         return value if isinstance(value, nn.Parameter) or value is None else value.detach().clone()

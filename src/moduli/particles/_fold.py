@@ -19,7 +19,7 @@ from ._record import Pending
 __all__ = ["count_operand", "is_temporary"]
 
 
-class _Probe(Operators):
+class _ReferenceProbe(Operators):
     """Counts the references to operands as the method of a particle does."""
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> tuple[int, int]:
@@ -44,11 +44,11 @@ def is_temporary(pending: Pending, count: int, which: int, reflected: bool = Fal
         return False
     if not all(group.dtype.is_floating_point for group in pending.structure.layout.groups):
         return False
-    named = _Probe()
+    named = _ReferenceProbe()
     if reflected:
-        alone, with_name = 1 * _Probe(), 1 * named
+        alone, with_name = 1 * _ReferenceProbe(), 1 * named
     elif which == 0:
-        alone, with_name = _Probe() * 1, named * 1
+        alone, with_name = _ReferenceProbe() * 1, named * 1
     else:
-        alone, with_name = _Probe() * _Probe(), _Probe() * named
+        alone, with_name = _ReferenceProbe() * _ReferenceProbe(), _ReferenceProbe() * named
     return bool(count <= alone[which] < with_name[which])

@@ -10,7 +10,7 @@ from torch import nn
 
 from moduli.layout import LayoutError, read
 
-from ._record import Record
+from ._record import ParticleRecord
 from .base import VersionDataImp, orders_of
 from .kernel import VersionKernel
 from .mtype import ParamConfig
@@ -20,7 +20,7 @@ __all__ = ["begin_here", "pack", "unpack"]
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
-def pack(record: Record) -> Any:
+def pack(record: ParticleRecord) -> Any:
     """What a pickle holds of a record: how to make it again."""
     version = record.version
     order = tuple(record.order)
@@ -36,16 +36,16 @@ def pack(record: Record) -> Any:
     return unpack, (data.uid, config, order)
 
 
-def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> Record:
+def unpack(uid: str | None, config: dict[str, ParamConfig], order: tuple[str, ...]) -> ParticleRecord:
     """Make a record again. A version that this process knows is found; one from elsewhere starts a species here."""
     version = None if uid is None else _known.get(uid)
-    record = Record(version, tuple(order))
+    record = ParticleRecord(version, tuple(order))
     if uid is not None and version is None:
         record.origin = uid, config
     return record
 
 
-def begin_here(module: nn.Module, record: Record) -> None:
+def begin_here(module: nn.Module, record: ParticleRecord) -> None:
     """Let the species of a particle that came from another process begin here, at the version it had there."""
     if record.origin is None:
         return

@@ -10,7 +10,7 @@ from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 
 from . import _arithmetic
 from ._only import Only
-from ._operand import Operand, pair, recording
+from ._operand import Operand, pair, record_nothing
 from ._species import require
 from .errors import StructureError
 from .kernel import Product
@@ -69,7 +69,7 @@ def norm(x: Any, p: float = 2.0) -> Tensor:
         >>> round(norm(0 * net + 1).item() ** 2, 3)
         12.0
     """
-    with recording():
+    with record_nothing():
         return _measure(_tensors(x), p)
 
 
@@ -92,7 +92,7 @@ def dot(x: Any, y: Any) -> Tensor:
         >>> dot(net, 2 * net).item()
         24.0
     """
-    with recording():
+    with record_nothing():
         left, right = _pair(x, y)
         total = torch.zeros((), dtype=torch.float64)
         kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
@@ -111,7 +111,7 @@ def cosine(x: Any, y: Any) -> Tensor:
         >>> round(cosine(net, -2 * net).item(), 4)
         -1.0
     """
-    with recording():
+    with record_nothing():
         lengths = norm(x) * norm(y)
         inner = dot(x, y)
         return torch.where(
@@ -128,7 +128,7 @@ def distance(x: Any, y: Any, p: float = 2.0) -> Tensor:
         >>> round(distance(net, net + 1).item() ** 2, 3)
         12.0
     """
-    with recording():
+    with record_nothing():
         left, right = _pair(x, y)
         return _measure([a - b for a, b in zip(left, right, strict=True)], p)
 
@@ -148,7 +148,7 @@ def vector(x: Any, copy: bool = True) -> Tensor:
         >>> vector(adopt(nn.Linear(2, 1)) * 0 + 1)
         tensor([1., 1., 1.])
     """
-    with recording():
+    with record_nothing():
         tensors = _tensors(x)
         joined = None if copy else _see_joined(tensors)
         if joined is not None:

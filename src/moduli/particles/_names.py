@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 
-__all__ = ["fits", "public_name", "refuse", "selected"]
+__all__ = ["fits", "public_name", "refuse", "is_selected"]
 
 
 def public_name(name: str) -> str:
@@ -23,7 +23,7 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or fnmatchcase(public, pattern) for pattern in patterns)
 
 
-def selected(path: str, name: str | None) -> bool:
+def is_selected(path: str, name: str | None) -> bool:
     """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
     return name is None or path.startswith(f"{name}.") or fits(path, [name])
 

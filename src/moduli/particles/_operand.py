@@ -18,7 +18,7 @@ from moduli.layout import Layout, Reading, Structure, diff, layout_of, read
 
 from ._buffers import policies_of
 from ._names import fits
-from ._record import Pending, Record, build, record_of, watched
+from ._record import ParticleRecord, Pending, build, is_watched, record_of
 from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
@@ -28,15 +28,15 @@ __all__ = [
     "Operand",
     "broadcast",
     "buffer_policies",
-    "composing",
+    "is_composing",
     "differentiable",
     "is_differentiable",
     "inert_parameters",
-    "leaves",
+    "make_leaves",
     "matching_values",
     "number",
     "pair",
-    "recording",
+    "record_nothing",
     "refuse_graph",
 ]
 
@@ -88,13 +88,13 @@ def is_differentiable() -> bool:
     return _mode.graph
 
 
-def composing() -> bool:
+def is_composing() -> bool:
     """Whether operations are only composed of torch's own, for gradients or transforms to follow."""
-    return _mode.graph or watched()
+    return _mode.graph or is_watched()
 
 
 @contextmanager
-def leaves() -> Iterator[None]:
+def make_leaves() -> Iterator[None]:
     """Results are leaves that can be trained, whatever mode the caller is in."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
@@ -109,12 +109,12 @@ def leaves() -> Iterator[None]:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
+def record_nothing() -> Iterator[None]:
     """No gradients are recorded, except where `differentiable` asks for them."""
-    if composing():
+    if is_composing():
         yield
     else:
-        with leaves():
+        with make_leaves():
             yield
 
 
@@ -138,7 +138,7 @@ class Operand:
     # A result that was not looked into yet; otherwise the module was read.
     pending: Pending | None
     reading: Reading | None
-    record: Record | None
+    record: ParticleRecord | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
     scale: float
@@ -165,7 +165,9 @@ class Operand:
         if pending is not None:
             self.reading = self.record = None
             self.structure, self.buffers = pending.structure, pending.buffers
-            self.tensors, self.scale = pending.tensors, pending.scale
+            # Another thread may multiply the number in, unless the result exists only inside this expression.
+            self.tensors = pending.tensors if spare else pending.values()
+            self.scale = pending.scale
             return
         self.record = record_of(module)
         if self.record.wrapped and not wrapped:
@@ -423,13 +425,13 @@ def _shape_of(operand: Operand, name: str, which: int) -> tuple[int, ...]:
 def conflict(left: nn.Module, right: nn.Module, difference: Any) -> StructureError:
     """The error of combining two particles of different structure."""
     return StructureError(
-        f"cannot combine {type(left).__name__} and {type(right).__name__}: {difference}; the left is {_described(left)}, "
-        f"the right is {_described(right)}. If one is an older version of the other, call its touch(), or take its values "
+        f"cannot combine {type(left).__name__} and {type(right).__name__}: {difference}; the left is {_describe(left)}, "
+        f"the right is {_describe(right)}. If one is an older version of the other, call its touch(), or take its values "
         "over with moduli.particles.migrate; otherwise build both from the same structure and convert them to one dtype"
     )
 
 
-def _described(module: nn.Module) -> str:
+def _describe(module: nn.Module) -> str:
     pending = module.__dict__.get(PENDING)
     version = pending.version if pending is not None else record_of(module).version
     if version is None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from . import _arithmetic
 from ._buffers import acts_on
-from ._operand import Operand, composing, number, recording
+from ._operand import Operand, is_composing, number, record_nothing
 from ._record import build, record_of
 from ._skeleton import PENDING
 from ._species import kernel_of, touch_one, version_of
-from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, located
+from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
@@ -98,7 +98,7 @@ class ParamProduct(Product[Any]):
             10.0
         """
         config = self.vdata.config
-        with recording():
+        with record_nothing():
             return self._with(
                 OrderedDict((key, self._fit(key, fn(param, config[key]))) for key, param in self.params.items()),
                 {name: _as_buffer(fn(_as_parameter(held), ParamConfig()), held) for name, held in self.buffers.items()},
@@ -126,7 +126,7 @@ class ParamProduct(Product[Any]):
         """
         other = self._same_version(other)
         config = self.vdata.config
-        with recording():
+        with record_nothing():
             return self._with(
                 OrderedDict(
                     (key, self._fit(key, fn(param, other.params[key], config[key])))
@@ -176,7 +176,7 @@ class ParamProduct(Product[Any]):
                 f"the product has {sum(sizes)} values in all; the vector given has shape {tuple(values.shape)}"
             )
         parts = dict(zip(self.params, torch.split(values, sizes), strict=True))
-        with recording():
+        with record_nothing():
             return self._with(
                 OrderedDict(
                     (key, self._fit(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
@@ -280,7 +280,7 @@ class ParamProduct(Product[Any]):
             flag = value.requires_grad
             value = value.to(before.dtype)
             return nn.Parameter(value, requires_grad=flag)
-        if isinstance(value, nn.Parameter) or composing():
+        if isinstance(value, nn.Parameter) or is_composing():
             return value  # type: ignore[return-value]
         return nn.Parameter(value, requires_grad=before.requires_grad)
 
@@ -367,7 +367,7 @@ def binary_lambda_wrapper(
 
 
 def _parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
-    if value.requires_grad or composing():
+    if value.requires_grad or is_composing():
         return value  # type: ignore[return-value]
     flag = like.requires_grad and (value.is_floating_point() or value.is_complex())
     return nn.Parameter(value, requires_grad=flag)
@@ -411,7 +411,7 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     touch_one(root)
     kernel = kernel_of(root)
     # The kernel of a product stays at the version of the product.
-    kept: ParticleKernelImp = ParticleKernel(kernel.version, located(root, kernel.version.data))
+    kept: ParticleKernelImp = ParticleKernel(kernel.version, locate(root, kernel.version.data))
     key = module._module_id
     params = kept.data.params
     if key:
@@ -426,7 +426,7 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
 
 def _restore(root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]) -> ParamProduct:
     version = version_of(root)
-    made = ParamProduct(ParticleKernel(version, located(root, version.data)), module_id, OrderedDict(params))
+    made = ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
     made.buffers = buffers
     return made
 

@@ -1,6 +1,6 @@
 """What a module knows about itself as a particle, and results that are not modules yet.
 
-A `Record` belongs to each module of ours: its version, what it looked like last, and where its root is. It refers to the
+A `ParticleRecord` belongs to each module of ours: its version, what it looked like last, and where its root is. It refers to the
 root weakly and to no other module, so particles contain no reference cycles.
 
 A `Pending` is the result of an operation before it was looked into: values, and a skeleton. The module that
@@ -25,7 +25,7 @@ from ._skeleton import PENDING, RECORD, State, assemble, facts_of
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = ["Event", "Pending", "Record", "Species", "build", "record_of", "watched"]
+__all__ = ["Event", "Pending", "ParticleRecord", "Species", "build", "record_of", "is_watched"]
 
 
 class Event(NamedTuple):
@@ -75,7 +75,7 @@ class Species:
         self.members.pop(id(module), None)
 
 
-class Record:
+class ParticleRecord:
     """What a module knows about itself as a particle."""
 
     __slots__ = (
@@ -112,8 +112,8 @@ class Record:
         return self.structure is reading.structure and all(map(is_, map(call, self.modules), reading.modules))
 
     # Copies of a module are particles of the same species; what was seen of the original does not hold for them.
-    def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        return Record(self.version, tuple(self.order))
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleRecord:
+        return ParticleRecord(self.version, tuple(self.order))
 
     def __reduce__(self) -> Any:
         from ._identity import pack
@@ -161,25 +161,25 @@ class Pending:
         return twin
 
     def values(self) -> list[Tensor]:
-        """The tensors, with the number multiplied in."""
+        """The tensors, with the number multiplied in; several threads may ask for them."""
         if self.scale != 1:
-            with torch.no_grad():
-                for tensor in self.tensors:
+            with _BUILDING, torch.no_grad():
+                for tensor in self.tensors if self.scale != 1 else ():
                     tensor.mul_(self.scale)
-            self.scale = 1
+                self.scale = 1
         return self.tensors
 
 
-def record_of(module: nn.Module) -> Record:
+def record_of(module: nn.Module) -> ParticleRecord:
     """The record of a module; a module that was never initialised by us gets one."""
     state = module.__dict__
-    record: Record | None = state.get(RECORD)
+    record: ParticleRecord | None = state.get(RECORD)
     if record is None:
-        record = state.setdefault(RECORD, Record())
+        record = state.setdefault(RECORD, ParticleRecord())
     return record
 
 
-def watched() -> bool:
+def is_watched() -> bool:
     """Whether torch is doing something with operations other than running them."""
     return in_transform() or bool(has_dispatch_mode())
 
@@ -194,12 +194,12 @@ def build(shell: nn.Module) -> None:
         if pending is None:
             return
         if not pending.graph:
-            if watched() or torch.is_inference_mode_enabled():
+            if is_watched() or torch.is_inference_mode_enabled():
                 run_outside(_make_parameters, pending)
             else:
                 _make_parameters(pending)
         parameters = pending.tensors
-        record = Record(pending.version, pending.states[0].get(RECORD, ()))
+        record = ParticleRecord(pending.version, pending.states[0].get(RECORD, ()))
         # The record comes with the first look, or another thread would give the module one of its own.
         shell.__dict__[RECORD] = record
         modules = assemble(shell, pending.structure, pending.states, parameters, pending.buffers)
@@ -214,7 +214,7 @@ def adorn(modules: list[nn.Module], states: list[State], places: tuple[int, ...]
     if places:
         reference = weakref.ref(modules[0])
         for place in places:
-            inner = modules[place].__dict__[RECORD] = Record(None, states[place].get(RECORD, ()))
+            inner = modules[place].__dict__[RECORD] = ParticleRecord(None, states[place].get(RECORD, ()))
             inner.root = reference
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "POLICY",
     "RECORD",
     "Facts",
-    "Place",
+    "ModelPlace",
     "State",
     "assemble",
     "capture",
@@ -59,7 +59,7 @@ State = dict[str, Any]
 """The plain attributes of one module, as they were at one moment."""
 
 
-class Place(NamedTuple):
+class ModelPlace(NamedTuple):
     """Stands for a module (0), parameter (1) or buffer (2) of the model itself, by its key."""
 
     kind: int
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 class _Method(NamedTuple):
     function: Any
-    owner: Place
+    owner: ModelPlace
 
 
 class _Linked(NamedTuple):
@@ -77,13 +77,13 @@ class _Linked(NamedTuple):
     value: Any
 
 
-def places_in(reading: Reading) -> dict[int, Place]:
+def places_in(reading: Reading) -> dict[int, ModelPlace]:
     """The place of everything in a model, by `id`."""
     parts: tuple[Sequence[Any], ...] = (reading.modules, reading.parameters, reading.buffers)
-    return {id(each): Place(kind, key) for kind, part in enumerate(parts) for key, each in enumerate(part)}
+    return {id(each): ModelPlace(kind, key) for kind, part in enumerate(parts) for key, each in enumerate(part)}
 
 
-def capture(modules: Iterable[nn.Module], places: Mapping[int, Place] | Reading) -> list[State]:
+def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Reading) -> list[State]:
     """The plain attributes of modules as they are now.
 
     Args:
@@ -124,7 +124,7 @@ def _choose_carried(keys: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(key for key in keys if key not in _NOT_PLAIN)
 
 
-def _link(value: Any, places: Mapping[int, Place], depth: int) -> Any:
+def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
     """A value with places instead of parts of the model; the value itself if it refers to none."""
     place = places.get(id(value))
     if place is not None:
@@ -164,7 +164,7 @@ _UNSEEN = frozenset((RECORD, "_labelled"))
 
 def _resolve(value: Any, tables: Sequence[Any]) -> Any:
     kind = type(value)
-    if kind is Place:
+    if kind is ModelPlace:
         return tables[value.kind][value.key]
     if kind is _Method:
         return types.MethodType(value.function, _resolve(value.owner, tables))

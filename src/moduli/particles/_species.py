@@ -15,10 +15,10 @@ from torch import nn
 
 from moduli.layout import Reading, read
 
-from ._compare import Known, compare
+from ._compare import LastSeen, compare
 from ._config import take_configs
 from ._edits import ParticleEdit, Undo
-from ._record import Record, Species, build, record_of
+from ._record import ParticleRecord, Species, build, record_of
 from ._skeleton import PENDING, State, capture
 from .base import (
     NytoModuleBase,
@@ -26,7 +26,7 @@ from .base import (
     ParticleKernelImp,
     VersionDataImp,
     VersionKernelImp,
-    located,
+    locate,
     orders_of,
 )
 from .errors import StructureError
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-def bring_up(module: nn.Module, record: Record) -> Reading:
+def bring_up(module: nn.Module, record: ParticleRecord) -> Reading:
     """Read a module, after noticing its own edits and following those of its species."""
     reading = read(module)
     version = record.version
@@ -58,7 +58,7 @@ def bring_up(module: nn.Module, record: Record) -> Reading:
         return _settle(module, record, read(module))
 
 
-def _settle(module: nn.Module, record: Record, reading: Reading) -> Reading:
+def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Reading:
     """Bring a particle to the newest version, its own edits included, or raise and leave it as it was."""
     version = record.version
     if version is None:
@@ -79,11 +79,11 @@ def _settle(module: nn.Module, record: Record, reading: Reading) -> Reading:
     return reading
 
 
-def _follow(module: nn.Module, record: Record) -> None:
+def _follow(module: nn.Module, record: ParticleRecord) -> None:
     """Repeat the edits of relatives, each whole or not at all."""
     version = record.version
     while version is not None and version.next_version is not None:
-        data = located(module, version.data)
+        data = locate(module, version.data)
         undo = Undo(*data.modules.values())
         try:
             version.particle_update(data)
@@ -99,7 +99,7 @@ def _follow(module: nn.Module, record: Record) -> None:
             kernel.version, kernel.data = version, data
 
 
-def _merge(module: nn.Module, record: Record, own: ParticleEdit) -> tuple[VersionDataImp, ParticleEdit] | None:
+def _merge(module: nn.Module, record: ParticleRecord, own: ParticleEdit) -> tuple[VersionDataImp, ParticleEdit] | None:
     """Follow the edits of relatives with a particle that was edited itself meanwhile, in another place.
 
     Returns:
@@ -134,18 +134,18 @@ def _merge(module: nn.Module, record: Record, own: ParticleEdit) -> tuple[Versio
                 own.touched & theirs.touched | own.touched & theirs.remove_modules | theirs.touched & own.remove_modules
             )
             if met or not theirs.can_run(data):
-                raise _unmerged(module, own, theirs, version.data, met)
+                raise _explain_unmerged(module, own, theirs, version.data, met)
             theirs.run(data)
             version = version.next_version
         record.version = version
-        return compare(version.data, module, Known(data.modules, known.states))
+        return compare(version.data, module, LastSeen(data.modules, known.states))
     except BaseException:
         undo.restore()
         record.version = first
         raise
 
 
-def _unmerged(
+def _explain_unmerged(
     module: nn.Module, own: ParticleEdit, theirs: ParticleEdit, vdata: VersionDataImp, met: set[ModuleID]
 ) -> StructureError:
     paths = [path for key, path in vdata.paths() if key in met]
@@ -157,7 +157,9 @@ def _unmerged(
     )
 
 
-def _advance(module: nn.Module, record: Record, following: VersionDataImp, own: ParticleEdit, reading: Reading) -> None:
+def _advance(
+    module: nn.Module, record: ParticleRecord, following: VersionDataImp, own: ParticleEdit, reading: Reading
+) -> None:
     """Link the version that an edit leads to, and note that the particle it was made on is there."""
     version = record.version
     if version is None:
@@ -167,7 +169,7 @@ def _advance(module: nn.Module, record: Record, following: VersionDataImp, own: 
     adopt_children(module)
     states = capture(reading.modules, reading)
     kernel = record.kernel() if record.kernel is not None else None
-    data = None if kernel is None else located(module, following)
+    data = None if kernel is None else locate(module, following)
     # Nothing below can fail.
     following.species.events.append(event)
     version.next_version, version.particle_updater = successor, own
@@ -177,13 +179,13 @@ def _advance(module: nn.Module, record: Record, following: VersionDataImp, own: 
         kernel.version, kernel.data = successor, data
 
 
-def _known(record: Record) -> Known:
+def _known(record: ParticleRecord) -> LastSeen:
     """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
     structure, version = record.structure, record.version
     modules: dict[ModuleID, nn.Module] = {}
     states: dict[ModuleID, State] = {}
     if structure is None or version is None:
-        return Known(modules, states)
+        return LastSeen(modules, states)
     queue: list[tuple[ModuleID, int]] = [(0, 0)]
     seen: set[ModuleID] = set()
     for key, place in queue:
@@ -197,13 +199,13 @@ def _known(record: Record) -> Known:
                 states[key] = record.states[place]
         children = dict(structure.modules[place].children)
         queue += [(child, children[n]) for n, child in version.data.meta[key].sub_modules.items() if child is not None]
-    return Known(modules, states)
+    return LastSeen(modules, states)
 
 
 _BIRTH = threading.Lock()
 
 
-def give_version(module: nn.Module, record: Record, reading: Reading, states: list[State]) -> VersionKernelImp:
+def give_version(module: nn.Module, record: ParticleRecord, reading: Reading, states: list[State]) -> VersionKernelImp:
     """The version of a particle, which is the first of a new species if it has none."""
     version = record.version
     if version is None:
@@ -236,7 +238,7 @@ def version_of(module: nn.Module) -> VersionKernelImp:
     return record.version or version
 
 
-def _recognise(module: nn.Module, record: Record, reading: Reading) -> None:
+def _recognise(module: nn.Module, record: ParticleRecord, reading: Reading) -> None:
     """See whether a copy of another particle is what the original was."""
     version = record.version
     if version is not None and compare(version.data, module, None) is None:
@@ -249,7 +251,7 @@ def kernel_of(module: nn.Module) -> ParticleKernelImp:
     version = version_of(module)
     record = record_of(module)
     kernel: ParticleKernelImp | None = record.kernel() if record.kernel is not None else None
-    data = located(module, version.data)
+    data = locate(module, version.data)
     if kernel is None:
         kernel = ModuleKernel(version, data)
         record.kernel = weakref.ref(kernel)
@@ -331,7 +333,9 @@ def edit(module: NytoModuleBase, name: str, act: Callable[[], None]) -> None:
         _make_edit(module, name, act, root, record)
 
 
-def _make_edit(module: NytoModuleBase, name: str, act: Callable[[], None], root: nn.Module, record: Record) -> None:
+def _make_edit(
+    module: NytoModuleBase, name: str, act: Callable[[], None], root: nn.Module, record: ParticleRecord
+) -> None:
     version = record.version
     before = None if version is None else _known(record)
     undo = Undo(module)

@@ -11,7 +11,7 @@ from torch import nn
 
 from moduli.layout import Structure, read
 
-from ._record import Event, Record, Species, build, record_of
+from ._record import Event, ParticleRecord, Species, build, record_of
 from ._skeleton import PENDING
 from .errors import StructureError
 from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
@@ -263,7 +263,7 @@ class ParticleDataImp(ParticleData[VersionDataImp, "ParticleDataImp"]):
         from ._arithmetic import rebuild
 
         root = rebuild(self.modules[ROOT_MODULE_ID], {id(self.params[key]): params[key] for key in self.params})
-        return located(root, vdata)
+        return locate(root, vdata)
 
     def assign(self, params: ParamDict) -> None:
         """Take over given parameters in place of the present ones.
@@ -311,7 +311,7 @@ def _check_free(held: Any, given: Any) -> None:
         raise StructureError(f"identifiers {taken} are taken; use numbers from {max(held) + 1} on")
 
 
-def located(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
+def locate(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
     """Find the modules and parameters of a live particle by their identifiers.
 
     Raises:
@@ -343,7 +343,7 @@ def located(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
 
 def orders_of(modules: Sequence[nn.Module]) -> list[tuple[str, ...]]:
     """For each module, the names that are known to have been assigned, in order."""
-    records: list[Record | None] = [module.__dict__.get("_particle") for module in modules]
+    records: list[ParticleRecord | None] = [module.__dict__.get("_particle") for module in modules]
     return [() if record is None else tuple(record.order) for record in records]
 
 
@@ -433,4 +433,4 @@ def create_new_group(ref: nn.Module) -> ParticleKernelImp:
     record.version = version
     record.saw(reading)
     version.data.species.enter(ref)
-    return ParticleKernel(version, located(ref, version.data))
+    return ParticleKernel(version, locate(ref, version.data))

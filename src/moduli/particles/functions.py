@@ -13,7 +13,7 @@ from ._arithmetic import apply, derive, pick, unary
 from ._buffers import operating
 from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
 from ._only import Only
-from ._operand import Operand, composing, pair, refuse_graph
+from ._operand import Operand, is_composing, pair, refuse_graph
 from ._product import ParamProduct, unary_lambda_wrapper
 from ._species import require
 from .base import NytoModuleBase
@@ -148,7 +148,7 @@ def lerp(x: T, y: Any, weight: Any) -> T:
     def compute(places: list[int] | None) -> Sequence[Tensor]:
         mine, theirs = pick(left.values(), places), pick(right.values(), places)
         _refuse_whole(left, places, "which has no points between")
-        if composing():
+        if is_composing():
             return apply(blend, mine, theirs)
         if isinstance(weight, Tensor):
             return apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)

@@ -183,15 +183,15 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def rand(self) -> Self:
         """A wrapper around a module with values drawn uniformly from [0, 1)."""
-        return self._mapped(lambda module: module.rand())
+        return self._map(lambda module: module.rand())
 
     def randn(self) -> Self:
         """A wrapper around a module with values drawn from the standard normal distribution."""
-        return self._mapped(lambda module: module.randn())
+        return self._map(lambda module: module.randn())
 
     def clone_from(self, source: ParticleModule[Any]) -> Self:
         """A wrapper around a module of this species with the values of another wrapper's."""
-        return self._mapped(lambda module: module.clone_from(source.root_module))
+        return self._map(lambda module: module.clone_from(source.root_module))
 
     def touch(self) -> Self:
         """Bring the particle inside to the newest version of its species."""
@@ -205,7 +205,7 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
             build(module)  # type: ignore[arg-type]
         return module  # type: ignore[return-value]
 
-    def _mapped(self, fn: Callable[[Any], Any]) -> Self:
+    def _map(self, fn: Callable[[Any], Any]) -> Self:
         """A wrapper like this one around another module."""
         with GetNytoModule(self) as module:
             made = fn(module)
@@ -214,16 +214,16 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         return wrapper
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return self._mapped(lambda module: _arithmetic.unary(fn, module))
+        return self._map(lambda module: _arithmetic.unary(fn, module))
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, ParticleModule):
             with GetNytoModule(other) as inner:
-                return self._mapped(lambda module: _arithmetic.binary(fn, module, inner, reflected))
+                return self._map(lambda module: _arithmetic.binary(fn, module, inner, reflected))
         self._check_kind(other)
         if number(other) is None:
             return NotImplemented
-        return self._mapped(lambda module: _arithmetic.binary(fn, module, other, reflected))
+        return self._map(lambda module: _arithmetic.binary(fn, module, other, reflected))
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
         self._check_kind(other)
