@@ -30,7 +30,7 @@ NAMES = ["a", "b", "c"]
 STEPS = [
     (_species, "compare"),
     (_species, "adopt_children"),
-    (_species, "located"),
+    (_species, "locate"),
     (_species, "capture"),
     (_species, "read"),
     (_species, "_known"),
