@@ -286,7 +286,7 @@ def _table(results: lab.Results, width: int) -> Table:
             column,
             justify="left" if column in ("problem", "optimizer", "ended") else "right",
             no_wrap=column != "optimizer" and (not wide or column != "ended"),
-            max_width=19 if column == "ended" and not wide else None,
+            max_width=max(19, width - 64) if column == "ended" and not wide else None,
         )
     rows = lab.summary(results)
     for place, row in enumerate(rows):
