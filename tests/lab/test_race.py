@@ -250,11 +250,11 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
 
 
 def test_a_server_that_dies_is_replaced(tmp_path):
-    from moduli.lab._pool import Pool
+    from moduli.lab._pool import RunPool
 
     tasks = [Task("sphere-10", "torch.SGD(lr=1e-6)", seed, 10**6, 0.3, 1) for seed in range(3)]
     found = {}
-    with Pool(1) as pool:
+    with RunPool(1) as pool:
         for number, message in pool.run(tasks):
             if "pid" in message and number == 0:
                 pool.server.kill()

@@ -146,7 +146,7 @@ def test_a_server_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
     task = lab._tasks.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
-    with _pool.Pool(1, ["hangs_on_import"]) as pool:
+    with _pool.RunPool(1, ["hangs_on_import"]) as pool:
         pool._start()
         server = pool.server.pid
         messages = [message for _, message in pool.run([task, task]) if "reason" in message]
@@ -161,7 +161,7 @@ def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
     program = """
         from moduli.lab import _pool
         _pool.STARTUP = 1.0
-        pool = _pool.Pool(1, ["hangs_on_import"])
+        pool = _pool.RunPool(1, ["hangs_on_import"])
         pool._start()
         print(pool.server.pid, flush=True)
         while True: pass
@@ -183,6 +183,6 @@ def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
 def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
     task = lab._tasks.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
-    with _pool.Pool(1) as pool:
+    with _pool.RunPool(1) as pool:
         (record,) = [message for _, message in pool.run([task]) if "reason" in message]
     assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

@@ -104,7 +104,7 @@ def race(
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
         }  # fmt: skip
     courses = [problem_of(reference) for reference in spec["problems"]]
-    watch = _Watch(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
+    watch = _RaceProgress(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
     interrupted = False
     try:
         with watch.bar:
@@ -228,7 +228,7 @@ def _repeated(path: Path, given: list[str]) -> dict[str, Any]:
     return {"problems": references, "contenders": contenders, **{k: header.get(k) for k in keys}}
 
 
-class _Watch:
+class _RaceProgress:
     """What moves while a race runs, and a line per failed run."""
 
     def __init__(self, total: int) -> None:

@@ -21,7 +21,18 @@ from typing import Any, Final
 from ._dtypes import DTYPES
 from ._errors import DamagedFileError
 
-__all__ = ["CHECKSUMS", "CONTENT", "FORMAT", "OLD_CHECKSUMS", "Header", "Slot", "arrange", "compose", "parse", "seal"]
+__all__ = [
+    "CHECKSUMS",
+    "CONTENT",
+    "FORMAT",
+    "OLD_CHECKSUMS",
+    "Header",
+    "TensorSlot",
+    "arrange",
+    "compose",
+    "parse",
+    "seal",
+]
 
 CONTENT: Final = "moduli"
 CHECKSUMS: Final = "moduli.sums"
@@ -38,7 +49,7 @@ _LONGEST: Final = 100_000_000  # the limit of the safetensors library
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """One tensor in a file: its name, code, shape, and its bytes in the data."""
 
     name: str
@@ -59,27 +70,29 @@ class Header:
         sealed: Whether the header had a checksum. If it had, it was right.
     """
 
-    slots: dict[str, Slot]
+    slots: dict[str, TensorSlot]
     metadata: dict[str, str]
     start: int
     sealed: bool
 
 
-def arrange(tensors: list[tuple[str, str, list[int]]]) -> list[Slot]:
+def arrange(tensors: list[tuple[str, str, list[int]]]) -> list[TensorSlot]:
     """Give tensors, as names with codes and shapes, their places: the widest numbers first, so that all are aligned."""
     sized = [(DTYPES[code].itemsize, at) for at, (_, code, _) in enumerate(tensors)]
-    slots: list[Slot] = []
+    slots: list[TensorSlot] = []
     begin = 0
     for size, at in sorted(sized, key=lambda pair: -pair[0]):
         name, code, shape = tensors[at]
         for length in shape:
             size *= length
-        slots.append(Slot(name, code, tuple(shape), begin, begin + size))
+        slots.append(TensorSlot(name, code, tuple(shape), begin, begin + size))
         begin += size
     return slots
 
 
-def compose(slots: list[Slot], order: list[str], metadata: dict[str, str], checksums: bool) -> tuple[bytearray, int]:
+def compose(
+    slots: list[TensorSlot], order: list[str], metadata: dict[str, str], checksums: bool
+) -> tuple[bytearray, int]:
     """The beginning of a file, up to its data.
 
     Args:
@@ -185,7 +198,7 @@ def _check_seal(head: bytes, start: int, given: str) -> None:
         raise DamagedFileError("its header does not have the checksum that is written in it")
 
 
-def _slot(name: str, entry: Any) -> Slot:
+def _slot(name: str, entry: Any) -> TensorSlot:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DamagedFileError(f"the entry of {name!r} does not have a dtype, a shape and offsets, and nothing else")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -204,14 +217,14 @@ def _slot(name: str, entry: Any) -> Slot:
     begin, end = offsets
     if end - begin != size:
         raise DamagedFileError(f"{name!r} needs {size} bytes, and its offsets are from {begin} to {end}")
-    return Slot(name, code, tuple(shape), begin, end)
+    return TensorSlot(name, code, tuple(shape), begin, end)
 
 
 def _naturals(found: Any) -> bool:
     return isinstance(found, list) and all(type(each) is int and 0 <= each < 2**63 for each in found)
 
 
-def _check_cover(slots: dict[str, Slot], size: int) -> None:
+def _check_cover(slots: dict[str, TensorSlot], size: int) -> None:
     """Refuse gaps and overlaps: every byte of the data belongs to one tensor."""
     end = 0
     for slot in sorted(slots.values(), key=lambda slot: (slot.begin, slot.end)):

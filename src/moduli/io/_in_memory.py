@@ -25,14 +25,14 @@ class InMemory(Saved):
         tensors = Tensors()
         found, content = collect(state, tensors)
         self.present = True
-        self.reader: Any = _Held(os.fspath(path), {**found, **tensors.found})
+        self.reader: Any = _HeldTensors(os.fspath(path), {**found, **tensors.found})
         self.names = list(found)
         self.ties, self.extra = content.get("ties", {}), content.get("extra_state", {})
         self.metadata = self._metadata(content["metadata"])
         self.history, self.policies, self.virtual, self.frozen, self.kind = [], {}, [], [], ""
 
 
-class _Held:
+class _HeldTensors:
     """Tensors in memory, with what `plan` asks a reader for."""
 
     def __init__(self, path: str, tensors: dict[str, Tensor]) -> None:

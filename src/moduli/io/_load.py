@@ -16,8 +16,8 @@ from ._errors import CheckpointError, DamagedFileError
 from ._foreign import is_torch_file, read_torch_file
 from ._in_memory import InMemory
 from ._match import NameMap, renaming
-from ._module import Plan, plan
-from ._optimizer import Known, class_name, fitted, parameter_names
+from ._module import ModulePlan, plan
+from ._optimizer import KnownState, class_name, fitted, parameter_names
 from ._read import Reader
 from ._replace import PathLike
 from ._save import PARTS
@@ -126,7 +126,7 @@ def load(
         raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module. `read` gives state dicts")
     if is_torch_file(path):
         return _load_torch_file(path, module, {**given, "extra": extra}, mapping, strict)
-    source = _Source(path)
+    source = _SavedSource(path)
     wanted = {part: value for part, value in given.items() if value is not None}
     for part in wanted:
         source.require(part)
@@ -191,7 +191,7 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
     """
     if is_torch_file(path):
         return Contents(module=read_torch_file(path))
-    source = _Source(path)
+    source = _SavedSource(path)
     if checksums:
         source.reader.verify(source.reader.slots)
     saved = source.saved
@@ -207,7 +207,7 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
     )
 
 
-class _Source:
+class _SavedSource:
     """An open file and what it says about its parts."""
 
     def __init__(self, path: PathLike) -> None:
@@ -243,7 +243,9 @@ class _Source:
         return self.reader.copy(name)
 
 
-def _module_plan(source: _Source, module: nn.Module | None, mapping: NameMap | None, strict: bool) -> Plan | None:
+def _module_plan(
+    source: _SavedSource, module: nn.Module | None, mapping: NameMap | None, strict: bool
+) -> ModulePlan | None:
     if module is None:
         return None
     if not source.saved.present:
@@ -251,14 +253,14 @@ def _module_plan(source: _Source, module: nn.Module | None, mapping: NameMap | N
     return plan(source.saved, module, mapping, strict, source.reader.path)
 
 
-def _known(saved: Saved, module: Any, plans: Plan | None, mapping: NameMap | None, strict: bool) -> Known:
+def _known(saved: Saved, module: Any, plans: ModulePlan | None, mapping: NameMap | None, strict: bool) -> KnownState:
     groups: dict[str, list[str]] = {}
     for name, first in saved.ties.items():
         groups.setdefault(first, [first]).append(name)
     rename = plans.rename if plans is not None else renaming(mapping, saved.every)
     fresh = set(plans.match.fresh) if plans is not None else set()
     dropped = set(plans.match.dropped) if plans is not None else set()
-    return Known(
+    return KnownState(
         parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict, saved.every
     )
 
@@ -320,7 +322,7 @@ def _keys(found: Any) -> str:
     return f"{len(found)}" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
 
 
-def _states(source: _Source, part: str) -> Any:
+def _states(source: _SavedSource, part: str) -> Any:
     content = source.content.get(part)
     if content is None:
         return None

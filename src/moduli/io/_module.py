@@ -22,7 +22,7 @@ from ._match import Match, NameMap, Rename, edits_between, events_of, match, ren
 from ._saved import CONFIG, EXTRA, LABELS, PREFIXES, Saved
 from ._tree import Tensors, decode, encode
 
-__all__ = ["Plan", "collect", "plan"]
+__all__ = ["ModulePlan", "collect", "plan"]
 
 
 # -- into a file -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ _declared: dict[type, list[str]] = {}
 
 
 @dataclass
-class Plan:
+class ModulePlan:
     """What loading a module will do, found out before anything is changed.
 
     Attributes:
@@ -150,7 +150,7 @@ class Plan:
     apply: Callable[[], None]
 
 
-def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool, path: str) -> Plan:
+def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool, path: str) -> ModulePlan:
     """Find out how the module part of a file gets into a module.
 
     Raises:
@@ -191,7 +191,7 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
             + (f"{edits.told[0].upper()}{edits.told[1:]}. " if edits.told else "")
             + "Say what has another name with mapping=, or load what fits with strict=False"
         )
-    return Plan(module, found, rename, converted, lambda: _apply(saved, module, held, found, rename))
+    return ModulePlan(module, found, rename, converted, lambda: _apply(saved, module, held, found, rename))
 
 
 def _convertible(saved: torch.dtype, here: torch.dtype) -> bool:

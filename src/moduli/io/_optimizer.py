@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ._errors import CheckpointError, DamagedFileError
 from ._match import Rename, listed
 
-__all__ = ["Known", "class_name", "describe", "fitted", "parameter_names"]
+__all__ = ["KnownState", "class_name", "describe", "fitted", "parameter_names"]
 
 
 def class_name(value: object) -> str:
@@ -66,7 +66,7 @@ def _names(optimizer: Any, names: Mapping[int, list[str]]) -> list[list[list[str
     return found  # type: ignore[return-value]
 
 
-class Known:
+class KnownState:
     """What is known about names when an optimizer is loaded.
 
     Attributes:
@@ -93,7 +93,7 @@ class Known:
         self.fresh, self.dropped, self.strict, self.every = fresh, dropped, strict, every
 
 
-def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) -> tuple[Any, list[str], list[str]]:
+def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
     """The state of a checkpoint as an optimizer takes it.
 
     Args:
@@ -129,7 +129,7 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: Known) ->
     return _by_name(optimizer, state, here, _lists(part["names"], state, "names"), shapes, called, known)
 
 
-def _named(optimizer: Any, state: Any, here: Any, known: Known) -> tuple[Any, list[str], list[str]]:
+def _named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
     """A state that is by name, under the names here, without what finds nothing here."""
     new = {name: known.rename(name) for name in known.every}
     shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
@@ -186,7 +186,7 @@ def _by_name(
     names: list[list[str]],
     shapes: list[list[Any]],
     called: list[list[list[str]]],
-    known: Known,
+    known: KnownState,
 ) -> tuple[Any, list[str], list[str]]:
     sources: dict[str, tuple[str, int, int, Any]] = {}
     for at, group in enumerate(state["param_groups"]):

@@ -25,7 +25,7 @@ def collect() -> dict[str, Any]:
 
 
 def validate(tree: Any) -> Any:
-    """Check that a tree holds random states, by giving them to generators that nobody uses.
+    """Check that a tree holds random states, by giving them to generators made for this.
 
     Raises:
         DamagedFileError: If it does not.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._checksum import checksums_of
 from ._dtypes import COMPLEX, DTYPES, dtype_name
 from ._errors import CheckpointError, DamagedFileError
-from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, Header, Slot, _json, parse
+from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, Header, TensorSlot, _json, parse
 from ._replace import PathLike
 from ._tree import check_owners
 
@@ -60,7 +60,7 @@ class Reader:
         return DamagedFileError(f"{self.path!r} is not a checkpoint, or was damaged: {why}")
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, TensorSlot]:
         """The tensors in the file by name."""
         return self.header.slots
 

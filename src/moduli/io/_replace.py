@@ -113,7 +113,7 @@ def _is_ours(name: str, target: Path) -> bool:
 
 
 def _mark(target: Path, token: str) -> str:
-    """Ties a temporary name to its file. It has the same length for every name, and nobody else makes such names."""
+    """Ties a temporary name to its file. It has the same length for every name, and no other program makes such names."""
     text = f"{token}/{target.name}".encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 

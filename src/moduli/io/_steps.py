@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._errors import CheckpointError
-from ._module import Plan
+from ._module import ModulePlan
 
 __all__ = ["Steps"]
 
@@ -28,7 +28,7 @@ class Steps:
             raise CheckpointError(f"a generator on {value.device} cannot take the state of one on {found.device}")
         self._todo.append((value, found, {}))
 
-    def run(self, plans: Plan | None) -> None:
+    def run(self, plans: ModulePlan | None) -> None:
         """Load everything, the module last: of it alone is it known beforehand that it fits."""
         undo: list[tuple[Any, Callable[[], None]]] = []
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._checksum import BLOCK, Checksum
 from ._dtypes import Scratch, array
 from ._errors import CheckpointError
-from ._header import Slot, arrange, compose, seal
+from ._header import TensorSlot, arrange, compose, seal
 from ._replace import PathLike, replace_file
 
 __all__ = ["write_tensors"]
@@ -59,7 +59,7 @@ def write_tensors(
 class _Data:
     """The part of a file that holds tensors."""
 
-    def __init__(self, descriptor: int, slots: list[Slot], start: int) -> None:
+    def __init__(self, descriptor: int, slots: list[TensorSlot], start: int) -> None:
         self._descriptor = descriptor
         self._slots = {slot.name: slot for slot in slots}
         self._start = start

@@ -122,7 +122,7 @@ def parse(source: str) -> Chain:
     line = re.sub(r"\s", " ", source)
     if not line.strip():
         raise ChainError("a chain needs at least one link", source)
-    tree, reader = _tree(source, line), _Reader(source, line)
+    tree, reader = _tree(source, line), _ChainReader(source, line)
     rest = line.lstrip().encode()[tree.end_col_offset :].decode()
     if "#" in rest:  # Python takes it for a comment, and would drop it in silence
         raise ChainError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
@@ -150,7 +150,7 @@ def _tree(source: str, line: str) -> ast.expr:
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
 
 
-class _Reader:
+class _ChainReader:
     """Takes of Python's tree what a chain is made of, and refuses the rest."""
 
     def __init__(self, source: str, line: str) -> None:

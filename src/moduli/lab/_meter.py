@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ._reasons import Reason
 
-__all__ = ["Meter", "Stop"]
+__all__ = ["Meter", "RunEnd"]
 
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
@@ -18,7 +18,7 @@ SPACING = 1.04
 LOST = 40
 
 
-class Stop(BaseException):
+class RunEnd(BaseException):
     """Raised out of a closure to end the run. No error, so that no `except Exception` in an optimizer swallows it."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
@@ -62,9 +62,9 @@ class Meter:
     def before(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
         if self.evaluations >= self.budget:
-            raise Stop(Reason.BUDGET)
+            raise RunEnd(Reason.BUDGET)
         if self.seconds() > self.limit:
-            raise Stop(Reason.TIME, f"more than {self.limit:g} seconds")
+            raise RunEnd(Reason.TIME, f"more than {self.limit:g} seconds")
 
     def count(self, evaluations: int, gradients: int) -> None:
         """Count evaluations, and how many of them had gradients."""
@@ -76,7 +76,7 @@ class Meter:
         self.digest.update(struct.pack("<d", loss))
         self.lost = 0 if math.isfinite(loss) else self.lost + 1
         if self.lost >= LOST:
-            raise Stop(Reason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
+            raise RunEnd(Reason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
 
     def value(self, value: float) -> None:
         """The value the run is judged by, now."""
@@ -86,7 +86,7 @@ class Meter:
         if reached or self.evaluations >= self.next:
             self.record()
         if reached:
-            raise Stop(self.reached)
+            raise RunEnd(self.reached)
 
     @property
     def due(self) -> bool:

@@ -15,13 +15,13 @@ from typing import Any
 from ._reasons import Reason
 from ._tasks import Task, record_without_run
 
-__all__ = ["Pool"]
+__all__ = ["RunPool"]
 
 STARTUP = 300.0
 """How many seconds the server has to import what runs need."""
 
 
-class Pool:
+class RunPool:
     """So many runs at a time, each in a process of its own.
 
     The processes are forks of a server (`moduli.lab._server`), which ends them and itself when this process closes its
@@ -40,7 +40,7 @@ class Pool:
         self.server: subprocess.Popen[bytes] | None = None
         self.ready = False
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> RunPool:
         return self
 
     def __exit__(

@@ -13,7 +13,7 @@ from torch import nn
 
 from ._contender import Contender, contender
 from ._grammar import Chain
-from ._pool import Pool
+from ._pool import RunPool
 from ._results import Results, Writer, header
 from ._tasks import Task, execute, resolve
 from .problems import Problem
@@ -137,7 +137,7 @@ def _elsewhere(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
         return
     for task in tasks:
         _sendable(task)
-    with Pool(workers, preload) as pool:
+    with RunPool(workers, preload) as pool:
         yield from pool.run(tasks)
 
 

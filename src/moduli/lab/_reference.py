@@ -123,10 +123,10 @@ def as_problem(value: Any, name: str = "problem") -> Problem:
     )
 
 
-class Arguments(nn.Module):
+class NamedArguments(nn.Module):
     """A model that is a few named tensors: called with nothing, it gives them by name.
 
-    >>> sorted(Arguments({"a": torch.ones(2), "b": torch.ones(())})())
+    >>> sorted(NamedArguments({"a": torch.ones(2), "b": torch.ones(())})())
     ['a', 'b']
     """
 
@@ -169,7 +169,7 @@ class FunctionProblem(Problem):
         generator = torch.Generator().manual_seed(seed)
         scale = 0.1 if seed else 0.0
         jitter = {k: scale * torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in self.start.items()}
-        return Arguments({key: value + jitter[key] for key, value in self.start.items()})
+        return NamedArguments({key: value + jitter[key] for key, value in self.start.items()})
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """What the function returns; of residuals, the sum of their squares."""

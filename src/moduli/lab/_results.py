@@ -1,7 +1,7 @@
 """The file of a race: one line that says what is raced, then one line per finished run.
 
 A line is appended in one write when its run has ended, so whatever kills the race leaves all finished runs. A last line that
-was cut short is dropped by whoever reads next.
+was cut short is dropped when the file is next read.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ._contender import Contender, Entrant
-from ._meter import Meter, Stop
+from ._meter import Meter, RunEnd
 from ._reasons import Reason
 from ._reference import ProblemFileError
 from .problems import Problem
@@ -75,7 +75,7 @@ def run(
         try:
             meter.value(first)
             _steps(problem, entrant, meter, tracks, torch.Generator().manual_seed(seed))
-        except Stop as stop:
+        except RunEnd as stop:
             reason, detail = stop.reason, stop.detail
     except Exception as error:  # noqa: BLE001 - whatever a contender raises is its result
         detail = f"{type(error).__name__}: {error}"
@@ -113,13 +113,13 @@ def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, ge
         with meter.aside():
             tracks.look(entrant)
             if not entrant.finite():
-                raise Stop(Reason.DIVERGED, "a parameter is no longer a finite number")
+                raise RunEnd(Reason.DIVERGED, "a parameter is no longer a finite number")
             if problem.noisy and meter.due:
                 meter.value(problem.measure(entrant.best()))
         if entrant.finished:
-            raise Stop(Reason.STOPPED, entrant.finished)
+            raise RunEnd(Reason.STOPPED, entrant.finished)
         if idle >= IDLE:
-            raise Stop(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
+            raise RunEnd(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
         meter.before()
 
 

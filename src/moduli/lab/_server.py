@@ -5,7 +5,7 @@ whatever ran before, and costs milliseconds to start. Nothing is ever computed i
 OpenMP exists when it forks.
 
 An order is ``(number, seconds, task)`` with the task as bytes, which only the child reads: they may run code of the user. Answers
-are ``(number, message)`` with the messages of `Pool.run`; the first one, with number -1, says that all is imported. When the
+are ``(number, message)`` with the messages of `RunPool.run`; the first one, with number -1, says that all is imported. When the
 connection ends, because its owner closed it or died, so do all.
 """
 

@@ -113,7 +113,7 @@ def _merged(
     """
     if integers not in ("equal", "first"):
         raise MergeError(f"integers is {integers!r}; it must be 'equal' or 'first'")
-    policy = _Buffers(buffers, views[0])
+    policy = _BufferPolicy(buffers, views[0])
     groups = ties(views)
     floating = [names[0] for names in groups if _has_averages(views[0].look(names[0]))]
     kept = {name for name in floating if policy.takes_first(name)}
@@ -125,7 +125,7 @@ def _merged(
         coefficient.check(merged)
     kernel = recipe.kernel
     if recipe.survey is not None:
-        kernel = recipe.survey([(name, _Row(views, name)) for name in merged if not _keeps(recipe, views, name)])
+        kernel = recipe.survey([(name, _ModelRow(views, name)) for name in merged if not _keeps(recipe, views, name)])
     return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers)
 
 
@@ -152,17 +152,17 @@ def _values(
 def _merge_name(recipe: Recipe, views: list[View], name: str) -> Tensor:
     like, buffer = views[0].look(name), name in views[0].buffers
     if not recipe.elementwise or like.numel() < 2 * _PIECE:
-        return _finished(recipe.kernel(name, _Row(views, name)), like.dtype, name, buffer)
+        return _finished(recipe.kernel(name, _ModelRow(views, name)), like.dtype, name, buffer)
     device = torch.device("cpu") if like.is_meta else like.device
     merged = torch.empty(like.shape, dtype=like.dtype, device=device)
-    flat, row = merged.view(-1), _Row(views, name)
+    flat, row = merged.view(-1), _ModelRow(views, name)
     for start in range(0, like.numel(), _PIECE):
         row.place = slice(start, start + _PIECE)
         flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer)
     return merged
 
 
-class _Row:
+class _ModelRow:
     """The tensors of one name, or a piece of each; see `Row`.
 
     Attributes:
@@ -269,7 +269,7 @@ def _finished(value: Tensor, dtype: torch.dtype, name: str, buffer: bool) -> Ten
     return result
 
 
-class _Buffers:
+class _BufferPolicy:
     """The policy for buffers, looked up by name."""
 
     def __init__(self, policy: Buffers, first: View) -> None:

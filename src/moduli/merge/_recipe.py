@@ -1,4 +1,4 @@
-"""What a merging algorithm is to whoever runs it: a function of one name and the tensors that have it."""
+"""A merging algorithm as the driver sees it: a function of one name and the tensors that have it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

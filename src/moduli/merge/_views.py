@@ -159,7 +159,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
     for name in other.names():
-        # A module may have buffers that nobody reads, such as caches that grow; parameters are never left out.
+        # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
         if name not in first.keys and name not in other.buffers:
             shape = f" ({described(other.look(name))} in {other.label})" if other.known else ""
             raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")

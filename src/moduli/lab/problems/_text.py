@@ -27,7 +27,7 @@ def _text() -> tuple[str, torch.Tensor]:
     return letters, torch.tensor([letters.index(letter) for letter in text])
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """Attention to earlier letters, then a small network, each added to what comes in."""
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class _Block(nn.Module):
         return x + wide
 
 
-class _Reader(nn.Module):
+class _TextReader(nn.Module):
     def __init__(self, letters: int) -> None:
         super().__init__()
         self.letter = nn.Embedding(letters, WIDTH)
         self.place = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(_Block(), _Block())
+        self.blocks = nn.Sequential(_TransformerBlock(), _TransformerBlock())
         self.head = nn.Linear(WIDTH, letters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ class TextTransformer(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialised(lambda: _Reader(len(_text()[0])), seed)
+        return _initialised(lambda: _TextReader(len(_text()[0])), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Other windows."""
