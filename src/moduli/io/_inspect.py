@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._dtypes import dtype_name
 from ._foreign import is_torch_file, read_torch_file
-from ._load import _Source
+from ._load import _SavedSource
 from ._match import listed
 from ._replace import PathLike
 from ._save import PARTS
@@ -235,7 +235,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
             if isinstance(value, Tensor)
         ]
         return Description(os.fspath(path), os.path.getsize(path), "torch", tensors=tuple(infos))
-    source = _Source(path)
+    source = _SavedSource(path)
     reader, saved, content = source.reader, source.saved, source.content
     checked = "none" if reader.checksums() is None else "present"
     if verify and reader.verify(reader.slots):
