@@ -55,11 +55,13 @@ def use() -> None:
     value: float = train(net, torch.rand(8, 3), torch.rand(8, 1))
     a, b = mo.adopt(nn.Linear(3, 1)), mo.adopt(nn.Linear(3, 1))
     merged = a + 0.5 * (b - a)
+    stack = mo.adopt(nn.Sequential(nn.Linear(3, 1)))
+    doubled: Tensor = (2 * stack)[0].weight
     population = mo.Population.of(net, 4, init=0.1)
     optimizer = mo.Optimizer(population, presets.adamw(1e-2))
     result: mo.Result = mo.minimize(lambda p: (p - 3.0).square().sum(), torch.zeros(4))
     mo.save("consumer.safetensors", module=net, optimizer=optimizer)
-    print(value, merged, result.success, len(population), Line()(torch.rand(4)).names)
+    print(value, merged, doubled.shape, result.success, len(population), Line()(torch.rand(4)).names)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,12 +18,27 @@ from .base import NytoModuleBase
 
 __all__ = ["adopt"]
 
-M = TypeVar("M", bound=nn.Module)
+P = TypeVar("P", bound=ParticleMethods)
 
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()
 
 
-def adopt(module: M) -> M:
+if TYPE_CHECKING:
+
+    class AdoptedModule(ParticleMethods):
+        """What a type checker is told: the operators, and whatever the module's own class has as Any."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __getitem__(self, key: Any) -> Any: ...
+        def __iter__(self) -> Iterator[Any]: ...
+        def __len__(self) -> int: ...
+
+
+@overload
+def adopt(module: P) -> P: ...  # type: ignore[overload-overlap]
+@overload
+def adopt(module: nn.Module) -> AdoptedModule: ...
+def adopt(module: nn.Module) -> nn.Module:
     """Make a particle of an existing module, in place: nothing in it is renamed, moved or copied.
 
     The module stays an instance of its class; it is given the operators and methods of `NytoModule`.
