@@ -339,7 +339,7 @@ class Layout:
 
 
 # Equal layouts are one object, which makes the commonest comparison, of two models of one class, a pointer comparison.
-# The keys hold only entries, so a layout that nobody uses is freed.
+# The keys hold only entries, so a layout without other references is freed.
 _INTERNED: WeakValueDictionary[tuple[tuple[Entry, ...], tuple[BufferEntry, ...]], Layout] = WeakValueDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Ranges of settings, checked when a link is made. A schedule (a function of the step) is checked by nobody."""
+"""Ranges of settings, checked when a link is made. A schedule (a function of the step) is not checked."""
 
 from __future__ import annotations
 

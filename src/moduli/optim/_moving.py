@@ -18,8 +18,8 @@ class Moving:
     _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
 
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
-        # For each parameter by itself: a link may move some of them only, and another the rest. Whoever has a copy of
-        # the values that nobody changes can give it.
+        # For each parameter by itself: a link may move some of them only, and another the rest. A caller with
+        # a copy of the values that is never written can give it.
         starts = self._starts
         for i, param in enumerate(self.params):
             if param not in starts:

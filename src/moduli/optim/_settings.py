@@ -149,7 +149,7 @@ class Settings:
         return out
 
     def _fill(self, known: _Resolved) -> None:
-        # In place: whoever holds the dictionary (a fused run) sees the new numbers.
+        # In place: a fused run holds the dictionary and sees the new numbers.
         layer = self.overrides[known.group] if 0 <= known.group < len(self.overrides) else {}
         known.defaults = dict(self.defaults)
         fresh = {**self.defaults, **layer, **(known.local or {})}

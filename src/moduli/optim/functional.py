@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 
 def init(modules: Chainable, params: Sequence[Tensor] | Mapping[str, Tensor]) -> State:
-    """What links remember before their first step, for `step`: plain data, kept by whoever calls it.
+    """What links remember before their first step, for `step`: plain data, kept by the caller.
 
     Example:
         >>> import torch
@@ -56,8 +56,7 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     """Run links by hand, on an objective or as a pure function.
 
     `step(objective, links)` threads an objective through links, in order, until one stops the chain. It calls no hooks and
-    moves no parameters; `owner` is whoever calls it each step with the same links, so that what is fused can be remembered
-    there.
+    moves no parameters; `owner` is an object that lives as long as the links, where fused runs are remembered.
 
     `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
     arguments nor the links. Gradients flow through it, also those of settings given as tensors, and `torch.func.grad`
@@ -263,7 +262,7 @@ def transform_tensors(
     if grads is not None:
         inner.grads = list(grads)
     elif inner.grads is None and inner.evaluator is None:
-        # Links transform the update in place; whoever looks at the gradient must not see that.
+        # Links transform the update in place; a link that reads the gradient must not see that.
         looks = any(getattr(part, "uses_grad", not isinstance(part, Chain)) for _, part in link.links())
         inner.grads = [tensor.clone() for tensor in tensors] if looks else list(tensors)
     inner.updates = list(tensors)

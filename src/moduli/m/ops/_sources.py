@@ -201,7 +201,7 @@ class Uniform(_Source):
 
 
 class Clone(_Source):
-    """A copy of the update, which protects it from whoever else holds its tensors.
+    """A copy of the update, which protects it from writes through other references to its tensors.
 
     Example:
         >>> import torch
