@@ -48,11 +48,24 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
                 state.setdefault(i, {})[key] = value
             else:
                 rest.setdefault(name, {})[key] = map_tensors(value, make_whole)
+    if optimizer.shards is not None and optimizer.shards.flat:
+        rest = _join(rest, optimizer.shards.group)
     buffer = io.BytesIO()
     torch.save({**packed, "state": rest}, buffer)
     groups = [{**group, "params": [positions[name] for name in group["params"]]} for group in packed["param_groups"]]
     groups[0][REST] = buffer.getvalue()
     return {"state": state, "param_groups": groups}
+
+
+def _join(rest: dict[str, dict[str, Any]], group: Any) -> dict[str, dict[str, Any]]:
+    """What the processes of FSDP1 keep: one that holds nothing of a parameter has learnt nothing of it."""
+    every: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(every, rest, group=group)
+    out: dict[str, dict[str, Any]] = {}
+    for rows in reversed(every):
+        for name, row in rows.items():
+            out.setdefault(name, {}).update(row)
+    return out
 
 
 def is_portable(given: Mapping[str, Any]) -> bool:
