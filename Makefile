@@ -7,7 +7,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 
 VERSION ?= 2.15.0
 
-.PHONY: help run picture catalogue test test-all test-torch mutants lint docs bench clean format
+.PHONY: help run picture catalogue test test-all test-gpu test-torch mutants lint docs bench clean format
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,16 @@ test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; with
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
 
+# Triton takes a gigabyte, so that it has an environment of its own.
+$(VENV)-gpu/.ready: pyproject.toml constraints.txt
+	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv $(VENV)-gpu
+	$(VENV)-gpu/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt torch
+	$(VENV)-gpu/bin/pip --disable-pip-version-check install --quiet --editable '.[gpu-test]'
+	@touch $@
+
+test-gpu: $(VENV)-gpu/.ready  ## generated Triton kernels in its interpreter, and compiled for GPUs that need not be here
+	@TRITON_INTERPRET=1 $(VENV)-gpu/bin/python -m pytest tests/gpu $(ARGS)
+
 test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSION=2.14.1 ARGS='tests/labels -q'
 	@$(BIN)/python tools/torch_venv.py $(VERSION) -- $(ARGS)
 
@@ -71,5 +81,5 @@ format: $(VENV)/.ready  ## let ruff rewrite what it can
 	@$(BIN)/ruff format --quiet .
 
 clean:  ## remove everything that was built, the environment included
-	rm -rf $(VENV) site dist build .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-gpu site dist build .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

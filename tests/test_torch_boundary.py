@@ -310,6 +310,8 @@ def test_open_fake_device(shims):
     if not shims.known:
         assert shims.open_fake_device("pretend") is None
         return
+    with shims.open_fake_device("cuda"):
+        assert shims.is_fake(torch.empty(2, device="cuda"))
     program = (
         "import torch\nfrom moduli._torch import open_fake_device, is_fake\n"
         "for _ in range(2):\n"

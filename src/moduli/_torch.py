@@ -349,7 +349,8 @@ def open_fake_device(name: str) -> Any:
     """A mode in which tensors on a device of this name have no numbers: reading one raises; None where torch has none.
 
     Unlike tensors of `FakeTensorMode` on "cuda" in a build without CUDA, they can be indexed and differentiated. The name
-    is registered for the rest of the process (torch takes one such name), so processes of their own are for this.
+    is registered for the rest of the process (torch takes one such name), so processes of their own are for this. Nothing is
+    registered for names that torch knows.
 
     Since torch 2.13: `torch.utils.backend_registration._setup_privateuseone_for_python_backend` and
     `torch._subclasses.fake_tensor.FakeTensorMode`. Fallback: None.
@@ -359,6 +360,8 @@ def open_fake_device(name: str) -> Any:
     current = _find("torch._C._get_privateuse1_backend_name")
     if setup is None or kind is None or current is None:
         return None
+    if name in ("cuda", "xpu", "mps"):
+        return kind()
     if current() != name:
         setup(rename=name)
 

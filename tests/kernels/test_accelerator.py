@@ -5,7 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moduli import kernels
+from moduli import Optimizer, kernels, m
+from moduli.testing import _gpu
+from moduli.testing._accelerator import Launches as Counted
 
 FREE = ("empty", "new_empty", "view", "detach", "alias", "as_strided", "split", "_to_copy", "lift_fresh", "reshape")
 
@@ -69,3 +71,164 @@ def test_a_counting_mode_sees_foreach_operations(backend):
         form = fused.explain(xs, xs).form
     assert torch.equal(got[1], torch.full((4,), 3.0))
     assert form == ("plain" if backend == "plain" else "foreach")
+
+
+# ---------------------------------------------------------------------- whole optimizers
+
+
+def chain():
+    return [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-3)]
+
+
+def make_optimizer(devices, links, shape=(8, 3)):
+    params = [torch.nn.Parameter(torch.empty(shape, device=device)) for device in devices]
+    for param in params:
+        param.grad = torch.empty(shape, device=param.device)
+    return Optimizer(params, *links), params
+
+
+def weigh(devices, links, shape=(8, 3)):
+    """(launches of torch, launches of generated kernels, copies and allocations) of the third step on fake tensors."""
+    with FakeTensorMode():
+        optimizer, _ = make_optimizer(devices, links, shape)
+        optimizer.step()
+        with Counted():
+            optimizer.step()  # a mode that watches is another plan
+        with Counted() as seen, kernels.watch_launches() as generated:
+            optimizer.step()
+    return seen.cost, generated
+
+
+@pytest.mark.parametrize("count", [4, 400])
+def test_launches_of_clip_adam_decay_and_lr(monkeypatch, count):
+    cost, generated = weigh(["cuda"] * count, chain())
+    assert not generated
+    assert len(cost.launches) <= 24, cost.launches
+    assert not cost.copies
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    cost, generated = weigh(["cuda"] * count, chain())
+    assert [launch.name for launch in generated] == ["squares", "squares, result", "fused"]
+    # Nothing else is launched, nothing is copied and nothing is allocated: a graph of the device can be captured.
+    assert (cost.launches, cost.copies, cost.allocated) == ([], [], 0)
+
+
+def test_bytes_moved_are_those_that_must_be(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    _, generated = weigh(["cuda"] * 4, chain(), (256, 64))
+    elements = 4 * 256 * 64
+    least = 4 * elements * (4 + 1 + 3)  # p, g, m, v are read, g once more for the norm, p, m, v are written
+    assert least <= sum(launch.bytes for launch in generated) <= 1.1 * least
+
+
+def test_several_devices_are_a_launch_each(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    devices = ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    cost, generated = weigh(devices, [m.Adam(), m.LR(1e-3)])
+    assert [(launch.name, str(launch.device)) for launch in generated] == [("fused", "cuda:0"), ("fused", "cuda:1")]
+    assert (cost.launches, cost.copies) == ([], [])
+    monkeypatch.delenv("MODULI_KERNELS")
+    cost, _ = weigh([*devices, "cpu"], [m.Adam(), m.LR(1e-3)])
+    alone, _ = weigh(["cuda:0"], [m.Adam(), m.LR(1e-3)])
+    assert len(cost.launches) == 2 * len(alone.launches)
+    assert not cost.copies
+
+
+def test_a_norm_over_several_devices_is_brought_to_each(monkeypatch):
+    with FakeTensorMode():
+        optimizer, params = make_optimizer(["cuda:0", "cuda:1"], chain())
+        optimizer.step()
+        optimizer.step()
+        norm = kernels.norm([param.grad for param in params])
+        assert str(norm.device) == "cuda:0"
+        state = optimizer.modules[1].state
+        assert {str(state[param]["exp_avg"].device) for param in params} == {"cuda:0", "cuda:1"}
+
+
+def test_numbers_on_the_device_are_no_constants(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    with FakeTensorMode():
+        rate = torch.empty((), device="cuda")
+        optimizer, _ = make_optimizer(["cuda"] * 2, [m.Adam(), m.LR(rate)])
+        for _ in range(3):
+            with kernels.watch_launches() as generated:
+                optimizer.step()
+        assert [launch.name for launch in generated] == ["fused"]
+
+
+def test_parameters_that_come_and_go_change_the_table_and_nothing_else(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    with FakeTensorMode():
+        optimizer, params = make_optimizer(["cuda"] * 3, chain())
+        extra = torch.nn.Parameter(torch.empty(8, 3, device="cuda"))
+        extra.grad = torch.empty(8, 3, device="cuda")
+
+        def lose():
+            params[0].grad = None
+
+        def find():
+            params[0].grad = torch.empty(8, 3, device="cuda")
+
+        def reload():
+            saved = optimizer.state_dict()
+            optimizer.load_state_dict(saved)
+
+        changes = [lose, find, lambda: params[1].requires_grad_(False), lambda: params[1].requires_grad_(True)]
+        changes += [lambda: optimizer.add_param_group({"params": [extra]}), reload]
+        optimizer.step()
+        for change in changes:
+            change()
+            with Counted():
+                optimizer.step()
+            with Counted() as seen, kernels.watch_launches() as generated:
+                optimizer.step()
+            # Parameters that joined later count their steps from another number, so that they are a launch of their own.
+            assert {launch.name for launch in generated} == {"squares", "squares, result", "fused"}
+            assert not seen.cost.copies
+            assert not [name for name in seen.cost.launches if name != "zeros_like"]
+
+
+def test_elsewhere_foreach_runs(monkeypatch):
+    """MPS and what else has no Triton: the same form, chosen on the CPU."""
+    torch.manual_seed(0)
+    found = []
+    for form in ("foreach", "plain"):
+        monkeypatch.setenv("MODULI_KERNELS", form)
+        params = [torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (7, 1, 300)]
+        optimizer = Optimizer(params, *chain())
+        for step in range(3):
+            for param in params:
+                param.grad = torch.cos(param.detach() * (step + 1))
+            optimizer.step()
+        found.append([param.detach() for param in params])
+        assert kernels.fuse(lambda x: x + 1).explain([torch.ones(2)]).form == form
+    torch.testing.assert_close(*found)
+    monkeypatch.delenv("MODULI_KERNELS")
+    with FakeTensorMode():
+        assert kernels.fuse(lambda x: x + 1).explain([torch.empty(2, device="mps")]).form == "foreach"
+
+
+def test_triton_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setenv("MODULI_KERNELS", "triton")
+    with pytest.raises(kernels.KernelError, match="Triton is not installed|TRITON_INTERPRET"):
+        kernels.fuse(lambda x: x + 1)([torch.ones(2)])
+
+
+def test_the_report_says_that_there_is_no_accelerator_and_counts(capsys, monkeypatch):
+    monkeypatch.setattr(_gpu, "name_device", lambda: None)
+    assert _gpu.report() == 0
+    text = capsys.readouterr().out
+    assert "no accelerator that torch can use" in text
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith(("triton", "foreach"))]
+    assert [row[:3] for row in rows] == [["triton", "3", "0"], ["foreach", "23", "0"]] * 2
+    assert [row[3] for row in rows[::2]] == ["0", "0"]
+
+
+def test_the_report_compares_numbers_of_two_devices(monkeypatch):
+    """The part for a device that is present, on the host in its place."""
+    lines = _gpu._check_numbers("cpu")
+    assert "differs by" not in "".join(lines)
+    found = int(lines[-1].split()[0])
+    assert found > 20
+    monkeypatch.setattr(_gpu, "make_chain", lambda: [m.Adam(), m.LR(next(rates))])
+    rates = iter([1e-3, 2e-3])
+    assert "clip, Adam, decay, lr: differs by" in "".join(_gpu._check_numbers("cpu"))

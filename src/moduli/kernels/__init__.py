@@ -7,18 +7,18 @@ Whole-model arithmetic and optimizer steps are pointwise functions applied to lo
 * a **scalar** is a number for the whole call (a learning rate), free to change without compiling again;
 * a **fused** function (`fuse`) is an ordinary Python function of one tensor per role and scalars, run over whole lists:
   in place, into new storage, or into storage that is given;
-* a **form** is how it runs: `c` (a kernel compiled from the traced function), `foreach` (torch's foreach operations, one
-  launch for all tensors on an accelerator) or `plain` (the function itself, tensor by tensor). All forms give the same
-  result; `explain` says which one runs and why, read from the plan that runs;
+* a **form** is how it runs: `c` (a kernel compiled from the traced function), `triton` (a kernel generated for a GPU, one
+  launch for all tensors), `foreach` (torch's foreach operations) or `plain` (the function itself, tensor by tensor). All
+  forms give the same result; `explain` says which one runs and why, read from the plan that runs;
 * a **reduction** (`sum`, `dot`, `norm`, `amax`) turns lists into one number, accumulated in double.
 
 Read `_trace` (a function becomes a graph; `_reads` notices what it read besides its arguments), `_graph`, `_emit_c` with
 `_c_operations` (the graph as C), `_foreach`, `_plan` (what lists look like, where they are, which form; `_prepare` makes
-plans, `_call` runs them) and `_reduce`, in this order. An emitter for another device takes a `Graph` and is asked in
-`_plan.form_of`; its kernel is one more field of `Form`, run in `_call._execute` on the tables that `make_tables` makes.
+plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` with `_triton_operations`
+(the graph as a Triton kernel), `_table` (the addresses it reads, on the device) and `_triton` (launches, reductions).
 
-`MODULI_KERNELS` chooses: `auto` (compile where possible), `c` (compile or raise), `foreach` (never compile; `eager` is its
-old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to (`MODULI_KERNELS_CACHE`).
+`MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
+`eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to (`MODULI_KERNELS_CACHE`).
 """
 
 from ._backend import KernelError, reset

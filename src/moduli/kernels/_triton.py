@@ -272,6 +272,7 @@ _HOST: dict[str, Callable[[dict[str, Any]], Any]] = {
     "neg": lambda args: -args["self"],
     "abs": lambda args: abs(args["self"]),
     "reciprocal": lambda args: 1.0 / args["self"],
+    "where": lambda args: args["self"] if args["condition"] else args["other"],
     **{name: _binary(getattr(operator, name)) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
 }
 

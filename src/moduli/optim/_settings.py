@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import is_fake
 from ._arguments import Schedule
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def check_number(where: str, key: str, value: Any) -> None:
     numbers: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
     for number in numbers:
         bad = isinstance(number, float) and math.isnan(number)
-        if isinstance(number, Tensor) and number.is_floating_point() and number.numel():
+        if isinstance(number, Tensor) and number.is_floating_point() and number.numel() and not is_fake(number):
             bad = bool(number.detach().isnan().any())
         if bad:
             raise ValueError(f"{where}: {key} is NaN; give a number")
@@ -41,19 +42,21 @@ def check_members(where: str, settings: Mapping[str, Any], members: int | None) 
 
 
 def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-    """Settings with schedules evaluated at this step and 0-d tensors read; the same object where there are none."""
+    """Settings with schedules evaluated at this step and 0-d tensors on the host read; the same object where there are none."""
     changed: dict[str, Any] | None = None
     for key, value in resolved.items():
         kind = type(value)
         if kind is float or kind is int or kind is bool or kind is str or value is None:
             continue
         if isinstance(value, Tensor):
-            if value.dim() != 0 or torch.is_grad_enabled():  # in a step that is differentiated it stays a tensor
+            # In a step that is differentiated it stays a tensor, and so does one on a device: to read it is to wait.
+            if value.dim() != 0 or torch.is_grad_enabled() or value.device.type != "cpu" or is_fake(value):
                 continue
             value = value.item()
         elif isinstance(value, Schedule):
             value = value(step)
-            if isinstance(value, Tensor) and value.dim() == 0 and not torch.is_grad_enabled():
+            here = isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu" and not is_fake(value)
+            if here and not torch.is_grad_enabled():
                 value = value.item()
         else:
             continue

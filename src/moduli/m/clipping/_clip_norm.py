@@ -11,6 +11,7 @@ from torch import Tensor
 from ...optim import Across, TensorTransform
 from .._checks import at_least_one, non_negative
 from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
+from .._scalars import choose
 
 __all__ = ["ClipNorm", "NormLink"]
 
@@ -109,5 +110,4 @@ class ClipNorm(NormLink):
     def factor(self, norm: Any, setting: Any) -> Any:
         """At most 1; the small number in the denominator is torch's."""
         scale = setting["max_norm"] / (norm + 1e-6)
-        above = (scale < 1) * 1.0
-        return scale * above + (1 - above)
+        return choose(scale >= 1, 1.0, scale)

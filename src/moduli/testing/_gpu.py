@@ -1,0 +1,180 @@
+"""The report about the accelerator of this machine: numbers against the host, launches, bytes, and times.
+
+Without an accelerator only what can be counted is printed. Nothing here has ever run on one where it was written, so a
+report is worth pasting into an issue.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import kernels, m
+from .._torch import open_fake_device
+from .._version import __version__
+from ..optim import Module, Optimizer
+from ._accelerator import Launches, StepCost
+
+__all__ = ["count_step", "make_chain", "name_device", "report", "workloads"]
+
+workloads: dict[str, list[tuple[int, ...]]] = {
+    "200 of 64x64": [(64, 64)] * 200,
+    "1000 of 10": [(10,)] * 1000,
+    "4 of 2048x2048": [(2048, 2048)] * 4,
+}
+"""The shapes of the first-order table."""
+
+
+def make_chain() -> list[Module]:
+    """Clip, Adam, decay and a learning rate: the chain that is counted and timed."""
+    return [m.ClipNorm(1.0), m.Adam(), m.WeightDecay(0.01), m.LR(1e-3)]
+
+
+def name_device() -> str | None:
+    """The accelerator of this machine; None where there is none."""
+    if not torch.accelerator.is_available():
+        return None
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else found.type
+
+
+@contextmanager
+def _form(name: str) -> Iterator[None]:
+    before = os.environ.get("MODULI_KERNELS")
+    os.environ["MODULI_KERNELS"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MODULI_KERNELS"]
+        else:
+            os.environ["MODULI_KERNELS"] = before
+
+
+def _make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
+    params = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
+    for param in params:
+        param.grad = torch.empty(param.shape, device=device)
+    return params
+
+
+def count_step(
+    make: Callable[[list[nn.Parameter]], Callable[[], Any]], shapes: Sequence[tuple[int, ...]], form: str
+) -> tuple[StepCost, list[kernels.Launch]]:
+    """What a third step would launch, copy and allocate on a GPU, by fake tensors: `make` makes a step of parameters."""
+    with _form(form), open_fake_device("cuda"):
+        step = make(_make_parameters(shapes, "cuda"))
+        step()
+        with Launches():
+            step()  # a mode that watches is another plan
+        with Launches() as seen, kernels.watch_launches() as generated:
+            step()
+    return seen.cost, generated
+
+
+def _own(params: list[nn.Parameter]) -> Callable[[], Any]:
+    return Optimizer(params, *make_chain()).step
+
+
+def _torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
+    optimizer = torch.optim.AdamW(params, foreach=True)
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+        optimizer.step()
+
+    return step
+
+
+def _counted() -> list[str]:
+    lines = ["", "counted on fake tensors, per step of clip + Adam + decay + lr (nothing was launched):"]
+    lines.append(f"  {'':24}{'launches':>10}{'copies':>8}{'allocated':>11}{'bytes':>16}")
+    for name, shapes in {"4 of 2048x2048": [(2048, 2048)] * 4, "100 of 64x64": [(64, 64)] * 100}.items():
+        elements = sum(torch.Size(shape).numel() for shape in shapes)
+        cost, generated = count_step(_own, shapes, "triton")
+        moved = sum(launch.bytes for launch in generated)
+        least = 4 * elements * 8
+        rows = [("triton", len(generated) + len(cost.launches), cost, f"{moved:,} ({moved / least:.2f} of the least)")]
+        cost, _ = count_step(_own, shapes, "foreach")
+        rows.append(("foreach", len(cost.launches), cost, ""))
+        cost, _ = count_step(_torchs, shapes, "foreach")
+        rows.append(("torch, foreach", len(cost.launches), cost, ""))
+        lines.append(f"  {name}")
+        for label, launches, found, size in rows:
+            lines.append(f"    {label:22}{launches:>10}{len(found.copies):>8}{found.allocated:>11}  {size}")
+    return lines
+
+
+def _check_numbers(device: str) -> list[str]:
+    """Steps on the device against steps on the host."""
+    lines, broken = ["", f"numbers on {device} against the host, after five steps:"], 0
+    chains: dict[str, Callable[[], list[Module]]] = {"clip, Adam, decay, lr": make_chain}
+    for name in m.__all__:
+        link = getattr(m, name)
+        try:
+            made = link() if isinstance(link, type) and issubclass(link, Module) else None
+        except (TypeError, ValueError):
+            continue  # it needs arguments
+        if made is not None and getattr(made, "elementwise", False) and not made.children:
+            chains[name] = lambda link=link: [link(), m.LR(1e-2)]  # type: ignore[misc]
+    for name, make in chains.items():
+        results = []
+        for place in ("cpu", device):
+            generator = torch.Generator().manual_seed(0)
+            params = [nn.Parameter(torch.randn(shape, generator=generator).to(place)) for shape in ((33, 7), (5,), ())]
+            optimizer = Optimizer(params, *make())
+            for _ in range(5):
+                for param in params:
+                    param.grad = torch.randn(param.shape, generator=generator).to(place)
+                optimizer.step()
+            results.append(torch.cat([param.detach().cpu().reshape(-1) for param in params]))
+        gap = float((results[0] - results[1]).abs().max() / results[0].abs().max().clamp(min=1e-30))
+        if not gap <= 1e-4:
+            broken += 1
+            lines.append(f"  {name}: differs by {gap:.1e}")
+    lines.append(f"  {len(chains) - broken} of {len(chains)} chains agree to 1e-4")
+    return lines
+
+
+def _timed(device: str) -> list[str]:
+    lines = ["", f"milliseconds per step on {device}, median of 30 (and the bandwidth that it makes):"]
+    for name, shapes in workloads.items():
+        elements = sum(torch.Size(shape).numel() for shape in shapes)
+        for label, make in (("moduli", _own), ("torch, foreach", _torchs)):
+            step = make(_make_parameters(shapes, device))
+            times = []
+            for _ in range(40):
+                torch.accelerator.synchronize()
+                begin = time.perf_counter()
+                step()
+                torch.accelerator.synchronize()
+                times.append(time.perf_counter() - begin)
+            middle = sorted(times[10:])[15]
+            lines.append(f"  {name:18}{label:16}{1e3 * middle:8.3f}  {32 * elements / middle / 1e9:8.1f} GB/s")
+    return lines
+
+
+def report() -> int:
+    """Print the report; the number of what failed is the exit code."""
+    device = name_device()
+    has = importlib.util.find_spec("triton") is not None
+    lines = [
+        f"moduli {__version__}, torch {torch.__version__}, Triton {'installed' if has else 'not installed'}, "
+        f"Python {platform.python_version()}, {platform.platform()}"
+    ]
+    if device is None:
+        lines.append("This machine has no accelerator that torch can use, so only what can be counted is shown.")
+    else:
+        lines.append(f"accelerator: {device}, {torch.accelerator.device_count()} of them")
+        lines += _check_numbers(device) + _timed(device)
+    lines += _counted()
+    print("\n".join(lines))
+    return sum("differs by" in line for line in lines)
