@@ -18,7 +18,8 @@ plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` with
 (the graph as a Triton kernel), `_table` (the addresses it reads, on the device) and `_triton` (launches, reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
-`eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to (`MODULI_KERNELS_CACHE`).
+`eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to
+(`MODULI_KERNELS_CACHE`).
 """
 
 from ._backend import KernelError, reset
