@@ -281,3 +281,32 @@ def test_slow_mean_does_not_stick_in_eight_bits():
         w.grad = ramp.clone()
         opt.step()
     assert seen["mean"] == pytest.approx(1 - 0.999**400, rel=0.05)
+
+
+def test_lmo_of_each_ball():
+    g = torch.randn(4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    expected = {
+        "column": 4**0.5 * g / g.square().sum(0).sqrt(),
+        "row": g / g.square().sum(1, keepdim=True).sqrt() / 3**0.5,
+        "rms": g * (12**0.5 / g.norm()),
+        "sign": g.sign() / 3,
+    }
+    for ball, out in expected.items():
+        close(optim.step_tensors(m.LMO(ball, radius=2.0), [g.clone()]), [2 * out])
+        # Of what is no matrix the ball is that of "rms", except for signs.
+        vector = g[0]
+        unit = vector.sign() if ball == "sign" else vector * (3**0.5 / vector.norm())
+        close(optim.step_tensors(m.LMO(ball), [vector.clone()]), [unit])
+
+
+def test_adafactor_moves_parameters_that_are_zero():
+    w, g = torch.zeros(3, dtype=F64), torch.tensor([1.0, -2.0, 3.0], dtype=F64)
+    out = optim.step_tensors(m.Adafactor(relative_step=True), [g], params=[w])
+    close(out, [g.sign() * 1e-3 * 1e-2])
+
+
+def test_apollo_projects_to_the_expected_size():
+    g = torch.randn(6, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
+    seen = torch.randn(3, 6, dtype=F64, generator=torch.Generator().manual_seed(0)) / 3**0.5 @ g
+    out = optim.step_tensors(m.APOLLO(m.Sign(), rank=3, scale=1.0, seed=0), [g.clone()])
+    close(out, [g * (seen.sign().norm(dim=0) / seen.norm(dim=0))])

@@ -20,7 +20,7 @@ from ._errors import UnknownLabelError
 from ._space import BROADCAST, Space, check_name
 
 if TYPE_CHECKING:
-    from ._pairing import Plan
+    from ._pairing import PairingPlan
 
 __all__ = ["Axes", "DimLike", "DimsLike", "intern", "axes_of", "split_names", "static"]
 
@@ -84,7 +84,7 @@ class Axes:
         def exact_product(self, other: Axes) -> Any:
             """How two operands are multiplied as matrices under the default policy; defined in `_matmul`."""
 
-        def exact_plan(self, other: Axes) -> Plan:
+        def exact_plan(self, other: Axes) -> PairingPlan:
             """How two operands are paired under the default policy; defined in `_pairing`."""
 
     def run(self, function: Callable[..., R], *args: Any) -> R:

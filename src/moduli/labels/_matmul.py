@@ -10,7 +10,7 @@ from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
 from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import Plan, Step, apply_step, check_sizes, describe_sizes, pair, pair_spaces
+from ._pairing import PairingPlan, Step, apply_step, check_sizes, describe_sizes, pair, pair_spaces
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 __all__ = ["matmul", "outer"]
@@ -18,7 +18,7 @@ __all__ = ["matmul", "outer"]
 
 # The axes of the result; whether there is nothing to align; the plan of the batch axes; how the labels of either
 # contracted axis are rearranged; and which of the two is BROADCAST: -1 the left, 1 the right, 0 none.
-_Product = tuple[Axes, bool, Plan, Gather | None, Gather | None, int]
+_Product = tuple[Axes, bool, PairingPlan, Gather | None, Gather | None, int]
 
 
 @method
@@ -71,7 +71,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _aligned(
-    batch: Plan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
+    batch: PairingPlan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_sizes(batch.checks, (x, y))
     first, second = batch.steps

@@ -14,7 +14,7 @@ import torch
 from .._torch import has_dispatch_mode, in_transform
 from ._axes import Axes, intern_pairs, static
 from ._gather import Gather, gather, index_of
-from ._pairing import Plan, Step, pair
+from ._pairing import PairingPlan, Step, pair
 from ._space import Space, show_labels
 
 __all__ = ["Operator", "as_floating", "columns_to_rows", "operator", "rounded"]
@@ -177,7 +177,7 @@ def rounded(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Solution(NamedTuple):
     """How ``a x = b`` is brought together: the batch plan, the order of b's rows, and the axes of x."""
 
-    batch: Plan
+    batch: PairingPlan
     order: Gather | None
     axes: Axes
 

@@ -19,7 +19,7 @@ from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
 
-__all__ = ["Plan", "Step", "align_pair", "apply_step", "check_sizes", "pair", "pair_spaces"]
+__all__ = ["PairingPlan", "Step", "align_pair", "apply_step", "check_sizes", "pair", "pair_spaces"]
 
 
 Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Gather], ...]]
@@ -32,7 +32,7 @@ Check = tuple[str | None, tuple[tuple[int, int], ...]]
 
 @final
 @constant("axes", "checks", "fill", "permutes", "reorder", "steps")
-class Plan:
+class PairingPlan:
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
     __slots__ = ("__weakref__", "axes", "checks", "fill", "permutes", "reorder", "steps")
@@ -53,8 +53,8 @@ class Plan:
         # Set where all there is to do is to reorder one axis of the second of two operands: by far the commonest plan.
         self.reorder = reorder
 
-    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        return Plan, (self.axes, self.steps, self.checks, self.fill, self.reorder)
+    def __reduce__(self) -> tuple[type[PairingPlan], tuple[Any, ...]]:
+        return PairingPlan, (self.axes, self.steps, self.checks, self.fill, self.reorder)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -62,7 +62,7 @@ class Plan:
     __hash__ = object.__hash__
 
 
-class _Entry:
+class _PairedAxis:
     """One axis of the result and the operands' axes that meet in it, as (operand, axis)."""
 
     __slots__ = ("name", "parts")
@@ -72,14 +72,14 @@ class _Entry:
         self.parts: list[tuple[int, int]] = []
 
 
-def current_plan(axes: Axes, others: tuple[Axes, ...]) -> Plan:
+def current_plan(axes: Axes, others: tuple[Axes, ...]) -> PairingPlan:
     """The plan for these operands under the join policy in force."""
     return pair(axes, others, policy.how, policy.fill)
 
 
-def _exact_plan(self: Axes, other: Axes) -> Plan:
+def _exact_plan(self: Axes, other: Axes) -> PairingPlan:
     """The plan for two operands under the default policy, in one look-up."""
-    plan: Plan | None = self._plans.get(other)
+    plan: PairingPlan | None = self._plans.get(other)
     if plan is None:
         plan = pair(self, (other,), "exact", 0.0)
         # Kept under the operand itself too: `pair` above has made room if there was none.
@@ -105,7 +105,7 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
 
 
 @static
-def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
+def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> PairingPlan:
     """Pair the axes of several operands, then the labels of each axis."""
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)
@@ -136,20 +136,20 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Plan:
         ((what, source),) = told.items()
         if (made.names, made.spaces) == (source.names, source.spaces):
             made = intern(made.names, made.spaces, what)
-    return Plan(made, steps, tuple(checks), fill, reorder)
+    return PairingPlan(made, steps, tuple(checks), fill, reorder)
 
 
-def _by_name(operands: Sequence[Axes]) -> list[_Entry]:
-    entries: dict[str | None, _Entry] = {}
+def _by_name(operands: Sequence[Axes]) -> list[_PairedAxis]:
+    entries: dict[str | None, _PairedAxis] = {}
     for i, operand in enumerate(operands):
         for axis, name in enumerate(operand.names):
-            entries.setdefault(name, _Entry(name)).parts.append((i, axis))
+            entries.setdefault(name, _PairedAxis(name)).parts.append((i, axis))
     return list(entries.values())
 
 
-def _by_position(operands: Sequence[Axes]) -> list[_Entry]:
+def _by_position(operands: Sequence[Axes]) -> list[_PairedAxis]:
     rank = max(operand.ndim for operand in operands)
-    entries = [_Entry(None) for _ in range(rank)]
+    entries = [_PairedAxis(None) for _ in range(rank)]
     for i, operand in enumerate(operands):
         for axis, name in enumerate(operand.names):
             entry = entries[rank - operand.ndim + axis]
@@ -166,12 +166,12 @@ def _by_position(operands: Sequence[Axes]) -> list[_Entry]:
     return entries
 
 
-def _all_meet(entries: Sequence[_Entry]) -> bool:
+def _all_meet(entries: Sequence[_PairedAxis]) -> bool:
     return all(len(entry.parts) == 2 for entry in entries)
 
 
 def _step(
-    number: int, operand: Axes, entries: Sequence[_Entry], gathers: list[tuple[int, Gather]], by_name: bool
+    number: int, operand: Axes, entries: Sequence[_PairedAxis], gathers: list[tuple[int, Gather]], by_name: bool
 ) -> Step | None:
     """How one operand gets the axes of the result: reorder its own, insert the absent ones, rearrange labels."""
     where = {axis: at for at, entry in enumerate(entries) for i, axis in entry.parts if i == number}
@@ -304,7 +304,7 @@ def reorder(data: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return made
 
 
-def refuse_itself(plan: Plan, operands: Sequence[torch.Tensor]) -> None:
+def refuse_itself(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> None:
     """Refuse a tensor together with a reordering of its own axes: paired by name, every entry would meet itself.
 
     ``h + h.T`` is a symmetrisation to all who write it, but as a sum of named tensors it is ``2 * h``.
@@ -336,7 +336,7 @@ def _has_memory(data: torch.Tensor) -> bool:
     return usual and data.numel() > 1 and not is_wrapped(data) and not has_dispatch_mode()
 
 
-def align_pair(plan: Plan, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def align_pair(plan: PairingPlan, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operands, aligned."""
     if plan.checks:
         check_sizes(plan.checks, (x, y))

@@ -14,7 +14,7 @@ import torch
 
 from .._torch import is_wrapped, run_outside
 from ._axes import Axes, UnfitAxes
-from ._numbers import format_number, format_numbers
+from ._number_format import format_number, format_numbers
 from ._space import Space
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from moduli.labels import Tensor
 
 from ._ambient import Transparent
 
-__all__ = ["Place", "Recorder", "attributes", "locate"]
+__all__ = ["Container", "Recorder", "attributes", "locate"]
 
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
@@ -43,7 +43,7 @@ class Recorder(Transparent):
     def __init__(self) -> None:
         super().__init__()
         self.sources: dict[int, tuple[torch.Tensor, int]] = {}
-        self.places: dict[int, list[Place]] = {}
+        self.places: dict[int, list[Container]] = {}
         self.pure = True
         self.paused = False
         # Weak, so that watching does not keep intermediate results alive.
@@ -82,7 +82,7 @@ class Recorder(Transparent):
         if key not in self.sources:
             self._made[key] = weakref.ref(tensor)
 
-    def absorb(self, value: torch.Tensor, sources: Iterable[torch.Tensor], places: "list[Place]") -> None:
+    def absorb(self, value: torch.Tensor, sources: Iterable[torch.Tensor], places: "list[Container]") -> None:
         """Note a value that was reused inside: its sources are ours too."""
         for source in sources:
             self._read(source)
@@ -107,7 +107,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield item.data
 
 
-class Place(NamedTuple):
+class Container(NamedTuple):
     """A container that leads to a source, how it is read, and what it held, kept alive so that nothing can pass for it."""
 
     container: Collection[Any]
@@ -116,13 +116,13 @@ class Place(NamedTuple):
     held: tuple[Any, ...]
 
 
-def attributes(module: nn.Module) -> Place:
+def attributes(module: nn.Module) -> Container:
     """The attributes of a module as a place, without the score of internal ones that say nothing about tensors."""
     state = module.__dict__
     return _place(state, itemgetter(*(key for key in state if key not in _INTERNAL)))
 
 
-def locate(owner: nn.Module, before: Place, function: Any, recorder: Recorder) -> list[Place] | None:
+def locate(owner: nn.Module, before: Container, function: Any, recorder: Recorder) -> list[Container] | None:
     """The containers that lead to the sources of a computation; None if a source is nowhere to be found.
 
     Searched are the owner and the modules below it, what its attributes hold, and the variables that the function
@@ -135,10 +135,10 @@ def locate(owner: nn.Module, before: Place, function: Any, recorder: Recorder) -
         recorder: What it read.
     """
     missing = dict(recorder.sources)
-    passed: dict[int, Place] = {id(before.container): before}
+    passed: dict[int, Container] = {id(before.container): before}
     visited: set[int] = set()
 
-    def visit(obj: Any, path: tuple[Place, ...], depth: int) -> None:
+    def visit(obj: Any, path: tuple[Container, ...], depth: int) -> None:
         if not missing:
             return
         if isinstance(obj, torch.Tensor):
@@ -160,7 +160,7 @@ def locate(owner: nn.Module, before: Place, function: Any, recorder: Recorder) -
                 if isinstance(entry, _SEARCHED):
                     visit(entry, inside, depth + 1)
 
-    def visit_module(module: nn.Module, path: tuple[Place, ...]) -> None:
+    def visit_module(module: nn.Module, path: tuple[Container, ...]) -> None:
         path = (*path, attributes(module))
         for key in _REGISTRIES:
             registry = module.__dict__[key]
@@ -183,11 +183,11 @@ def locate(owner: nn.Module, before: Place, function: Any, recorder: Recorder) -
     return [*passed.values(), *(each for places in known for each in places or ())]
 
 
-def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Place:
-    return Place(container, read, len(container), tuple(read(container)))
+def _place(container: Collection[Any], read: Callable[[Any], Iterable[Any]]) -> Container:
+    return Container(container, read, len(container), tuple(read(container)))
 
 
-def _variables(function: Any) -> Iterator[Place]:
+def _variables(function: Any) -> Iterator[Container]:
     """The variables of enclosing functions, and the global ones, that a function refers to."""
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)

@@ -19,7 +19,7 @@ from moduli._torch import guard_tensors
 from moduli.labels import Tensor
 
 from ._ambient import Ambient, ambient
-from ._recorder import Place, Recorder, attributes, locate
+from ._recorder import Container, Recorder, attributes, locate
 
 __all__ = ["cached", "compute", "invalidate", "reuse", "scopes"]
 
@@ -107,7 +107,7 @@ Key: TypeAlias = tuple[int, object]
 """The id of the module that a value belongs to, and what tells its derived values apart."""
 
 
-class Entry:
+class ReusedValue:
     """A value, and what it was made from."""
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Entry:
         owner: weakref.ref[nn.Module],
         value: Any,
         sources: list[torch.Tensor],
-        places: list[Place],
+        places: list[Container],
         surrounding: Ambient,
     ) -> None:
         leaf = _leaf(value)
@@ -166,7 +166,7 @@ class Scope:
     __slots__ = ("entries", "recorders")
 
     def __init__(self) -> None:
-        self.entries: dict[Key, Entry] = {}
+        self.entries: dict[Key, ReusedValue] = {}
         # What records the computations under way, one inside the other.
         self.recorders: list[Recorder] = []
 
@@ -278,12 +278,12 @@ def _record(
         else:
             home = weakref.ref(owner, lambda _: scope.entries.pop(key, None))
             sources = [tensor for tensor, _ in recorder.sources.values()]
-            entries[key] = Entry(home, value, sources, places, surrounding)
+            entries[key] = ReusedValue(home, value, sources, places, surrounding)
             _absorb(scope, entries[key])
     return value
 
 
-def _absorb(scope: Scope, entry: Entry) -> None:
+def _absorb(scope: Scope, entry: ReusedValue) -> None:
     """A computation around this one read the same sources, and may not know where they are kept."""
     for recorder in scope.recorders:
         recorder.absorb(entry.watched[-1], entry.sources, entry.places)

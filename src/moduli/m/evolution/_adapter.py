@@ -16,8 +16,8 @@ from torch import Tensor
 from ...evolve import GradientSearch, Search
 from ...optim import Module, Need, Objective, Optimizer, as_real
 from ...population import Shard
+from .._exact_moves import land
 from .._flat import flat, flat_members, unflat, unflat_members
-from .._landing import land
 from ._models import Models
 
 __all__ = ["ModelLink", "PopulationLink", "SearchLink"]

@@ -15,7 +15,7 @@ from ._operands import numbers
 __all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
 
 
-class _Source(Module):
+class _SourceLink(Module):
     """Emits tensors made from the objective."""
 
     needs = frozenset()
@@ -55,7 +55,7 @@ def noise(link: Module, objective: Objective, seed: int | None) -> list[Tensor]:
     return [tensor * shaped(scale, tensor) for tensor in drawn]
 
 
-class Params(_Source):
+class Params(_SourceLink):
     """The parameters themselves, in place of the update.
 
     Example:
@@ -71,7 +71,7 @@ class Params(_Source):
         return [param.detach().clone() for param in objective.params]
 
 
-class Fill(_Source):
+class Fill(_SourceLink):
     """A number, in place of the update.
 
     Args:
@@ -122,7 +122,7 @@ class Ones(Fill):
         super().__init__(1.0)
 
 
-class RandomSample(_Source):
+class RandomSample(_SourceLink):
     """A random vector with mean 0, in place of the update.
 
     Args:
@@ -165,7 +165,7 @@ class Randn(RandomSample):
         super().__init__(seed=seed)
 
 
-class Uniform(_Source):
+class Uniform(_SourceLink):
     """Numbers drawn uniformly from [low, high), in place of the update.
 
     Args:
@@ -200,7 +200,7 @@ class Uniform(_Source):
         return out
 
 
-class Clone(_Source):
+class Clone(_SourceLink):
     """A copy of the update, which protects it from writes through other references to its tensors.
 
     Example:
@@ -217,7 +217,7 @@ class Clone(_Source):
         return [tensor.clone() for tensor in objective.get_updates()]
 
 
-class GradToNone(_Source):
+class GradToNone(_SourceLink):
     """Forgets the gradient, so that the next link that needs it evaluates again.
 
     Example:
@@ -238,7 +238,7 @@ class GradToNone(_Source):
         return objective
 
 
-class UpdateToNone(_Source):
+class UpdateToNone(_SourceLink):
     """Forgets the update: the chain begins again from the gradient.
 
     Example:

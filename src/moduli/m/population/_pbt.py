@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...optim import ChainError, Module, Need, Objective, Optimizer
 from ...population import Population, Shard
-from .._landing import land
+from .._exact_moves import land
 
 __all__ = ["PBT"]
 
