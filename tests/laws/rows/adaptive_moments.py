@@ -41,10 +41,13 @@ def _ademamix(warmup):
     return step
 
 
-def _adabelief(x, g, memory, t):
-    memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
-    memory["s"] = 0.999 * memory.get("s", 0) + 0.001 * (g - memory["m"]) ** 2 + 1e-16
-    return 0.05 * memory["m"] / (1 - 0.9**t) / ((memory["s"] / (1 - 0.999**t)).sqrt() + 1e-16)
+def _adabelief(eps):
+    def step(x, g, memory, t):
+        memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+        memory["s"] = 0.999 * memory.get("s", 0) + 0.001 * (g - memory["m"]) ** 2 + eps
+        return 0.05 * memory["m"] / (1 - 0.9**t) / ((memory["s"] / (1 - 0.999**t)).sqrt() + eps)
+
+    return step
 
 
 def _nadam(x, g, memory, t):
@@ -89,7 +92,8 @@ ROWS = [
         target="",
         reference=formula(_ademamix(4)),
     ),
-    Row("AdaBelief", lambda: [m.AdaBelief(), m.LR(0.05)], tolerance=1e-2, reference=formula(_adabelief)),
+    Row("AdaBelief", lambda: [m.AdaBelief(), m.LR(0.05)], tolerance=1e-2, reference=formula(_adabelief(1e-16))),
+    Row("AdaBelief, eps", lambda: [m.AdaBelief(eps=1e-3), m.LR(0.05)], target="", reference=formula(_adabelief(1e-3))),
     Row(
         "Adadelta",
         lambda: [m.Adadelta(), m.LR(1.0)],
