@@ -331,7 +331,7 @@ LINKS = [
         "SOAP",
         "adaptive/_soap.py",
         ("SOAP",),
-        (),
+        ("tests/m/test_adaptive.py", "-k", "soap"),
         (
             ('t = state["step"] - 1\n', 't = state["step"]\n'),
             (".index_select(axis, order)", ""),
