@@ -38,9 +38,15 @@ def links(
         if as_json:
             print_json(_about(entry, whole=True))
             return
+        head, kind = f"{entry['name']}{entry['signature']}", f"{entry['called']}, family {entry['family']}\n"
+        if not sys.stdout.isatty():
+            sys.stdout.write(
+                f"{head}\n{kind}\n{entry['documentation']}\n"
+            )  # without rich, which takes longer than the rest
+            return
         console = out()
-        console.print(f"{entry['name']}{entry['signature']}", style="bold", markup=False)
-        console.print(f"{entry['called']}, family {entry['family']}\n", style="dim", markup=False)
+        console.print(head, style="bold", markup=False)
+        console.print(kind, style="dim", markup=False)
         console.print(entry["documentation"], markup=False)
         return
     found = list(known.values()) if query is None else _search(known, query, families)
