@@ -69,7 +69,7 @@ def test_ray_with_too_few_processors_is_a_smaller_pool_or_an_error(ray_cluster):
         Ray(num_cpus=64)
     # All processors are taken by the actors of another executor.
     ray_cluster.map(sphere, X)
-    with pytest.raises(RuntimeError, match="no workers left .* did not start within"):
+    with pytest.raises(RuntimeError, match="no workers left .*started within"):
         Ray(1, start_timeout=5.0).map(sphere, X)
 
 
@@ -111,10 +111,10 @@ def test_a_lost_node_is_a_smaller_pool_or_an_error(all_lost, tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     if all_lost:
         assert done.returncode != 0
-        assert "Ray has no workers left" in done.stderr.strip().splitlines()[-1]
+        assert "RuntimeError: Ray has no workers left" in done.stderr
     else:
         assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.split() == ["3", "2", "True", "True"]
+        assert done.stdout.strip().splitlines()[-2:] == ["3 2 True", "True"]  # Ray writes there too
 
 
 def test_seeds_travel_instead_of_members(executor, monkeypatch):

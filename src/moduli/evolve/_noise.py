@@ -198,8 +198,18 @@ class Noise:
                 min(low + self.block, self.directions) - low, self.drawn, dtype=self.dtype, device=self.device
             )
             self._draw(seed, counter + low // self.block * self.segments, drawn)
+            piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
             for columns, left, right in self._factors(drawn[index - low : index - low + 1]):
-                yield columns, (left[0] if right is None else (left[0] @ right[0].mT).view(-1))
+                if right is None:
+                    yield columns, left[0]
+                    continue
+                n = right.shape[1]
+                height = max(1, SEGMENT // n)  # a few rows of the product at a time, which stay in the cache
+                for some in left[0].split(height):
+                    out = piece[: len(some) * n] if len(some) * n <= SEGMENT else piece.new_empty(len(some) * n)
+                    torch.mm(some, right[0].mT, out=out.view(-1, n))
+                    yield slice(columns.start, columns.start + len(out)), out
+                    columns = slice(columns.start + len(out), columns.stop)
             return
         piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
         for segment, at in enumerate(range(0, self.dim, SEGMENT)):

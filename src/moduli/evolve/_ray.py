@@ -8,6 +8,7 @@ import math
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -104,14 +105,22 @@ class Ray(Workers):
 
     def _tell(self, workers: list[int]) -> None:
         """Give the fitness to actors and wait until they have it: to start is not part of the time of a member."""
-        told = {self._actors[worker].learn.remote(self._sent): worker for worker in workers}
-        if not told:
+        late = {self._actors[worker].learn.remote(self._sent): worker for worker in workers}
+        if not late:
             return
-        _, late = self._ray.wait(list(told), num_returns=len(told), timeout=self.start_timeout)
-        # One that died meanwhile is noticed by `_collect`.
-        for reference in late:
-            self._ray.kill(self._actors.pop(told[reference]))
-        self._check_staff(f"{len(late)} did not start within {self.start_timeout} seconds")
+        why, end = f"not all started within {self.start_timeout} seconds", monotonic() + self.start_timeout
+        while late and monotonic() < end:
+            # One that died meanwhile is noticed by `_collect`.
+            for reference in self._ray.wait(list(late), num_returns=len(late), timeout=1.0)[0]:
+                del late[reference]
+            # A lost node takes a while to be known of; there is no room for as many then, and nothing to wait for.
+            fits, short = self._affordable()
+            if len(self._actors) > fits:
+                why = short
+                break
+        for worker in late.values():
+            self._ray.kill(self._actors.pop(worker))
+        self._check_staff(why)
 
     def _check_staff(self, why: str) -> None:
         """Go on with fewer workers than there were, or end where there are none."""
