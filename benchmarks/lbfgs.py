@@ -206,14 +206,14 @@ def table(starts: int = 10) -> list[dict[str, Any]]:
         evals = {who: statistics.median(row[who][1] for row in rows) for who in names}
         for who in names[1:]:
             ratio = statistics.median(row["moduli"][0] / row[who][0] for row in rows)
-            asked = bar if who == "torch" else None
+            asked = {"torch": bar, "scipy": 1.0 if name != "Rosenbrock-1000" else None}.get(who)
             out.append(
                 {
                     "name": f"{name}, time",
                     "value": ratio,
                     "bar": asked,
                     "unit": f"of {who}",
-                    "ok": asked is None or ratio <= bar,
+                    "ok": asked is None or ratio <= asked,
                 }
             )
         best = min(names[1:], key=evals.__getitem__)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moduli import m, minimize
-from moduli._minimize._rows import DIRECTIONS
+from moduli._minimize._directions import DIRECTIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS

@@ -16,13 +16,13 @@ from ..optim import Module, Need
 from ._batched import Runs, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
-from ._derivatives import Problem
+from ._derivatives import FoundProblem
 from ._direct import coordinate_descent, nelder_mead, powell
-from ._loop import Record, Stop, run_chain
+from ._directions import DIRECTIONS
+from ._loop import EndOfRun, RunRecord, run_chain
 from ._methods import DIRECT, IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
-from ._point import Point, from_vector, to_vector
+from ._point import StartPoint, from_vector, to_vector
 from ._result import Result
-from ._rows import DIRECTIONS
 from ._variables import Variables
 
 __all__ = ["Result", "minimize"]
@@ -108,7 +108,7 @@ def minimize(
             max_steps=max_steps, progress=progress, **same,
         )  # fmt: skip
     name = canonical(method) if isinstance(method, str) else "links"
-    point = Point(x0)
+    point = StartPoint(x0)
     low, high = read_bounds(point, bounds, lower, upper)
     bounded = any(bound is not None for bound in (*low, *high))
     if batched:
@@ -141,11 +141,11 @@ def minimize(
     exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
     size = (1e-8 if exact else 1e-4) if tol is None else tol
     gradients = name not in VALUES_ONLY and name not in DIRECT
-    record = Record(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
+    record = RunRecord(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
     record.evaluations = int(probed and record.max_evals > 1)
     with _bar(progress, record) as show:
 
-        def after(now: Record) -> bool:
+        def after(now: RunRecord) -> bool:
             show(now)
             return callback is not None and bool(callback(_result(now, name)))
 
@@ -160,7 +160,7 @@ def minimize(
     return _result(record, name)
 
 
-def _choose(fun: Callable[[Any], Any], point: Point) -> str:
+def _choose(fun: Callable[[Any], Any], point: StartPoint) -> str:
     """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
     found = point.call(fun, point.leaves)
     data = found if isinstance(found, Tensor) else getattr(found, "data", None)
@@ -169,7 +169,9 @@ def _choose(fun: Callable[[Any], Any], point: Point) -> str:
     return "bfgs" if point.size <= 200 else "lbfgs"
 
 
-def _run_direct(record: Record, name: str, tol: float, steps: int | None, after: Callable[[Record], bool]) -> None:
+def _run_direct(
+    record: RunRecord, name: str, tol: float, steps: int | None, after: Callable[[RunRecord], bool]
+) -> None:
     leaves = record.variables.leaves
     start = to_vector(leaves).double().numpy().copy()
 
@@ -198,11 +200,11 @@ def _run_direct(record: Record, name: str, tol: float, steps: int | None, after:
             if steps is not None and record.steps >= steps:
                 record.end(f"The limit of {steps} steps was reached.", False)
                 return
-    except Stop as stop:
+    except EndOfRun as stop:
         record.end(str(stop), False)
 
 
-def _result(record: Record, method: str) -> Result:
+def _result(record: RunRecord, method: str) -> Result:
     variables = record.variables
     fixed = [None if mask is None else ~mask for mask in variables.free_masks]
     return Result(
@@ -216,24 +218,24 @@ def _result(record: Record, method: str) -> Result:
         time.perf_counter() - record.began,
         tuple(record.history),
         method,
-        problem=Problem(record.fun, record.point, fixed),
+        problem=FoundProblem(record.fun, record.point, fixed),
     )
 
 
-def _bar(wanted: bool, record: Record | Runs) -> Any:
+def _bar(wanted: bool, record: RunRecord | Runs) -> Any:
     if not wanted:
         return nullcontext(lambda now: None)
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     class Bar:
-        def __enter__(self) -> Callable[[Record | Runs], None]:
+        def __enter__(self) -> Callable[[RunRecord | Runs], None]:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self.progress = Progress(*columns, transient=True)
             self.progress.start()
             self.task = self.progress.add_task("minimize", total=record.max_evals)
             return self.show
 
-        def show(self, now: Record | Runs) -> None:
+        def show(self, now: RunRecord | Runs) -> None:
             self.progress.update(self.task, completed=now.evaluations, description=f"loss {now.value:.6g}")
 
         def __exit__(self, *error: object) -> None:

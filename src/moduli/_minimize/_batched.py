@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..m.line_search import Trials, downhill
-from ._derivatives import Problem
+from ._derivatives import FoundProblem
+from ._directions import DIRECTIONS
 from ._methods import CHAINS
 from ._result import Result
-from ._rows import DIRECTIONS
 from ._variables import Variables
 
 __all__ = ["Runs", "minimize_batched"]
@@ -151,7 +151,7 @@ class Runs:
                     seconds,
                     tuple((count, float(values[i])) for count, values in self.history),
                     self.method,
-                    problem=Problem(self.fun, point, [None] * len(point.leaves)),
+                    problem=FoundProblem(self.fun, point, [None] * len(point.leaves)),
                 )
             )
         return Result(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..labels import Tensor as Labelled
-from ._point import Point
+from ._point import StartPoint
 
 __all__ = ["read_bounds"]
 
@@ -21,7 +21,7 @@ _FORMS = (
 )
 
 
-def read_bounds(point: Point, bounds: Any, lower: Any, upper: Any) -> tuple[list[Bound], list[Bound]]:
+def read_bounds(point: StartPoint, bounds: Any, lower: Any, upper: Any) -> tuple[list[Bound], list[Bound]]:
     """The lower and upper bound of every leaf, as tensors of its shape; None where a whole leaf is open.
 
     Args:
@@ -64,7 +64,7 @@ def _check(name: str, leaf: Tensor, low: Bound, high: Bound) -> None:
         )
 
 
-def _read_intervals(point: Point, bounds: Any) -> tuple[list[Bound], list[Bound]]:
+def _read_intervals(point: StartPoint, bounds: Any) -> tuple[list[Bound], list[Bound]]:
     low: list[Bound] = [None] * len(point.leaves)
     high: list[Bound] = [None] * len(point.leaves)
     positions = {name: i for i, name in enumerate(point.names)}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..labels import Tensor as Labelled
 from ..m import AugmentedLagrangian
-from ._derivatives import Problem
-from ._point import Point
+from ._derivatives import FoundProblem
+from ._point import StartPoint
 from ._result import Result
 
 __all__ = ["minimize_constrained", "read_constraints"]
@@ -82,7 +82,7 @@ def minimize_constrained(
 ) -> Result:
     """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
     began = time.perf_counter()
-    point = Point(x0)
+    point = StartPoint(x0)
     exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
     tol = (1e-6 if exact else 1e-3) if tol is None else tol
     spent, limit = 1, max_evals or max(20_000, 400 * point.size)
@@ -168,5 +168,5 @@ def minimize_constrained(
         "auto" if last is None else last.method,
         multipliers=tuple(multipliers),
         kkt_residual=kkt,
-        problem=Problem(fun, point, [None] * len(point.leaves) if last is None else last._known().fixed, active),
+        problem=FoundProblem(fun, point, [None] * len(point.leaves) if last is None else last._known().fixed, active),
     )

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
-from ._point import Point, from_vector, to_vector
+from ._point import StartPoint, from_vector, to_vector
 
-__all__ = ["Problem"]
+__all__ = ["FoundProblem"]
 
 
-class Problem:
+class FoundProblem:
     """A function of a point of some form, differentiated where it is asked.
 
     Args:
@@ -28,7 +28,7 @@ class Problem:
     def __init__(
         self,
         fun: Callable[[Any], Any],
-        point: Point,
+        point: StartPoint,
         fixed: Sequence[Tensor | None],
         constraints: Sequence[Callable[[Any], Any]] = (),
     ) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._variables import Variables
 
-__all__ = ["Record", "Stop", "loss_of", "run_chain"]
+__all__ = ["RunRecord", "EndOfRun", "loss_of", "run_chain"]
 
 _FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
 
 
-class Stop(Exception):
+class EndOfRun(Exception):
     """Ends a run from inside an evaluation."""
 
 
@@ -38,7 +38,7 @@ def loss_of(found: Any, residuals: bool) -> Tensor:
     return data
 
 
-class Record:
+class RunRecord:
     """What is known so far: the best point with its value and gradient, counts, and why it ended.
 
     Args:
@@ -71,7 +71,7 @@ class Record:
     def evaluate(self, residuals: bool) -> Tensor:
         """The user's function at the variables as they are now; remembers the best point."""
         if self.evaluations >= self.limit:
-            raise Stop(f"The limit of {self.max_evals} evaluations was reached.")
+            raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
         self.evaluations += 1
         seen = self.variables.seen()
         data = loss_of(self.point.call(self.fun, seen), residuals)
@@ -109,7 +109,7 @@ class Record:
         falls = self.first is not None and self.first - value >= 1e-3 * self.steepness * far
         if value < -1e200 or (far > _FAR * self.size and falls):
             self._keep(value, seen, None)
-            raise Stop("The function seems to be unbounded below: it falls without limit.")
+            raise EndOfRun("The function seems to be unbounded below: it falls without limit.")
 
     def end(self, reason: str, success: bool) -> None:
         """Note why it ended; the first reason counts."""
@@ -139,12 +139,12 @@ class Record:
             )
 
 
-class _Watch(Module):
+class _GradientWatch(Module):
     """Looks at the gradient before every step, and ends the run where it vanishes."""
 
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 
-    def __init__(self, record: Record, tol: float) -> None:
+    def __init__(self, record: RunRecord, tol: float) -> None:
         super().__init__()
         self.record, self.tol = record, tol
         self.last: list[Tensor] = []
@@ -196,13 +196,13 @@ class _Watch(Module):
 
 
 def run_chain(
-    record: Record,
+    record: RunRecord,
     links: list[Module],
     *,
     tol: float,
     residuals: bool,
     steps: int | None,
-    after: Callable[[Record], bool],
+    after: Callable[[RunRecord], bool],
 ) -> None:
     """Steps of a chain until something ends them.
 
@@ -219,15 +219,15 @@ def run_chain(
 
 
 def _run(
-    record: Record,
+    record: RunRecord,
     links: list[Module],
     tol: float,
     residuals: bool,
     steps: int | None,
-    after: Callable[[Record], bool],
+    after: Callable[[RunRecord], bool],
 ) -> None:
     leaves, values_only = record.variables.leaves, not record.gradients
-    chain = links if values_only else [_Watch(record, tol), *links]
+    chain = links if values_only else [_GradientWatch(record, tol), *links]
     opt = Optimizer(leaves, *chain)
     closure = Closure(lambda: record.evaluate(residuals), fixed=True)
     still = quiet = 0
@@ -267,7 +267,7 @@ def _run(
             else:
                 quiet = 0
         record.end(f"The limit of {steps} steps was reached.", False)
-    except Stop as stop:
+    except EndOfRun as stop:
         record.end(str(stop), False)
     except ClosureError as error:
         if "does not depend" not in str(error) and "without a graph" not in str(error):
@@ -279,7 +279,7 @@ def _run(
         )
 
 
-def _rest(record: Record, reason: str) -> None:
+def _rest(record: RunRecord, reason: str) -> None:
     eps = torch.finfo(record.variables.leaves[0].dtype).eps
     norm = record.gradient_norm
     small = norm is not None and norm <= eps**0.5 * max(1.0, abs(record.value)) * 10

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
 
-__all__ = ["Point", "from_vector", "to_vector"]
+__all__ = ["StartPoint", "from_vector", "to_vector"]
 
 
-class Point:
+class StartPoint:
     """The numbers of x0 as leaf tensors, and the way back to its form.
 
     Args:
@@ -103,7 +103,7 @@ class Point:
             return fun(self._form(leaves))
         if leaves is self.leaves:
             return fun(self.module)
-        held = _Held(fun, self.module)
+        held = _FunctionOfModule(fun, self.module)
         named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
         return torch.func.functional_call(held, named, ())
 
@@ -124,14 +124,14 @@ class Point:
         """The leaves of a result of this point, detached."""
         if self.module is not None:
             return [param.detach() for param in x.parameters() if param.requires_grad]
-        found = Point.__new__(Point)
+        found = StartPoint.__new__(StartPoint)
         found.leaves, found.names, found.dims, found.module = [], [], [], None
         found._take(x, "x")
         return [leaf.detach() for leaf in found.leaves]
 
-    def row(self, i: int) -> Point:
+    def row(self, i: int) -> StartPoint:
         """The form of one of many starts, which are along the first axis of every leaf."""
-        out = Point.__new__(Point)
+        out = StartPoint.__new__(StartPoint)
         out.x0, out.module, out.names, out._form = None, None, self.names, self._form
         out.leaves = [leaf.detach()[i] for leaf in self.leaves]
         out.dims = [None if dims is None else dims[1:] for dims in self.dims]
@@ -179,7 +179,7 @@ class Point:
         return out
 
 
-class _Held(nn.Module):
+class _FunctionOfModule(nn.Module):
     """A function of a module as a module, so that torch can call it with other parameters."""
 
     def __init__(self, fun: Callable[[Any], Any], module: nn.Module) -> None:

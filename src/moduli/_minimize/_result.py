@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ._derivatives import Problem
+from ._derivatives import FoundProblem
 
 __all__ = ["Result"]
 
@@ -55,7 +55,7 @@ class Result:
     starts: tuple[Result, ...] = ()
     multipliers: tuple[Any, ...] = ()
     kkt_residual: float | None = None
-    problem: Problem | None = field(default=None, repr=False)
+    problem: FoundProblem | None = field(default=None, repr=False)
 
     def jacobian(self) -> Any:
         """The derivatives of the function at `x`: of the residuals, an axis before those of x0's; else the gradient.
@@ -85,7 +85,7 @@ class Result:
         """The standard error of each parameter: roots of the diagonal of `covariance`, in the form of x0."""
         return self._known().stderr(self.x)
 
-    def _known(self) -> Problem:
+    def _known(self) -> FoundProblem:
         if self.starts:
             raise ValueError("this result is of many starts; ask one of them: result.starts[i].stderr")
         if self.problem is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..optim import Module, Objective
-from ._point import Point
+from ._point import StartPoint
 
 __all__ = ["Free", "Variables"]
 
@@ -29,7 +29,7 @@ class Variables:
     """
 
     def __init__(
-        self, point: Point, low: list[Bound], high: list[Bound], transform: bool, batched: bool = False
+        self, point: StartPoint, low: list[Bound], high: list[Bound], transform: bool, batched: bool = False
     ) -> None:
         self.point, self.transform = point, transform
         self.full_low, self.full_high = low, high

@@ -17,7 +17,7 @@ from ._fitness import numbers
 from ._noise import Share, key
 from ._reason import Reason
 
-__all__ = ["Search"]
+__all__ = ["MatrixSearch", "Search"]
 
 Value = Tensor | int | float
 
@@ -41,7 +41,7 @@ class Search(ABC):
         patience: Stop when the best fitness has not improved for so many generations.
         max_evaluations: Stop before more members than this would have been evaluated.
         tol: Stop when the members differ by less than this, relative to their size.
-        own: Whether the search may keep x0 itself instead of a copy; whoever gives it does not write to it again.
+        own: Whether the search may keep x0 itself instead of a copy; the caller does not write to it again.
     """
 
     allows_integer: ClassVar[bool] = False
@@ -284,7 +284,7 @@ class Search(ABC):
         return self._tensor("best").clone()
 
     def lend_best(self) -> Tensor:
-        """`best` without a copy, which the search never writes to again; nor may whoever asks for it."""
+        """`best` without a copy, which the search never writes to again; nor may the caller."""
         self._lent = True
         return self._tensor("best")
 
@@ -375,7 +375,7 @@ class Search(ABC):
         return value
 
     def _fresh(self, *shape: int) -> Tensor:
-        """An uninitialised tensor to give away; its memory comes back when nobody holds it."""
+        """An uninitialised tensor to give away; its memory comes back when no reference is left."""
         return self._buffers.fresh(shape, self.dtype, self.device)
 
     def _seeded(self, offset: int = 0) -> torch.Generator:
@@ -383,7 +383,7 @@ class Search(ABC):
         return self._generator.manual_seed(key(self._int("seed"), self._int("counter") + offset))
 
 
-class Members(Search):
+class MatrixSearch(Search):
     """A search whose members are a matrix in its state, and that proposes another matrix each generation.
 
     A subclass gives `_move`, the next matrix and whatever belongs to it, and `_select`, what is kept of it.

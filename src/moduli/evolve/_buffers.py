@@ -19,7 +19,7 @@ _CHUNK = 1 << 17  # numbers that are made of words while these are in the cache
 
 
 class Buffers:
-    """Scratch by name, and matrices that are handed out and taken back when nobody holds them any more."""
+    """Scratch by name, and matrices that are handed out and taken back when no other reference to them is left."""
 
     def __init__(self) -> None:
         self._named: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ def _alone(tensor: Tensor) -> bool:
 
 
 def _counts() -> tuple[int, int]:
-    """What the two counts are for a tensor that nobody else holds, on this interpreter and version of torch."""
+    """What the two counts are for a tensor without other references, on this interpreter and version of torch."""
     seen: list[tuple[int, int]] = []
 
     def look(tensor: Tensor) -> None:

@@ -97,7 +97,7 @@ class Distribution(Search):
         else:
             sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
             step = self._directions(first, first + stop - start)
-            # Directions that are not kept are nobody else's.
+            # Directions that are not kept are not shared.
             out = None if self._shared() else step
             if isinstance(scale, Tensor):
                 x = torch.addcmul(mean, step, scale, value=sign, out=out)

@@ -205,7 +205,7 @@ class Noise:
                     continue
                 n = right.shape[1]
                 height = max(1, SEGMENT // n)  # a few rows of the product at a time, which stay in the cache
-                for some in left[0].split(height):
+                for some in torch.split(left[0], height):
                     out = piece[: len(some) * n] if len(some) * n <= SEGMENT else piece.new_empty(len(some) * n)
                     torch.mm(some, right[0].mT, out=out.view(-1, n))
                     yield slice(columns.start, columns.start + len(out)), out

@@ -190,7 +190,7 @@ def choose_method(size: int) -> str:
 
 
 def _check_matrix(method: str, size: int) -> None:
-    """Refuse a covariance matrix that nobody can have meant, and say what it would cost."""
+    """Refuse a covariance matrix that can not have been meant, and say what it would cost."""
     needed = 4 * 8 * size * size  # the covariance, its root, and as much again while they change
     if needed > 2 * 1024**3:
         raise ValueError(

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import Members
+from ._base import MatrixSearch
 from ._reason import Reason
 
 __all__ = ["CEM"]
 
 
-class CEM(Members):
+class CEM(MatrixSearch):
     """The cross-entropy method: sample from independent distributions, and fit them to the best samples.
 
     Real and integer coordinates are normal (integers are rounded, and keep a deviation of at least ½); categorical ones

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import fuse
-from ._base import Members
+from ._base import MatrixSearch
 from ._buffers import draws, limit
 from ._coordinates import midpoint
 
 __all__ = ["DE"]
 
 
-class DE(Members):
+class DE(MatrixSearch):
     """Differential evolution: a member meets the sum of another and a scaled difference of two, and the better stays.
 
     Mutants are x_a + F (x_b - x_c) (`"rand/1"`), best + F (x_b - x_c) (`"best/1"`), or

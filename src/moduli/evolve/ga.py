@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import Members
+from ._base import MatrixSearch
 
 __all__ = ["GA"]
 
 
-class GA(Members):
+class GA(MatrixSearch):
     """A genetic algorithm: winners of tournaments cross over and mutate; the best members live on.
 
     Real and integer coordinates cross over by simulated binary crossover and mutate by normal steps as large as the

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..kernels import fuse
-from ._base import Members
+from ._base import MatrixSearch
 from ._buffers import uniforms
 
 __all__ = ["PSO", "informed_velocity", "neighbourhood_best", "remember_best", "swarm_velocity"]
 
 
-class PSO(Members):
+class PSO(MatrixSearch):
     """A particle swarm: each member remembers its best place and is drawn to it and to its neighbours'.
 
     v ← w v + c₁ r₁ (own best - x) + c₂ r₂ (neighbourhood's best - x), x ← x + v, with fresh uniform r₁, r₂ for each
@@ -78,7 +78,7 @@ class PSO(Members):
         cognitive, social = options.pop("cognition", cognitive), options.pop("sociality", social)
         self.topology = topology
         self.inertia, self.cognitive, self.social = inertia, cognitive, social
-        # On a small ring nobody is a neighbour twice.
+        # On a small ring no particle is a neighbour twice.
         self.radius = min(radius, (population - 1) // 2)
         super().__init__(x0, population=population, **options)
 
