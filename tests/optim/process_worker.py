@@ -1,5 +1,6 @@
 """One process of two. Every check compares with one process that has all the data; what differs is written down."""
 
+import copy
 import sys
 import traceback
 from pathlib import Path
@@ -238,6 +239,50 @@ def shards_beside_whole_parameters(rank):
     }.items():
         problems += differing(run(make, True), run(make, False), name)
     return problems
+
+
+@check
+def files_of_several_processes(rank):
+    import tempfile
+
+    from torch.distributed.fsdp import fully_shard
+
+    problems = []
+    net = network()
+    opt = mo.Optimizer(net, m.Adam(), m.LR(0.1))
+    train_plain(net, opt)
+    if "0.weight" not in opt.named_state_dict()["state"]:
+        problems.append("state is not by name")
+    with tempfile.TemporaryDirectory() as folder:
+        mo.save(f"{folder}/one.safetensors", net, optimizer=opt)
+        other = network(1)
+        again = mo.Optimizer(other, m.Adam(), m.LR(0.1))
+        mo.load(f"{folder}/one.safetensors", other, optimizer=again)
+        train_plain(net, opt)
+        train_plain(other, again)
+        problems += differing([p.detach() for p in other.parameters()], [p.detach() for p in net.parameters()], "file")
+        sharded = network()
+        fully_shard(sharded)
+        for what, act in (
+            ("save", lambda: mo.save(f"{folder}/two.safetensors", sharded)),
+            ("add", lambda: mo.adopt(sharded) + mo.adopt(sharded)),
+            ("copy", lambda: copy.deepcopy(mo.Optimizer(sharded, m.LR(0.1)))),
+        ):
+            try:
+                act()
+                problems.append(f"{what} of a model in pieces was not refused")
+            except (ValueError, TypeError, RuntimeError) as error:
+                if "DTensor" not in str(error) and "pieces" not in str(error):
+                    problems.append(f"{what}: {error!r}")
+    return problems
+
+
+def train_plain(net, opt):
+    x, y = data(0)
+    for _ in range(2):
+        opt.zero_grad()
+        ((net(x) - y) ** 2).mean().backward()
+        opt.step()
 
 
 def main(rank, store, out):

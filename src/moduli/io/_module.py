@@ -17,6 +17,7 @@ from moduli.labels import Tensor as LabelledTensor
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor, load_all_or_nothing, virtual
 from moduli.particles import POLICY, buffer_policy
 
+from ..kernels import is_sharded
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming
 from ._saved import CONFIG, EXTRA, LABELS, PREFIXES, Saved
@@ -56,6 +57,12 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     for name, value in state.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{name!r} is not a name: the keys of a state dict are strings")
+        if is_sharded(value):
+            raise CheckpointError(
+                f"{name!r} is a DTensor, of which this process holds a piece. Save whole tensors in one process: "
+                "get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)) of "
+                "torch.distributed.checkpoint.state_dict gives mo.save a state dict; or save with torch.distributed.checkpoint"
+            )
         if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue

@@ -108,7 +108,7 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownStat
     Raises:
         CheckpointError: If they do not fit.
     """
-    here = optimizer.state_dict()
+    here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
     if "shapes" not in part:
         if _by_position(here) and isinstance(state, dict) and not _by_position(state):
             raise CheckpointError(

@@ -146,7 +146,7 @@ def _part(part: str, value: Any, names: Mapping[int, list[str]], tensors: Tensor
 def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tensors: Tensors) -> dict[str, Any]:
     if not callable(getattr(value, "state_dict", None)):
         raise TypeError(f"{'/'.join(path)} is a {class_name(value)}, which has no state_dict()")
-    state = value.state_dict()
+    state = getattr(value, "named_state_dict", value.state_dict)()
     found = {"class": class_name(value), "state": encode(state, path, tensors)}
     if path[0] == "optimizer" and hasattr(value, "param_groups"):
         found |= describe(value, state, names)

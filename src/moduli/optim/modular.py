@@ -631,20 +631,25 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Everything that was learnt, by link path and parameter name: plain data, no parameters, no code.
 
-        It goes through `torch.save` and `torch.load(weights_only=True)`.
+        It goes through `torch.save` and `torch.load(weights_only=True)`. In a process group, or where
+        `torch.distributed.checkpoint` was imported, it has the shape that torch's tools take apart: by position, with what
+        can't be resharded as bytes. Both load everywhere.
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        packed = _saved.pack(self)
-        shard = None if self.population is None else self.population.sharding
-        if shard is not None:
-            packed = _members.join_shards(self, shard, packed)
+        packed = self.named_state_dict()
         if wants_portable(self):
             packed = make_portable(self, packed)
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, packed)
             packed = packed if changed is None else changed
         return packed
+
+    def named_state_dict(self) -> dict[str, Any]:
+        """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
+        packed = _saved.pack(self)
+        shard = None if self.population is None else self.population.sharding
+        return packed if shard is None else _members.join_shards(self, shard, packed)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
