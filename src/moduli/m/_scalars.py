@@ -11,14 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import is_fake
+from .._torch import in_transform, is_fake
 
 __all__ = ["choose", "divide", "larger", "read", "root", "smaller"]
 
 
 def read(found: Tensor) -> Any:
-    """A 0-d tensor as a number where that costs nothing; on a device, and where it is differentiated, as it is."""
-    if found.device.type != "cpu" or is_fake(found) or (found.requires_grad and torch.is_grad_enabled()):
+    """A 0-d tensor as a number where that costs nothing; on a device, differentiated or vectorised, as it is."""
+    if (
+        found.device.type != "cpu"
+        or is_fake(found)
+        or in_transform()
+        or (found.requires_grad and torch.is_grad_enabled())
+    ):
         return found
     return found.item()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ._member_batches import batches, step_batched
 from ._needs import ChainError, Need
 from ._settings import check_members
 
@@ -38,7 +39,7 @@ def lifts(link: Module) -> bool:
     from .chain import Chain
     from .transform import TensorTransform
 
-    if link.members or isinstance(link, Chain):
+    if link.members in (True, "matrix") or isinstance(link, Chain):
         return True
     return isinstance(link, TensorTransform) and link.elementwise and not link.children
 
@@ -61,7 +62,10 @@ def step(link: Module, objective: Objective) -> Objective:
         return link.step(objective)
     if matrices is not None:
         matrices.to_leaves(objective)
-    out = link.step(objective) if lifts(link) else each(link, objective)
+    if lifts(link):
+        out = link.step(objective)
+    else:
+        out = step_batched(link, objective) if batches(link) else each(link, objective)
     if matrices is not None and out.blocks is None:
         matrices.to_matrices(out)
     return out
@@ -71,7 +75,17 @@ def describe(link: Module, matrices: str) -> str:
     """What a link of a population works on, in words."""
     if takes_matrices(link):
         return f"over {matrices}"
-    return "over parameters stacked over members" if lifts(link) else "member by member"
+    if not lifts(link):
+        return "over parameters stacked over members, by vmap" if batches(link) else "member by member"
+    alone = dict.fromkeys(type(part).__name__ for part in _find_alone(link))
+    return "over parameters stacked over members" + (f", {' and '.join(alone)} member by member" if alone else "")
+
+
+def _find_alone(link: Module) -> list[Module]:
+    """The links inside a link that are run for each member by itself."""
+    children = list(link.children.values())
+    own = [child for child in children if not (lifts(child) or batches(child))]
+    return own + [part for child in children if lifts(child) for part in _find_alone(child)]
 
 
 def check(link: Module) -> None:
@@ -119,7 +133,7 @@ def _vectors(link: Module) -> dict[str, Tensor]:
 
 def join_shards(optimizer: Optimizer, shard: Shard, saved: dict[str, Any]) -> dict[str, Any]:
     """The saved state of all members, from that of the members of each process."""
-    alone = next((link for link in optimizer.modules if not lifts(link)), None)
+    alone = next((link for link in optimizer.modules if not (lifts(link) or batches(link))), None)
     if alone is not None:
         raise ChainError(
             f"{type(alone).__name__} keeps its state member by member, which can't be saved from several processes yet"

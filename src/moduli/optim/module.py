@@ -46,8 +46,9 @@ class Module(metaclass=LinkType):
     Attributes:
         needs: What the link has to know of the objective (see `Need`); a chain that cannot give it is refused.
         members: Whether the link works on all members of a population at once: True on parameters stacked over members,
-            (N, *shape); "matrix" on all of them as one (N, P) matrix; False for each member by itself. Pointwise hooks
-            always work on the matrix.
+            (N, *shape); "matrix" on all of them as one (N, P) matrix; "batched" for each member by itself, in one call
+            vectorised by `torch.vmap`; False for each member by itself, one after the other. Pointwise hooks always work
+            on the matrix.
         over_processes: Whether a link that compares members can, where they are spread over processes.
         replicated: Whether every process keeps what it knows of all members, where they are spread over processes.
         vector_state: Whether its state is over all parameters concatenated, so that it follows their order.
@@ -78,7 +79,7 @@ class Module(metaclass=LinkType):
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GRADIENT})
-    members: ClassVar[bool | Literal["matrix"]] = False
+    members: ClassVar[bool | Literal["matrix", "batched"]] = False
     over_processes: bool = False
     replicated: ClassVar[bool] = False
     vector_state: bool = False

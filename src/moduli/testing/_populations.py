@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..optim import ChainError, Need, Optimizer, closure
 from ..population import Population
@@ -94,4 +97,42 @@ def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float)
             raise case.fail("population", f"member {i}{how} is not where it would be by itself ({dtype}): {gap}")
 
 
-LAWS = {"population": population}
+@eager
+def operations(case: Case) -> None:
+    """How many operations a step takes on a population does not depend on its size, unless `explain()` says that it does."""
+    if not case.population:
+        raise NotApplicable("it does not run on a population as N separate optimizers would")
+    wanted = needs(case.links())
+    if Need.MEMBERS in wanted or Need.CLOSURE in wanted:
+        raise NotApplicable("it couples the members, or decides how often they are evaluated")
+    (few, said), (many, _) = (_count_operations(case, count) for count in (2, 6))
+    loops = "member by member" in said
+    if loops and few == many:
+        raise case.fail("operations", f"explain() says member by member, but 2 and 6 members take {few} operations")
+    if not loops and few != many:
+        raise case.fail("operations", f"2 members take {few} operations, 6 members {many}; explain() says: {said}")
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _count_operations(case: Case, members: int) -> tuple[int, str]:
+    """How many operations the steps after the first take, and what `explain()` says."""
+    pop = Population.from_modules([_model(case, i, torch.float64) for i in range(members)])
+    opt = _stacked(case, pop, False)
+    for _ in range(2):
+        opt.step(closure(lambda: pop.losses(lambda net: net())))
+    with _Operations() as counter:
+        for _ in range(2):
+            opt.step(closure(lambda: pop.losses(lambda net: net())))
+    return counter.count, str(opt.explain())
+
+
+LAWS = {"population": population, "operations": operations}

@@ -44,6 +44,7 @@ class Adafactor(TensorTransform):
         N. Shazeer, M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018, Algorithms 4 and 5.
     """
 
+    members = "batched"
     across = Across.MATRICES
 
     counts = True

@@ -40,6 +40,7 @@ class AdamMini(TensorTransform):
         Y. Zhang et al., "Adam-mini: use fewer learning rates to gain more", ICLR 2025, Algorithm 1.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

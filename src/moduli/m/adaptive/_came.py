@@ -44,6 +44,7 @@ class CAME(TensorTransform):
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

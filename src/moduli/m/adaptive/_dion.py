@@ -39,6 +39,8 @@ class Dion(TensorTransform):
         K. Ahn et al., "Dion: distributed orthonormalized updates", 2025, Algorithm 1.
     """
 
+    members = "batched"
+
     def __init__(self, *, momentum: Any = 0.95, rank: int | float = 0.25, seed: int | None = None) -> None:
         fraction("Dion", momentum=momentum)
         if isinstance(rank, float):

@@ -43,6 +43,7 @@ class KLShampoo(TensorTransform):
         W. Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler minimization", 2025, section 3.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

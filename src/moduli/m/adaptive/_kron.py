@@ -35,7 +35,7 @@ def begin(state: Any, tensor: Tensor, setting: Any) -> None:
         factors.append(ones * each if diagonal else torch.diag(ones) * each)
     state["factors"] = factors
     state["products"] = _products(factors, setting["dQ"])
-    state["lipschitz"] = [torch.zeros((), dtype=x.abs().dtype, device=x.device) for _ in shape]
+    state["lipschitz"] = [x.abs().new_zeros(()) for _ in shape]
 
 
 def _products(factors: list[Tensor], geometry: str) -> list[Tensor]:

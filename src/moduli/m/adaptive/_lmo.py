@@ -39,6 +39,7 @@ class LMO(TensorTransform):
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

@@ -41,6 +41,7 @@ class NAdam(TensorTransform):
         T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016.
     """
 
+    members = "batched"
     across = Across.NOTHING
 
     counts = True

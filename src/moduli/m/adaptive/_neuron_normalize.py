@@ -36,6 +36,7 @@ class NeuronNormalize(TensorTransform):
         Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

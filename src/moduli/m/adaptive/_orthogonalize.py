@@ -142,6 +142,7 @@ class Orthogonalize(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 
@@ -228,6 +229,7 @@ class DualNormCorrection(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
 
+    members = "batched"
     across = Across.MATRICES
 
     differentiable = True
@@ -268,6 +270,7 @@ class MuonAdjustLR(TensorTransform):
         J. Liu et al., "Muon is scalable for LLM training", 2025.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 

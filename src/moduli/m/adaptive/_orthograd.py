@@ -34,6 +34,7 @@ class OrthoGrad(TensorTransform):
         L. Prieto, M. Barsbey, P. A. M. Mediano, T. Birdal, "Grokking at the edge of numerical stability", ICLR 2025.
     """
 
+    members = "batched"
     differentiable = True
 
     @property

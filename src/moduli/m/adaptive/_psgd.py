@@ -56,6 +56,7 @@ class PSGDKronWhiten(TensorTransform):
         arXiv:2402.04553; X.-L. Li, "Stochastic Hessian fittings with Lie groups", arXiv:2402.11858.
     """
 
+    members = "batched"
     counts = True
 
     def __init__(

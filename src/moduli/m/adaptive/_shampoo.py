@@ -50,6 +50,7 @@ class Shampoo(TensorTransform):
         R. Anil, V. Gupta, T. Koren, K. Regan, Y. Singer, "Scalable second order optimization for deep learning", 2020.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 
@@ -106,9 +107,12 @@ class Shampoo(TensorTransform):
         state["shape"] = shape
         state["axes"] = axes
         if axes:
-            zeros = [torch.zeros(shape[a], shape[a], dtype=x.dtype, device=x.device) for a in axes]
+            zeros = [x.new_zeros(shape[a], shape[a]) for a in axes]
             identity = setting["init"] == "identity"
-            state["covariances"] = [matrix.fill_diagonal_(1.0) if identity else matrix for matrix in zeros]
+            state["covariances"] = [
+                matrix + torch.eye(len(matrix), dtype=x.dtype, device=x.device) if identity else matrix
+                for matrix in zeros
+            ]
             state["roots"] = []
             # The product W W^H costs more than to multiply by W twice where the axis is long and roots are not used often.
             state["halves"] = [setting["precond_freq"] * tensor.numel() < shape[axis] ** 2 for axis in axes]

@@ -54,6 +54,7 @@ class SOAP(TensorTransform):
         N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, Algorithms 3 and 4.
     """
 
+    members = "batched"
     across = Across.MATRICES
     uses_params = False
 
@@ -168,5 +169,5 @@ class SOAP(TensorTransform):
             grow = (1 - setting["beta2"] ** t) ** -0.5
         mean = state["exp_avg"] if self.inside else multiply(state["exp_avg"], matrices(state), adjoint=True)
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
-        out = torch.div(mean, denominator, out=denominator if not mean.is_complex() else None).mul_(size)
+        out = (mean / denominator).mul_(size)
         return multiply(out, matrices(state)).reshape(tensor.shape).to(tensor.dtype)

@@ -45,6 +45,7 @@ class SPlus(TensorTransform):
         Algorithm 1.
     """
 
+    members = "batched"
     across = Across.MATRICES
 
     counts = True

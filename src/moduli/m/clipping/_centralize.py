@@ -37,6 +37,7 @@ class Centralize(TensorTransform):
         networks", ECCV 2020.
     """
 
+    members = "batched"
     differentiable = True
     static = ("dim", "min_size")
 

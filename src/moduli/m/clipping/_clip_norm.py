@@ -96,6 +96,8 @@ class ClipNorm(NormLink):
         R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML 2013.
     """
 
+    members = "batched"
+
     def __init__(
         self,
         max_norm: Any,

@@ -30,6 +30,8 @@ class Normalize(NormLink):
         [tensor([2.]), tensor([2.])]
     """
 
+    members = "batched"
+
     def __init__(
         self,
         norm_value: Any = 1.0,

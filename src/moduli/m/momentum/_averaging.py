@@ -52,6 +52,8 @@ class WeightedAveraging(_History):
         [tensor([7.])]
     """
 
+    members = "batched"
+
     def __init__(self, weights: Sequence[float]) -> None:
         given = tuple(float(weight) for weight in weights)
         if any(sum(given[i:]) == 0 for i in range(len(given))):
@@ -85,6 +87,8 @@ class Averaging(_History):
         [tensor([3.])]
     """
 
+    members = "batched"
+
     def __init__(self, history_size: int) -> None:
         super().__init__(history_size, {"history_size": history_size})
 
@@ -109,6 +113,8 @@ class MedianAveraging(_History):
         >>> out
         [tensor([2.])]
     """
+
+    members = "batched"
 
     def __init__(self, history_size: int) -> None:
         super().__init__(history_size, {"history_size": history_size})

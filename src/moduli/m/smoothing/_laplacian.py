@@ -35,6 +35,7 @@ class LaplacianSmoothing(TensorTransform):
         S. Osher et al., "Laplacian smoothing gradient descent", Research in the Mathematical Sciences 9 (2022).
     """
 
+    members = "batched"
     differentiable = True
 
     def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:

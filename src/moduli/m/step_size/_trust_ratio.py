@@ -39,6 +39,7 @@ class TrustRatio(TensorTransform):
         Algorithm 2.
     """
 
+    members = "batched"
     across = Across.MATRICES
 
     def __init__(
