@@ -113,7 +113,7 @@ def operations(case: Case) -> None:
         raise case.fail("operations", f"2 members take {few} operations, 6 members {many}; explain() says: {said}")
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch runs."""
 
     count = 0
@@ -129,7 +129,7 @@ def _count_operations(case: Case, members: int) -> tuple[int, str]:
     opt = _stacked(case, pop, False)
     for _ in range(2):
         opt.step(closure(lambda: pop.losses(lambda net: net())))
-    with _Operations() as counter:
+    with _Operations() as counter:  # type: ignore[no-untyped-call]
         for _ in range(2):
             opt.step(closure(lambda: pop.losses(lambda net: net())))
     return counter.count, str(opt.explain())
