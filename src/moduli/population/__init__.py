@@ -19,7 +19,8 @@ A `Population` is many particles of one structure, stacked. Its nouns:
 * a **seed** belongs to a member: `pop.seeds(generator)` gives (N,) of them to `mutate`, `crossover`, `rand` and `randn`,
   whose numbers depend on a member's seed and the place in it alone, whatever the chunking.
 
-* a **shard**: `pop.shard(mesh)` spreads the members over processes; each holds its rows (`pop.sharding` says which).
+* a **shard**: `pop.shard(mesh)` spreads the members over processes; each holds its rows (`pop.sharding` says which);
+* a **host**: `pop.host(executor)` puts the members on the workers of a Ray cluster, where they are evaluated and trained.
 
 `state_dict` and `load_state_dict` work by the template's names with stacked tensors; `to`, `train`, `eval`, `clone`,
 `deepcopy` and `pickle` work as for modules.
@@ -38,7 +39,8 @@ Example:
 """
 
 from . import selection
+from ._hosted import HostedPopulation
 from ._population import Population
 from ._shard import Shard
 
-__all__ = ["Population", "Shard", "selection"]
+__all__ = ["HostedPopulation", "Population", "Shard", "selection"]

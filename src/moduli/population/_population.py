@@ -13,6 +13,7 @@ from moduli.layout import Layout, diff, layout_and_tensors
 from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
+from ._hosted import HostedPopulation
 from ._initial import initialise, of_class
 from ._state import State
 from ._statistics import Statistics
@@ -158,6 +159,34 @@ class Population(State, Calls, Variation, Statistics):
                 view.copy_(torch.stack([value.detach() for value in column]))
             pop._buffers = {name: torch.stack([b.detach() for b in held]) for name, held in buffers.items()}
         return pop
+
+    def host(self, executor: Any, optimizer: Callable[[Population], Any] | None = None) -> HostedPopulation:
+        """Put the members on the workers of a Ray cluster, for models whose evaluation is the cost.
+
+        Args:
+            executor: A `moduli.evolve.Ray`, which says how many workers there are and what they need.
+            optimizer: A function of a population that makes its `Optimizer`; called on every worker, for its members. Links
+                that compare members then compare those of one worker.
+
+        Returns:
+            The members on their workers: `losses`, `step`, `copy` and `collect`.
+
+        Raises:
+            StructureError: If there are no members.
+
+        Example:
+            >>> import moduli as mo
+            >>> from moduli import m
+            >>> def main(pop, x, y):  # with a Ray cluster
+            ...     with mo.evolve.Ray(4) as executor:
+            ...         hosted = pop.host(executor, lambda pop: mo.Optimizer(pop, m.Adam(), m.LR(1e-2)))
+            ...         for _ in range(10):
+            ...             losses = hosted.step(lambda net, x, y: (net(x) - y).square().mean(), x, y, steps=20)
+            ...             ranked = losses.argsort()
+            ...             hosted.copy(targets=ranked[-2:], sources=ranked[:2])
+            ...         return hosted.collect()
+        """
+        return HostedPopulation(self, executor, optimizer)
 
     def __repr__(self) -> str:
         kind = type(self.template).__name__

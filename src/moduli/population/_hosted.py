@@ -1,0 +1,270 @@
+"""Members on the workers of a cluster: each worker holds some of them, evaluates and trains them there."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moduli.particles import StructureError
+
+if TYPE_CHECKING:
+    from ._population import Population
+
+__all__ = ["HostedPopulation"]
+
+
+class HostedPopulation:
+    """The members of a population, held by actors of a Ray cluster. Made by `Population.host`.
+
+    What travels in a generation is the function that is evaluated, one loss of each member, and the members that change their
+    worker. With each `step` and `copy` a worker leaves a copy of its members in the object store of its node; a worker that
+    died since is replaced by one that begins with it, and does again what was asked.
+
+    Args:
+        population: The members.
+        executor: A `moduli.evolve.Ray`: how many workers there are, and what they need.
+        optimizer: Makes the optimizer of the members of one worker.
+
+    Example:
+        >>> from moduli.population import HostedPopulation
+        >>> HostedPopulation.__name__  # with mo.evolve.Ray(8) as executor: hosted = pop.host(executor)
+        'HostedPopulation'
+    """
+
+    def __init__(self, population: Population, executor: Any, optimizer: Callable[[Any], Any] | None) -> None:
+        self._ray: Any = importlib.import_module("ray")
+        self._kind = self._ray.remote(**{"num_cpus": 1, **executor.options})(_Host)
+        self._threads, self._optimizer = executor.threads, optimizer
+        count = len(population)
+        workers: int = min(executor.workers, count)
+        if workers < 1:
+            raise StructureError("a population without members has nothing to put on workers")
+        small, more = divmod(count, workers)
+        self._starts = [worker * small + min(worker, more) for worker in range(workers + 1)]
+        self._held = [
+            self._ray.put(population[start:stop].clone())
+            for start, stop in zip(self._starts, self._starts[1:], strict=False)
+        ]
+        self._actors = [self._launch(worker) for worker in range(workers)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __repr__(self) -> str:
+        return f"HostedPopulation({len(self)} members on {len(self._actors)} workers)"
+
+    def losses(self, fn: Callable[..., Any], *args: Any, in_dims: Any = None) -> Tensor:
+        """The loss of every member, as `Population.losses` computes it, without gradients.
+
+        Args:
+            fn: A function of a model and the arguments that returns one number.
+            *args: Arguments, the same for all members unless `in_dims` says otherwise.
+            in_dims: The dimension of an argument along which each member has its own slice.
+        """
+        return torch.cat(self._ask("losses", fn, self._cut(args, in_dims), in_dims))
+
+    def step(self, fn: Callable[..., Any], *args: Any, steps: int = 1, in_dims: Any = None) -> Tensor:
+        """Steps of the optimizer on every worker; returns the losses that the last one began with.
+
+        Args:
+            fn: A function of a model and the arguments that returns one number.
+            *args: Arguments, as for `losses`.
+            steps: How many.
+            in_dims: As for `losses`.
+
+        Raises:
+            ValueError: If there is no optimizer.
+        """
+        if self._optimizer is None:
+            raise ValueError("nothing says how members move; give pop.host(executor, optimizer=lambda pop: ...)")
+        return torch.cat(self._ask("step", fn, self._cut(args, in_dims), in_dims, steps))
+
+    def copy(self, targets: Tensor | Sequence[int], sources: Tensor | Sequence[int]) -> None:
+        """Give some members the parameters, buffers and optimizer state of others.
+
+        Args:
+            targets: Which members are replaced.
+            sources: By which, as many.
+
+        Raises:
+            ValueError: If there are more of one than of the other, or a target twice.
+            IndexError: If there is no such member.
+        """
+        to, of = ([int(i) for i in each] for each in (targets, sources))
+        if len(to) != len(of) or len(set(to)) != len(to):
+            raise ValueError(f"{len(to)} targets, each at most once, and {len(of)} sources; give one source for each")
+        if any(not 0 <= i < len(self) for i in (*to, *of)):
+            raise IndexError(f"members are numbered from 0 to {len(self) - 1}")
+        # All are read before any is written: a member may be both.
+        rows = {i: self._call(self._find(i), "read", i - self._starts[self._find(i)]) for i in dict.fromkeys(of)}
+        changes: dict[int, list[tuple[int, Any]]] = {}
+        for target, source in zip(to, of, strict=True):
+            worker = self._find(target)
+            changes.setdefault(worker, []).append((target - self._starts[worker], rows[source]))
+        for worker, written in changes.items():
+            self._call(worker, "write", written)
+
+    def collect(self) -> Population:
+        """All members as they are now, as a population here."""
+        parts = self._ask("members")
+        made = type(parts[0])._like(copy.deepcopy(parts[0].template), len(self), filled=False)
+        with torch.no_grad():
+            for out, *rows in zip(made.matrices, *(part.matrices for part in parts), strict=True):
+                torch.cat(rows, out=out)
+            for (name, out), *_ in zip(made.named_buffers(), strict=False):
+                out.copy_(torch.cat([dict(part.named_buffers())[name] for part in parts]))
+        made._flags = parts[0]._flags
+        return made  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the workers."""
+        while self._actors:
+            self._ray.kill(self._actors.pop())
+
+    def __enter__(self) -> HostedPopulation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _launch(self, worker: int) -> Any:
+        """A worker with the members that were kept last."""
+        return self._kind.remote(self._held[worker], self._optimizer, self._threads)
+
+    def _ask(self, method: str, *given: Any) -> list[Any]:
+        """What all workers answer; what a worker that died was asked is asked again of one that takes its place."""
+        shared = [self._ray.put(each) if callable(each) else each for each in given]
+        asked = [self._remote(worker, method, shared) for worker in range(len(self._actors))]
+        return [self._answer(worker, asked[worker], method, shared) for worker in range(len(asked))]
+
+    def _remote(self, worker: int, method: str, given: Sequence[Any]) -> Any:
+        own = [each[worker] if isinstance(each, _PerWorker) else each for each in given]
+        asked = getattr(self._actors[worker], method)
+        return asked.options(num_returns=2).remote(*own) if method in _CHANGING else (asked.remote(*own), None)
+
+    def _answer(self, worker: int, asked: Any, method: str, given: Sequence[Any]) -> Any:
+        for _ in range(_ATTEMPTS):
+            try:
+                found = self._ray.get(asked[0])
+            except self._ray.exceptions.RayActorError as error:
+                if getattr(error, "actor_init_failed", False):
+                    raise  # it would fail again
+                lost = error
+                self._actors[worker] = self._launch(worker)
+                asked = self._remote(worker, method, given)
+                continue
+            self._held[worker] = asked[1] or self._held[worker]
+            return found
+        raise RuntimeError(
+            f"worker {worker} died {_ATTEMPTS} times; its members {self._starts[worker]} to {self._starts[worker + 1] - 1} "
+            "are as they were before"
+        ) from lost
+
+    def _call(self, worker: int, method: str, *given: Any) -> Any:
+        return self._answer(worker, self._remote(worker, method, given), method, given)
+
+    def _cut(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
+        """The arguments of each worker."""
+        if in_dims is None:
+            return _PerWorker([args] * len(self._actors))
+        dims = in_dims if isinstance(in_dims, tuple | list) else [in_dims] * len(args)
+        spans = list(zip(self._starts, self._starts[1:], strict=False))
+        return _PerWorker(
+            [
+                tuple(
+                    each if dim is None else each.narrow(dim, start, stop - start)
+                    for each, dim in zip(args, dims, strict=True)
+                )
+                for start, stop in spans
+            ]
+        )
+
+    def _find(self, member: int) -> int:
+        return next(worker for worker in range(len(self._actors)) if member < self._starts[worker + 1])
+
+
+# What a worker does that changes its members: it also leaves a copy of them, which belongs to the driver and so survives it.
+_CHANGING = ("step", "write")
+_ATTEMPTS = 4
+
+
+class _PerWorker(list[Any]):
+    """What is different for each worker."""
+
+
+class _Host:
+    """What runs on a worker: some members, and their optimizer."""
+
+    def __init__(self, held: Any, optimizer: Callable[[Any], Any] | None, threads: int) -> None:
+        torch.set_num_threads(threads)
+        members, state = held if isinstance(held, tuple) else (held, None)
+        self.pop = members.clone()
+        self.opt: Any = None if optimizer is None else optimizer(self.pop)
+        if self.opt is not None and state is not None:
+            self.opt.load_state_dict(copy.deepcopy(state))
+
+    def losses(self, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = self.pop.losses(fn, *args, in_dims=in_dims)
+        return found
+
+    def step(self, fn: Callable[..., Any], args: tuple[Any, ...], in_dims: Any, steps: int) -> tuple[Tensor, Any]:
+        closure = importlib.import_module("moduli.optim").closure
+        losses = torch.empty(0)
+        for _ in range(steps):
+            losses = self.opt.step(closure(lambda: self.pop.losses(fn, *args, in_dims=in_dims)))
+        return losses.detach(), self._keep()
+
+    def read(self, member: int) -> Any:
+        return _map_rows(self._state(), len(self.pop), lambda rows: rows[member].clone())
+
+    def write(self, rows: Sequence[tuple[int, Any]]) -> tuple[None, Any]:
+        state = copy.deepcopy(self._state())
+        for member, row in rows:
+            _put_rows(state, row, len(self.pop), member)
+        self.pop.load_state_dict(state[0])
+        if self.opt is not None:
+            self.opt.load_state_dict(state[1])
+        return None, self._keep()
+
+    def _keep(self) -> Any:
+        return self.pop.clone(), None if self.opt is None else self.opt.state_dict()
+
+    def members(self) -> Any:
+        return self.pop.clone()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _state(self) -> tuple[Any, Any]:
+        return self.pop.state_dict(), None if self.opt is None else self.opt.state_dict()
+
+
+def _map_rows(value: Any, count: int, act: Callable[[Tensor], Any]) -> Any:
+    """Plain data in which something is done to what is kept for each member."""
+    if isinstance(value, Tensor):
+        return act(value) if value.dim() and len(value) == count and value.dtype is not torch.uint8 else None
+    if isinstance(value, dict):
+        return {key: _map_rows(item, count, act) for key, item in value.items()}
+    return [_map_rows(item, count, act) for item in value] if isinstance(value, list | tuple) else None
+
+
+def _put_rows(value: Any, row: Any, count: int, member: int) -> None:
+    """Write what `_map_rows` took for one member."""
+    if isinstance(value, Tensor):
+        if row is not None and value.dim() and len(value) == count:
+            value[member] = row
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _put_rows(item, row[key], count, member)
+    elif isinstance(value, list | tuple):
+        for item, part in zip(value, row, strict=True):
+            _put_rows(item, part, count, member)
