@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -38,29 +39,27 @@ def alone():
 
 def run(size, tmp_path, saved):
     torch.save({name: each["saved"] for name, each in saved.items()}, tmp_path / "saved.pt")
+    files = [tmp_path / f"out{rank}.pt" for rank in range(size)]
+    launch(
+        "shard_worker.py",
+        [[rank, size, tmp_path / "store", file, tmp_path / "saved.pt"] for rank, file in enumerate(files)],
+    )
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+def launch(program, arguments):
+    """One process for each list of arguments."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(HERE.parent.parent / "src"),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    files = [tmp_path / f"out{rank}.pt" for rank in range(size)]
     processes = [
         subprocess.Popen(
-            [
-                sys.executable,
-                HERE / "shard_worker.py",
-                str(rank),
-                str(size),
-                tmp_path / "store",
-                file,
-                tmp_path / "saved.pt",
-            ],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, HERE / program, *map(str, each)], env=environment, stderr=subprocess.PIPE, text=True
         )
-        for rank, file in enumerate(files)
+        for each in arguments
     ]
     try:
         for process in processes:
@@ -69,7 +68,6 @@ def run(size, tmp_path, saved):
     finally:
         for process in processes:
             process.kill()
-    return [torch.load(file, weights_only=True) for file in files]
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -104,6 +102,17 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
         assert "at least one to each" in said["few"]
         assert "one dimension" in said["square"]
         assert "the state is of 3 members" in said["members"]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_every_link_on_two_processes_is_as_on_one(tmp_path, pytestconfig):
+    every = 1 if pytestconfig.getoption("--all") else 12
+    files = [tmp_path / f"{rank}.json" for rank in range(2)]
+    launch("law_worker.py", [[rank, tmp_path / "store", file, every] for rank, file in enumerate(files)])
+    for file in files:
+        found = json.loads(file.read_text())
+        assert not found["failed"]
+        assert len(found["passed"]) > 200 / every
 
 
 @pytest.mark.parametrize("width", [4, 7])
