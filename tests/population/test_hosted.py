@@ -38,7 +38,8 @@ def executor():
 def make(count=5):
     torch.manual_seed(0)
     return mo.Population.of(
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double(), count
+        lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double(),
+        count,
     )
 
 
