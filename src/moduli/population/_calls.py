@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.labels import Tensor as LabelledTensor
 
