@@ -35,7 +35,7 @@ def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Seque
     """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
     if transformed():
         return run_directly(fused, args, out, flat, offsets)
-    request = Request(fused, args, out, flat, offsets)
+    request = Request(fused, args, out, flat, offsets, plans.owned)
     plan, state = find_plan(request, plans)
     if torch.is_grad_enabled():
         needs = refuse_graphs(request, plan)
@@ -53,9 +53,10 @@ def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:
             continue
         if any(reads.problem is not None or reads.changed() is not None for reads in plan.reads):
             continue
-        found = plan.lists.find(request.lists, plan.state)
+        found = plan.lists.find(request.lists, plan.state, trust=plans.trust)
         if found is not None:
             plans.put(plan)
+            plans.trust = True
             return plan, locate(plan, *found) if plan.extents else None
     plan = prepare(request)
     state = None
@@ -121,7 +122,7 @@ def _execute(request: Request, plan: Plan, state: State | None) -> Any:
         for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables or (), strict=True)):
             indices = range(plan.count) if piece.indices is None else piece.indices
             if piece.form.kernel is not None:
-                _count_versions(plan, targets, indices)  # first: it refuses what must not be written
+                _count_versions(plan, targets, indices)
                 _run_kernel(piece, table, request.scalars)
             elif piece.form.triton is not None:
                 _count_versions(plan, targets, indices)

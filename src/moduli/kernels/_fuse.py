@@ -153,7 +153,8 @@ class Fused:
         """The call with these arguments given; the others, in order, are the arguments of what it returns.
 
         The bound call keeps the lists alive and its own decision about them, so several of them do not disturb each
-        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes.
+        other. It notices changes inside the lists: swapped `.data`, new tensors, other shapes. Lists of private roles
+        that are given here are looked at once; after that only new tensors in them are noticed (see `Bound.distrust`).
 
         Args:
             *args: The first arguments.
@@ -315,10 +316,14 @@ class Fused:
 class Plans:
     """The last plans of a function or a bound call, the latest first."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("kept", "owned", "trust")
 
-    def __init__(self) -> None:
+    def __init__(self, owned: frozenset[str] = frozenset()) -> None:
         self.kept: tuple[Plan, ...] = ()
+        #: Roles that are given once and for all, and whose tensors are the caller's own.
+        self.owned = owned
+        #: Whether they are where they were at the last call.
+        self.trust = True
 
     def put(self, plan: Plan) -> None:
         """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
@@ -344,7 +349,11 @@ class Bound:
         self._given = given
         self._rest = [name for name in fused.names if name not in given]
         self._options = (out, flat, offsets)
-        self._plans = Plans()
+        self._plans = Plans(fused.private & given.keys())
+
+    def distrust(self) -> None:
+        """Have the next call look at all tensors again, also at private ones: they may have been moved by hand."""
+        self._plans.trust = False
 
     def __repr__(self) -> str:
         return f"{self.fused!r}.bind({', '.join(self._given)})"

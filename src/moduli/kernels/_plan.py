@@ -202,6 +202,7 @@ class Lists:
         lazy: Sequence[int],
         frozen: Sequence[int] = (),
         *,
+        owned: Sequence[int] = (),
         memory: bool = True,
     ) -> None:
         """Look at lists, as far as it takes to compare others with them.
@@ -211,23 +212,34 @@ class Lists:
             runtime: The compiled reader, if there is one.
             lazy: The lists in which a tensor may be a view that torch negates lazily.
             frozen: The lists in which a tensor may be an inference tensor, which must not be written.
+            owned: The lists of the caller's own tensors, which stay where they are while they are held here.
             memory: Whether the tensors have addresses.
         """
         self._lengths = array("q", map(len, lists))
         self._lazy, self._frozen = lazy, frozen
+        # A tensor of one's own may be given other memory by someone who kept it; its old memory must not be freed then.
+        self._owned = [(i, lists[i], [tensor.untyped_storage() for tensor in lists[i]]) for i in owned if memory]
+        self._trusted = array("q", [-n if i in owned else n for i, n in enumerate(self._lengths)])
         self._runtime = runtime
         self._memory = memory
         self._facts = None if runtime is None or not memory else runtime.facts(lists)
         self._looks = None if self._facts is not None else [_describe(tensors) for tensors in lists]
         self._blank = array("Q", bytes(8 * sum(self._lengths)))
 
-    def find(self, lists: Sequence[Tensors], state: State | None) -> tuple[int, array[int]] | None:
-        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was."""
+    def find(
+        self, lists: Sequence[Tensors], state: State | None, *, trust: bool = False
+    ) -> tuple[int, array[int]] | None:
+        """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was.
+
+        With `trust` the owned lists are only asked whether they hold the same tensors.
+        """
         if any(len(tensors) != length for tensors, length in zip(lists, self._lengths, strict=True)):
             return None
         before = self._blank if state is None else state.addresses
         if self._runtime is not None and self._facts is not None:
-            moved, now = self._runtime.compare(lists, self._lengths, self._facts, before)
+            trust = trust and state is not None and all(all(map(operator.is_, lists[i], o)) for i, o, _ in self._owned)
+            lengths = self._trusted if trust else self._lengths
+            moved, now = self._runtime.compare(lists, lengths, self._facts, before)
             if moved < 0:
                 return None
         else:
@@ -240,9 +252,10 @@ class Lists:
             moved = 0 if now.tobytes() == before.tobytes() else -1
         if any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
             return None
-        if any(True in map(torch.Tensor.is_inference, lists[i]) for i in self._frozen):
+        moved = -1 if state is None else moved
+        if any(moved >> min(i, 62) & 1 and True in map(torch.Tensor.is_inference, lists[i]) for i in self._frozen):
             return None
-        return (-1 if state is None else moved), now
+        return moved, now
 
 
 def _describe(tensors: Tensors) -> list[Any]:

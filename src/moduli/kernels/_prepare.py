@@ -27,8 +27,17 @@ Tensors = tuple[torch.Tensor, ...]
 class Request:
     """One call: the lists in tuples of its own, so that no one else can change them while it runs."""
 
-    def __init__(self, fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        fused: Fused,
+        args: Sequence[Any],
+        out: Any,
+        flat: bool,
+        offsets: Sequence[int] | None,
+        owned: frozenset[str] = frozenset(),
+    ) -> None:
         self.fused = fused
+        self.owned = owned
         self.marks, self.given, self.scalars = fused.classify(args)
         if not self.given:
             raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
@@ -103,6 +112,7 @@ def prepare(request: Request) -> Plan:
             runtime if isinstance(runtime, Runtime) else None,
             watched if memory else (),
             () if torch.is_inference_mode_enabled() else frozen,
+            owned=[r for r, name in enumerate(names) if name in request.owned],
             memory=memory,
         ),
         reads=list({id(trace.reads): trace.reads for trace in traces.values()}.values()),

@@ -23,6 +23,8 @@ __all__ = ["amax", "dot", "norm", "sum"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
+# Between them neither squares nor their sum have overflowed or lost digits.
+_SMALLEST, _LARGEST = 1e-280, 1e300
 _sum = sum
 
 
@@ -45,20 +47,54 @@ _known: dict[tuple[int, int], _Known] = {}
 _KEPT = 16
 
 
-def _fast(lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime) -> tuple[_Known, array[int]] | None:
-    """What a compiled reduction needs and where the tensors are, or None where it can't take the lists."""
-    count = len(lists[0])
-    known = _known.get((len(lists), count))
-    found = known.lists.find(lists, None) if known is not None else None
-    if known is None or found is None:
-        if not all(map(_is_plain, lists)):
-            return None
-        known = _Known(lists, shared)
-        if len(_known) >= _KEPT:
-            _known.clear()
-        _known[len(lists), count] = known
-        found = known.lists.find(lists, None)
-    return None if found is None else (known, found[1])
+def _recognize(lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_Known, array[int]] | None:
+    """What is known of lists that look like those of an earlier call, and where they are; they were checked then."""
+    if not lists[0] or _backend.mode() not in ("auto", "c") or transformed() or has_dispatch_mode():
+        return None
+    if not isinstance(_backend.runtime(), Runtime):
+        return None
+    known = _known.get((len(lists), len(lists[0])))
+    found = None if known is None else known.lists.find(lists, None)
+    return None if known is None or found is None else (known, found[1])
+
+
+def _run_compiled(kind: str, known: _Known, addresses: array[int], scale: float = 1.0) -> float:
+    shared = _backend.runtime()
+    if not isinstance(shared, Runtime):
+        raise KernelError(f"reductions can't be compiled: {shared}")
+    base, count, lists = addresses.buffer_info()[0], len(known.sizes), len(known.codes)
+    partial = array("d", bytes(16 * max(known.firsts[-1], 1)))
+    return float(
+        shared.reduce(
+            KINDS[kind],
+            known.codes[0],
+            known.codes[-1],
+            count,
+            base,
+            base + 8 * count * (lists - 1),
+            known.sizes.buffer_info()[0],
+            known.firsts.buffer_info()[0],
+            scale,
+            partial.buffer_info()[0],
+            _backend.threads(known.elements),
+        )
+    )
+
+
+def _learn(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+    """Remember what these lists look like; False where a compiled reduction can't take them."""
+    setting = _backend.mode()
+    if setting not in ("auto", "c") or transformed() or has_dispatch_mode() or not all(map(_is_plain, lists)):
+        return False
+    shared = _backend.runtime()
+    if not isinstance(shared, Runtime):
+        if setting == "c":
+            raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
+        return False
+    if len(_known) >= _KEPT:
+        _known.clear()
+    _known[len(lists), len(lists[0])] = _Known(lists, shared)
+    return True
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
@@ -85,30 +121,11 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
     lists = [tuple(tensors) for tensors in given]
     if over_processes() is not None:
         return reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
-    setting = _backend.mode()
-    if setting in ("auto", "c") and lists[0] and not transformed() and not has_dispatch_mode():
-        shared = _backend.runtime()
-        found = _fast(lists, shared) if isinstance(shared, Runtime) else None
-        if found is not None and isinstance(shared, Runtime):
-            facts, addresses = found
-            base, count = addresses.buffer_info()[0], len(lists[0])
-            partial = array("d", bytes(16 * max(facts.firsts[-1], 1)))
-            value = shared.reduce(
-                KINDS[kind],
-                facts.codes[0],
-                facts.codes[-1],
-                count,
-                base,
-                base + 8 * count * (len(lists) - 1),
-                facts.sizes.buffer_info()[0],
-                facts.firsts.buffer_info()[0],
-                scale,
-                partial.buffer_info()[0],
-                _backend.threads(facts.elements),
-            )
-            return torch.tensor(value, dtype=torch.float64, device="cpu")
-        if isinstance(shared, str) and setting == "c" and all(map(_is_plain, lists)):
-            raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
+    found = _recognize(lists)
+    if found is None and _learn(lists):
+        found = _recognize(lists)
+    if found is not None:
+        return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
     if lists[0] and (any(map(_is_elsewhere, lists[0])) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
     if any(is_sharded(tensor) for tensor in lists[0]):
@@ -227,21 +244,22 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     """
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
+    if ord == 2 and isinstance(tensors, list | tuple) and not torch.is_grad_enabled() and over_processes() is None:
+        known = _recognize([tuple(tensors)])
+        squares = math.nan if known is None else _run_compiled("squares", *known)
+        if _SMALLEST < squares < _LARGEST:
+            return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
     lists = [_checked(tensors, ord)]
     if not lists[0]:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    if ord == 1:
-        return _reduce("absolutes", lists)
     if ord != 2:
-        return _reduce("largest", lists)
-    alone = bool(lists[0]) and over_processes() is None
+        return _reduce("absolutes" if ord == 1 else "largest", lists)
+    alone = over_processes() is None
     if alone and (_is_elsewhere(lists[0][0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device("norm", lists)
-    squares = _reduce("squares", lists)
-    if _is_elsewhere(squares):
-        return squares.sqrt()
-    if 1e-280 < squares < 1e300 or squares != squares:
-        return squares.sqrt()
+    total = _reduce("squares", lists)
+    if _is_elsewhere(total) or _SMALLEST < total < _LARGEST or total != total:
+        return total.sqrt()
     largest = float(_reduce("largest", lists))
     if largest == 0 or not math.isfinite(largest):
         return torch.tensor(largest, dtype=torch.float64, device="cpu")

@@ -41,14 +41,21 @@ typedef struct {
 
 /* Describes tuples of tensors: each one's device, dtype, axes, shape and strides go to `facts`, its address to `now`.
    With `known` it compares instead, and a bit tells for each tuple whether an address differs from `before` (one bit for
-   all beyond the 62nd). -1 where a tensor is of another type, has no memory, or is not as it was known. The caller holds
+   all beyond the 62nd). A tuple of negative length is not looked at: it is where it was. -1 where a tensor is of another type, has no memory, or is not as it was known. The caller holds
    the GIL and the tuples. */
 int64_t moduli_read(void *lists, int64_t count, const int64_t *lengths, const m_python *py, const int64_t *known,
                     int64_t *facts, uint64_t *now, const uint64_t *before) {
   int64_t moved = 0;
   for (int64_t r = 0; r < count; r++) {
     void *list = py->item(lists, r);
-    const int64_t n = lengths[r];
+    const int64_t n = lengths[r] < 0 ? -lengths[r] : lengths[r];
+    if (lengths[r] < 0) {
+      for (int64_t i = 0; i < n; i++) known += 2 + 2 * known[1];
+      memcpy(now, before, (size_t)n * 8);
+      now += n;
+      before += n;
+      continue;
+    }
     for (int64_t i = 0; i < n; i++) {
       void *object = py->item(list, i);
       void *type = py->type(object);
@@ -111,13 +118,21 @@ static inline void m_two_sum(double *s, double *c, double x) {
   *s = t;
 }
 
+/* Sums of squares need no compensation, so they are read once, straight into the lanes. */
+#define SQUARES(T) \
+  for (; k + LANES <= to; k += LANES) \
+    for (int l = 0; l < LANES; l++) { const double v = ((const T *)px)[k + l] * scale; s[l] += v * v; }
+
 static void m_chunk(int32_t kind, int32_t cx, int32_t cy, uint64_t px, uint64_t py, int64_t from, int64_t to,
                     double scale, double *out) {
   double x[BLOCK] __attribute__((aligned(64))), y[BLOCK] __attribute__((aligned(64)));
   double s[LANES] __attribute__((aligned(64))), c[LANES] __attribute__((aligned(64)));
   const double pad = kind == 4 ? -INFINITY : 0.0;
   for (int l = 0; l < LANES; l++) { s[l] = pad; c[l] = 0.0; }
-  for (int64_t k = from; k < to; k += BLOCK) {
+  int64_t k = from;
+  if (kind == 2 && cx == 0) SQUARES(double)
+  else if (kind == 2 && cx == 1) SQUARES(float)
+  for (; k < to; k += BLOCK) {
     const int64_t m = to - k < BLOCK ? to - k : BLOCK;
     const int64_t padded = (m + LANES - 1) / LANES * LANES;
     m_load(cx, px, k, m, x);

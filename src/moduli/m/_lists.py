@@ -30,4 +30,4 @@ def norm(tensors: Sequence[Tensor]) -> Any:
     """The Euclidean norm, accumulated in double; a tensor where it is differentiated."""
     if torch.is_grad_enabled():
         return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in _real(tensors)]).norm()
-    return read(kernels.norm(_real(tensors)))
+    return read(kernels.norm(tensors))

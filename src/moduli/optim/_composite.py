@@ -27,10 +27,10 @@ class Composite:
         names = ["param", "tensor"]
         names += ["grad"] if plan.grads else []
         names += [] if plan.tail else ["result"]
-        for k, (states, numbers, _) in enumerate(plan.parts):
-            names += [f"state{k}_{i}" for i in range(len(states))] + [f"number{k}_{i}" for i in range(len(numbers))]
         #: What links remember is theirs: no graph holds it.
-        self.private = [name for name in names if name.startswith("state")]
+        self.private = plan.name_states()
+        names += self.private
+        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(plan.parts) for i in range(len(numbers))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
@@ -39,8 +39,10 @@ class Composite:
         param, tensor = next(values), next(values).clone()
         grad = next(values) if self.plan.grads else None
         result = None if self.plan.tail else next(values)
-        for link, tables, (states, numbers, constants) in zip(self.links, self.tables, self.plan.parts, strict=True):
-            given = {key: next(values) for key in states}
+        remembered = [{key: next(values) for key in states} for states, _, _ in self.plan.parts]
+        for link, tables, given, (_, numbers, constants) in zip(
+            self.links, self.tables, remembered, self.plan.parts, strict=True
+        ):
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = dict(given)
             if link.counts:
@@ -77,6 +79,10 @@ class Plan:
         self.grads = grads
         self.tail = tail
         self.parts = parts
+
+    def name_states(self) -> list[str]:
+        """The names of the roles that hold what links remember."""
+        return [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -131,6 +131,8 @@ class FusedRun:
         self.ran: str | None = None
         self._parts: tuple[tuple[bool, ...], list[FusedRun]] | None = None
         self._measures = measures(links[0])
+        # What a link calls before its state is shown; a weak reference, since the run holds the links.
+        self._flush = weakref.WeakMethod(self.flush)
         self._grads = any(link.uses_grad for link in links)
 
     def __repr__(self) -> str:
@@ -141,7 +143,7 @@ class FusedRun:
     def flush(self) -> None:
         """Write the counts of the last steps into the links' states, once: later the states may be newer than they."""
         # Another run of the same link may have counted since.
-        owed = [link._pending is not None and link._pending() == self.flush for link in self.links]
+        owed = [link._pending is self._flush for link in self.links]
         for link, due in zip(self.links, owed, strict=True):
             link._pending = None if due else link._pending
         for cohort in self._cohorts:
@@ -265,8 +267,10 @@ class FusedRun:
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
+        # Who was shown the state since the last step may have moved its tensors.
+        shown = not all(link._pending is self._flush for link in self.links)
         for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
-            self._run(cohort, objective, settings, numbers, tensors, grads, updates)
+            self._run(cohort, objective, settings, numbers, tensors, grads, updates, shown)
         if tail:
             objective.skip_update = True
         else:
@@ -374,6 +378,7 @@ class FusedRun:
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         updates: list[Tensor] | None,
+        shown: bool,
     ) -> None:
         parts, numbers = [], []
         for k, link in enumerate(self.links):
@@ -389,7 +394,10 @@ class FusedRun:
             fused = self._fused.get(key)
             if fused is None:
                 fused = self._fused[key] = kernels.fuse((run := Composite(self.links, plan)), private=run.private)
-            bound = cohort.bound[key] = fused.bind()
+            every: list[Any] = [tensors for states in cohort.states for tensors in states]
+            bound = cohort.bound[key] = fused.bind(**dict(zip(plan.name_states(), every, strict=True)))
+        elif shown:
+            bound.distrust()
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
         chosen = tensors if whole and type(tensors) is list else [tensors[i] for i in cohort.indices]
@@ -408,14 +416,11 @@ class FusedRun:
             args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
-        for k in range(len(self.links)):
-            args += cohort.states[k]
-            args += numbers[k]
-        bound(*args)
+        bound(*args, *itertools.chain(*numbers))
         for k, link in enumerate(self.links):
             if link.counts:
                 cohort.counts[k] += 1
-                link._pending = weakref.WeakMethod(self.flush)
+            link._pending = self._flush
 
 
 def _bring(found: dict[str, Any] | None, device: torch.device) -> dict[str, Any] | None:
