@@ -18,7 +18,6 @@ SHARED = (BOUNDARY, "_deprecated", "_loading", "_version")
 DOCUMENTED = (
     "torch._foreach_",
     "torch.utils._python_dispatch.TorchDispatchMode",
-    "torch._C.DisableTorchFunctionSubclass",
     "torch.Tensor._make_wrapper_subclass",
     "torch.nn.Module._",  # what subclasses override
 )

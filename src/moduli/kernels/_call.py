@@ -130,7 +130,7 @@ def _execute(request: Request, plan: Plan, state: State | None) -> Any:
             elif piece.form.program is not None and not (state is not None and state.exact):
                 places = [_choose(target, indices, plan) for target in targets]
                 roles = [_choose(tensors, indices, plan) for tensors in request.roles]
-                piece.form.program.run(roles, places, request.scalars)
+                piece.form.program.run(roles, places, request.scalars, piece.cuts)
             else:
                 _run_plain(request, plan, targets, indices)
     returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]

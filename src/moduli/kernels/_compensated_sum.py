@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 import torch
 
 __all__ = ["reduce_without_compiler"]
 
-_BLOCK = 65536
+_BLOCK = 32768
 _SPLIT = 134217729.0  # 2**27 + 1 halves the digits of a double (Veltkamp)
 
 
 def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
     """The elements in vectors of double precision, small tensors together: each operation costs the same for few numbers."""
-    waiting: list[list[torch.Tensor]] = []
-    held = 0
-    for parts in zip(*lists, strict=True):
-        flats = [part.detach().to_dense() if part.layout is not torch.strided else part.detach() for part in parts]
-        flats = [flat.reshape(-1) for flat in flats]
-        size = flats[0].numel()
-        if waiting and (held + size > _BLOCK or _kinds(waiting[0]) != _kinds(flats)):
-            yield _joined(waiting)
-            waiting, held = [], 0
-        if size <= _BLOCK:
-            waiting.append(flats)
-            held += size
-            continue
-        for start in range(0, size, _BLOCK):
-            yield _joined([[flat[start : start + _BLOCK] for flat in flats]])
+    rows = [_flatten(tensors) for tensors in lists]
+    kinds = [list(map(_KIND, row)) for row in rows]
+    uniform = all(len(set(kind)) == 1 for kind in kinds)
+    sizes = [flat.numel() for flat in rows[0]]
+    into: list[torch.Tensor] = []
+    start = held = 0
+    for i, size in enumerate(sizes):
+        if i > start and (held + size > _BLOCK or not (uniform or all(kind[i] == kind[start] for kind in kinds))):
+            yield _joined([row[start:i] for row in rows], into)
+            start, held = i, 0
+        held += size
+        if size > _BLOCK:  # alone, since what was held went before it
+            for at in range(0, size, _BLOCK):
+                yield _joined([[row[i][at : at + _BLOCK]] for row in rows], into)
+            start, held = i + 1, 0
     if held:
-        yield _joined(waiting)
+        yield _joined([row[start:] for row in rows], into)
 
 
-def _kinds(flats: Sequence[torch.Tensor]) -> list[tuple[torch.device, torch.dtype]]:
-    return [(flat.device, flat.dtype) for flat in flats]
+_KIND, _DTYPE = operator.attrgetter("device", "dtype"), operator.attrgetter("dtype")
 
 
-def _joined(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    double = torch.float32 if parts[0][0].device.type == "mps" else torch.float64
-    return [
-        column[0].to(double) if len(column) == 1 else torch.cat(column).to(double)
-        for column in zip(*parts, strict=True)
-    ]
+_LAYOUT = operator.attrgetter("layout")
+
+
+def _flatten(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if set(map(_LAYOUT, tensors)) != {torch.strided}:
+        tensors = [tensor if tensor.layout is torch.strided else tensor.to_dense() for tensor in tensors]
+    return [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
+
+
+def _joined(columns: Sequence[Sequence[torch.Tensor]], into: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each column as one vector, in memory that the next block uses again: fresh memory costs more than the sum."""
+    found = []
+    for j, column in enumerate(columns):
+        whole = column[0] if len(column) == 1 else torch.cat(list(column))
+        if j == len(into) or into[j].device != whole.device:
+            double = torch.float32 if whole.device.type == "mps" else torch.float64
+            into[j:] = [torch.empty(_BLOCK, dtype=double, device=whole.device)]
+        found.append(into[j][: whole.numel()].copy_(whole))
+    return found
 
 
 def _two_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,9 +94,9 @@ def reduce_without_compiler(
         dtype = torch.float32 if device.type == "mps" else torch.float64
         total = torch.full((), float("-inf") if kind == "amax" else 0.0, dtype=dtype, device=device)
         error = torch.zeros_like(total)
-        single = dtype is torch.float64 and all(
-            tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) for tensors in lists for tensor in tensors
-        )
+        kinds = {kind for tensors in lists for kind in map(_DTYPE, tensors)}
+        single = dtype is torch.float64 and kinds <= {torch.float32, torch.float16, torch.bfloat16}
+        parts: list[torch.Tensor] = []
         for block in _blocks(lists):
             x = block[0]
             if kind in ("amax", "largest"):
@@ -92,13 +105,10 @@ def reduce_without_compiler(
             if single and kind != "sum":
                 # Products of single precision are exact in double, and so nearly are sums of a block of them: what is
                 # lost is far below what the result is rounded to.
-                if kind == "absolutes":
-                    part = x.abs().sum()
-                else:
-                    x = x * scale if kind == "squares" else x
-                    part = torch.dot(x, block[1] if kind == "dot" else x)
-                total, missed = _two_sum(total, part.to(device))
-                error = error + missed
+                scaled = x * scale if kind == "squares" and scale != 1.0 else x
+                parts.append(
+                    x.abs().sum() if kind == "absolutes" else torch.dot(scaled, block[-1] if kind == "dot" else scaled)
+                )
                 continue
             lost = torch.zeros_like(x)
             if kind == "dot":
@@ -110,5 +120,7 @@ def reduce_without_compiler(
             part, rest = _fold(x)
             total, missed = _two_sum(total, part.to(device))
             error = error + (missed + (rest + lost.sum()).to(device))
+        if parts:
+            total, error = _fold(torch.stack(parts))
         # Beside an infinity the error terms are NaN; the plain total is then already right.
         return torch.where(total.isfinite() & error.isfinite(), total + error, total)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from .._torch import has_dispatch_mode, run_outside
+from ._contract import contract
 from ._graph import COMPUTE, Graph, Node, Ref
 
-__all__ = ["BLOCK", "Program"]
+__all__ = ["BLOCK", "Cuts", "Program"]
 
 #: Elements in a block of a large tensor: few enough to stay in the cache between operations.
 BLOCK = 131072
@@ -33,6 +34,7 @@ _CLAMPS = {"clamp", "clamp_min", "clamp_max"}
 _TENSOR_SCALARS = {"add", "mul", "div"}
 
 Lists = Sequence[Sequence[torch.Tensor]]
+Outputs = Sequence[tuple[int, torch.dtype, int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,46 @@ class _Step:
 
 
 class Program:
-    """A graph as a sequence of operations over lists."""
+    """A graph as operations over lists: one sequence of them for each choice of scalars that live on a device."""
 
-    def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> None:
+    def __init__(self, graph: Graph, outputs: Outputs) -> None:
         """`outputs`: the node, the dtype of its storage, and the role it overwrites or None."""
+        self.graph = graph
+        self._outputs = outputs
+        self._scalars = [i for i in graph.live() if not graph.nodes[i].vector]
+        self._sequences: dict[frozenset[int], _Sequence] = {}
+
+    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
+        """Run over lists of disjoint tensors, each contiguous or all at a position with one layout.
+
+        `targets[j]` are the tensors that output j goes to; where it overwrites a role they are the tensors of this role.
+        `cuts` is empty at first, and then says how lists of these shapes are gone through.
+        """
+        if not lists or not lists[0]:
+            return
+        placed = self._place(scalars)
+        sequence = self._sequences.get(placed)
+        if sequence is None:
+            sequence = self._sequences[placed] = _Sequence(contract(self.graph, placed), self._outputs)
+        if not cuts:
+            cuts[:] = _cut(lists, targets)
+        sequence.run(lists, targets, scalars, placed, cuts)
+
+    def _place(self, scalars: Sequence[Any]) -> frozenset[int]:
+        """The scalars that follow from one on a device."""
+        given = {i for i, value in enumerate(scalars) if isinstance(value, torch.Tensor)}
+        placed: set[int] = set()
+        for index in self._scalars if given else ():
+            node = self.graph.nodes[index]
+            if (node.op == "scalar" and dict(node.args)["position"] in given) or placed & set(node.refs()):
+                placed.add(index)
+        return frozenset(placed)
+
+
+class _Sequence:
+    """Operations in order, each with the memory it may overwrite."""
+
+    def __init__(self, graph: Graph, outputs: Outputs) -> None:
         self.graph = graph
         nodes, live = graph.nodes, graph.live()
         self._alias = {i: _origin(graph, i) for i in live}
@@ -72,7 +110,7 @@ class Program:
     def _refs(self, node: Node) -> list[int]:
         return [self._alias[j] for j in node.refs() if self.graph.nodes[j].vector]
 
-    def _chains(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> dict[int, int]:
+    def _chains(self, outputs: Outputs) -> dict[int, int]:
         """Nodes that lead, each through its first operand, from a role to the value that overwrites this role."""
         found: dict[int, int] = {}
         for (index, role), (_, dtype, _) in zip(self._outputs, outputs, strict=True):
@@ -111,32 +149,17 @@ class Program:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any]) -> None:
-        """Run over lists of disjoint tensors, each contiguous or all at a position with one layout.
-
-        `targets[j]` are the tensors that output j goes to; where it overwrites a role they are the tensors of this role.
-        """
-        if not lists or not lists[0]:
-            return
-        device = lists[0][0].device
-        numbers = self._numbers(scalars)
-        if device.type == "cpu":
-            for group in _groups(lists, targets):
+    def run(
+        self, lists: Lists, targets: Lists, scalars: Sequence[Any], placed: frozenset[int], cuts: list[_Cut]
+    ) -> None:
+        """Run over lists, as told in `Program.run`."""
+        numbers = self._numbers(scalars, placed)
+        for cut in cuts:
+            for group in _follow(cut, [*lists, *targets]):
                 self._group(group[: len(lists)], group[len(lists) :], numbers)
-        else:
-            every = [*lists, *targets]
-            alike = [len({tensors[i].shape for tensors in every}) == 1 for i in range(len(lists[0]))]
-            group = [[t if same else _flat(t) for t, same in zip(tensors, alike, strict=True)] for tensors in every]
-            self._group(group[: len(lists)], group[len(lists) :], numbers)
 
-    def _numbers(self, scalars: Sequence[Any]) -> dict[int, Any]:
-        """The scalar part of the graph: Python numbers, and 0-d tensors where they follow from one on a device."""
-        placed: set[int] = set()
-        for index in self._scalars:
-            node = self.graph.nodes[index]
-            given = node.op == "scalar" and isinstance(scalars[dict(node.args)["position"]], torch.Tensor)
-            if given or placed & set(node.refs()):
-                placed.add(index)
+    def _numbers(self, scalars: Sequence[Any], placed: frozenset[int]) -> dict[int, Any]:
+        """The scalar part of the graph: Python numbers, and 0-d tensors where they are placed on a device."""
         here = [index for index in self._scalars if index not in placed]
         # They are numbers, also where tensors are fake.
         outside = run_outside if has_dispatch_mode() else _inside
@@ -365,23 +388,52 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _groups(lists: Lists, targets: Lists) -> Iterator[list[list[torch.Tensor]]]:
-    """Large tensors are cut into blocks, small ones share a group."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Part of the lists that operations go through together: small tensors, or the blocks of a large one."""
+
+    indices: list[int] | None  # None for all of them
+    flat: list[bool] | None  # which of them have to be read as vectors; None where none has
+    blocks: bool = False
+
+
+Cuts = list[_Cut]
+
+
+def _cut(lists: Lists, targets: Lists) -> Cuts:
+    """On the CPU large tensors are cut into blocks and small ones share a group; elsewhere one launch takes all."""
     every = [*lists, *targets]
-    waiting: list[list[torch.Tensor]] = [[] for _ in every]
+    count = len(lists[0])
+    sizes = [tensor.numel() for tensor in lists[0]]
+    unlike = [any(tensors[i].shape != lists[0][i].shape for tensors in every) for i in range(count)]
+
+    def close(chosen: list[int]) -> _Cut:
+        flat = [unlike[i] for i in chosen]
+        return _Cut(None if len(chosen) == count else chosen, flat if any(flat) else None)
+
+    if lists[0][0].device.type != "cpu":
+        return [close(list(range(count)))]
+    found: Cuts = []
+    waiting: list[int] = []
     held = 0
-    for parts in zip(*every, strict=True):
-        size = parts[0].numel()
+    for i, size in enumerate(sizes):
         if size * 4 > BLOCK:
-            for pieces in zip(*(torch.split(_flat(part), BLOCK) for part in parts), strict=True):
-                yield [[piece] for piece in pieces]
+            found.append(_Cut([i], [True], blocks=True))
         elif size:
             if held + size > GROUP:
-                yield waiting
-                waiting, held = [[] for _ in every], 0
-            alike = all(part.shape == parts[0].shape for part in parts)
-            for own, part in zip(waiting, parts, strict=True):
-                own.append(part if alike else _flat(part))
+                found.append(close(waiting))
+                waiting, held = [], 0
+            waiting.append(i)
             held += size
-    if held:
-        yield waiting
+    return [*found, close(waiting)] if waiting else found
+
+
+def _follow(cut: _Cut, every: Sequence[Sequence[torch.Tensor]]) -> Iterator[Lists]:
+    if cut.blocks and cut.indices is not None:
+        parts = [torch.split(_flat(tensors[cut.indices[0]]), BLOCK) for tensors in every]
+        yield from ([[piece] for piece in pieces] for pieces in zip(*parts, strict=True))
+        return
+    chosen = every if cut.indices is None else [[tensors[i] for i in cut.indices] for tensors in every]
+    if cut.flat is not None:
+        chosen = [[_flat(t) if flat else t for t, flat in zip(tensors, cut.flat, strict=True)] for tensors in chosen]
+    yield chosen

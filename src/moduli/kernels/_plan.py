@@ -19,7 +19,7 @@ from . import _backend
 from ._backend import Kernel, KernelError
 from ._c_operations import NoCFormError
 from ._emit_c import emit
-from ._foreach import Program
+from ._foreach import Cuts, Program
 from ._graph import COMPUTE, Graph
 from ._reads import Reads
 from ._runtime import Runtime
@@ -68,6 +68,7 @@ class Piece:
     sizes: array[int]
     starts: array[int]  # of each tensor among all elements, and the end
     device: torch.device
+    cuts: Cuts = field(default_factory=list)  # how foreach operations go through them, known after the first call
 
     @property
     def elements(self) -> int:
@@ -236,20 +237,24 @@ class Lists:
         if any(len(tensors) != length for tensors, length in zip(lists, self._lengths, strict=True)):
             return None
         before = self._blank if state is None else state.addresses
+        trust = trust and state is not None and all(all(map(operator.is_, lists[i], o)) for i, o, _ in self._owned)
+        lengths = self._trusted if trust else self._lengths
         if self._runtime is not None and self._facts is not None:
-            trust = trust and state is not None and all(all(map(operator.is_, lists[i], o)) for i, o, _ in self._owned)
-            lengths = self._trusted if trust else self._lengths
             moved, now = self._runtime.compare(lists, lengths, self._facts, before)
             if moved < 0:
                 return None
         else:
-            if self._looks != [_describe(tensors) for tensors in lists]:
+            asked = [i for i, length in enumerate(lengths) if length >= 0]
+            if self._looks is None or any(_describe(lists[i]) != self._looks[i] for i in asked):
                 return None
             if not self._memory:
                 return 0, before
-            now = array("Q", [tensor.data_ptr() for tensors in lists for tensor in tensors])
+            now = array("Q")
+            for i, tensors in enumerate(lists):
+                known = before[len(now) : len(now) + len(tensors)]
+                now.extend([tensor.data_ptr() for tensor in tensors] if i in asked else known)
             # Which of them moved is not worth finding out here.
-            moved = 0 if now.tobytes() == before.tobytes() else -1
+            moved = 0 if now == before else -1
         if any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
             return None
         moved = -1 if state is None else moved

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +27,8 @@ R = TypeVar("R")
 _MISSING = object()
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, np.generic, enum.Enum)
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(...), np.dtype)
-# Their numbers can't enter a graph: the tracer refuses to read them.
-_TENSORS = (torch.Tensor, torch.Generator)
+# Their numbers can't enter a graph: the tracer refuses to read them. An operation of torch is what it is.
+_TENSORS = (torch.Tensor, torch.Generator, type(torch.ops.aten.add.Tensor))
 _LIBRARIES = frozenset({"torch", "numpy", "builtins", "moduli.kernels._trace"} | sys.stdlib_module_names)
 _MOST = 4000
 _SMALL = 4096
@@ -63,13 +64,12 @@ class Reads:
     def __init__(self, fn: Callable[..., Any], first: Watcher, second: Watcher) -> None:
         """From two runs: an object that both were given existed before, so it is not a result of what was read."""
         self.problem: str | None = None
-        self._attributes: list[tuple[Any, str, Any]] = []
-        self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
-        self._slots: list[tuple[Any, str, Any]] = []
-        self._cells: list[tuple[Any, Any]] = []
-        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
-        self._arrays: list[tuple[np.ndarray[Any, Any], bytes]] = []
-        self._default = torch.get_default_dtype()
+        self.attributes: list[tuple[Any, str]] = []
+        self.items: list[tuple[Mapping[Any, Any], Any]] = []
+        self.slots: list[tuple[Any, str]] = []
+        self.cells: list[Any] = []
+        self.sequences: list[Any] = []
+        self.arrays: list[np.ndarray[Any, Any]] = []
         walk = _Walk(self)
         walk.follow(fn, frozenset(("__call__",)), getattr(fn, "__name__", type(fn).__name__))
         known = {id(value) for _, _, given in first.frames for value in given}
@@ -81,40 +81,45 @@ class Reads:
                 seen.add(key)
                 walk.frame(code, space, objects)
         walk.closures({code for code, _, _ in second.frames})
+        self._before = self._read()
+
+    def _read(self) -> list[list[Any]]:
+        """Everything that is compared, in the order of the lists. Every call reads it, so it is written to be quick."""
+        return [
+            [torch.get_default_dtype()],
+            [holder.__dict__.get(name, _MISSING) for holder, name in self.attributes],
+            [mapping.get(key, _MISSING) for mapping, key in self.items],
+            [getattr(holder, name, _MISSING) for holder, name in self.slots],
+            [_content(cell) for cell in self.cells],
+            [tuple(held) for held in self.sequences],
+            [array.tobytes() for array in self.arrays],
+        ]
 
     def changed(self) -> str | None:
         """What is not as it was, in words; None where everything is."""
-        if torch.get_default_dtype() is not self._default:
-            return "the default dtype"
-        for holder, name, value in self._attributes:
-            now = holder.__dict__.get(name, _MISSING)
-            if now is not value and not _equal(now, value):
-                return f"{type(holder).__name__}.{name}"
-        for mapping, key, value in self._items:
-            now = mapping.get(key, _MISSING)
-            if now is not value and not _equal(now, value):
-                return f"{key!r}"
-        for holder, name, value in self._slots:
-            now = getattr(holder, name, _MISSING)
-            if now is not value and not _equal(now, value):
-                return f"{type(holder).__name__}.{name}"
-        for cell, value in self._cells:
-            now = _content(cell)
-            if now is not value and not _equal(now, value):
-                return "a variable of the closure"
-        for held, values in self._sequences:
-            if len(held) != len(values) or any(
-                now is not value and not _equal(now, value) for now, value in zip(held, values, strict=True)
-            ):
-                return f"a {type(held).__name__}"
-        for array, data in self._arrays:
-            if array.tobytes() != data:
-                return "an array"
+        for k, (values, before) in enumerate(zip(self._read(), self._before, strict=True)):
+            if all(map(operator.is_, values, before)):
+                continue
+            for i, (now, value) in enumerate(zip(values, before, strict=True)):
+                if now is not value and not _equal(now, value):
+                    return self._name(k, i)
         return None
+
+    def _name(self, kind: int, i: int) -> str:
+        if kind in (1, 3):
+            holder, name = (self.attributes if kind == 1 else self.slots)[i]
+            return f"{type(holder).__name__}.{name}"
+        if kind == 2:
+            return f"{self.items[i][1]!r}"
+        if kind == 5:
+            return f"a {type(self.sequences[i]).__name__}"
+        return {0: "the default dtype", 4: "a variable of the closure"}.get(kind, "an array")
 
 
 def _equal(now: Any, value: Any) -> bool:
     """Whether two objects are the same plain value; what is not a plain value is the same by identity only."""
+    if type(now) is tuple and type(value) is tuple:  # what a container held
+        return len(now) == len(value) and all(a is b or _equal(a, b) for a, b in zip(now, value, strict=True))
     if type(now) is not type(value) or not isinstance(now, _VALUES):
         return False
     # By its text a float is told from one of the other sign, and a NaN is itself.
@@ -148,7 +153,7 @@ class _Walk:
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
         self.seen: dict[tuple[int, frozenset[str]], Any] = {}  # the objects are held, so that an id is a name
-        self.told: set[tuple[int, Any]] = set()
+        self.told: set[tuple[Any, ...]] = set()
         self.functions: dict[CodeType, list[FunctionType]] = {}
 
     def frame(self, code: CodeType, space: dict[str, Any], objects: Iterable[Any]) -> None:
@@ -172,11 +177,10 @@ class _Walk:
                 done.add(id(function))
                 names = _names(function.__code__)
                 for name in ("__code__", "__defaults__", "__kwdefaults__"):
-                    self.reads._slots.append((function, name, getattr(function, name)))
+                    self.reads.slots.append((function, name))
                 for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                    value = _content(cell)
-                    self.reads._cells.append((cell, value))
-                    self.follow(value, names, f"{name} of {function.__qualname__}")
+                    self.reads.cells.append(cell)
+                    self.follow(_content(cell), names, f"{name} of {function.__qualname__}")
                 self.follow(function.__defaults__, names, function.__qualname__)
                 self.follow(function.__kwdefaults__, names, function.__qualname__)
 
@@ -207,12 +211,12 @@ class _Walk:
         elif isinstance(value, dict | MappingProxyType):
             # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
             if not any(isinstance(key, torch.Tensor) for key in value):
-                self._once(self.reads._sequences, value, tuple(value))
+                self._once(self.reads.sequences, value)
                 for key in list(value):
                     self._item(value, key, names, f"{key!r} of {where}")
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
-                self._once(self.reads._sequences, value, tuple(value))
+                self._once(self.reads.sequences, value)
             for item in value:
                 self.follow(item, names, where)
             if hasattr(value, "__dict__"):
@@ -220,7 +224,8 @@ class _Walk:
         elif isinstance(value, np.ndarray):
             if value.dtype.hasobject or value.nbytes > _SMALL:
                 self.reads.problem = f"{where} reads an array of {value.nbytes} bytes"
-            self._once(self.reads._arrays, value, value.tobytes() if value.nbytes <= _SMALL else b"")
+            else:
+                self._once(self.reads.arrays, value)
         elif hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
             self._instance(value, names)
         elif not (callable(value) or hasattr(kind, "__get__")):
@@ -228,16 +233,16 @@ class _Walk:
         elif isinstance(value, BuiltinFunctionType):
             self.follow(value.__self__, names, where)
 
-    def _once(self, entries: list[Any], holder: Any, value: Any) -> None:
-        if (id(holder), "whole") not in self.told:
-            self.told.add((id(holder), "whole"))
-            entries.append((holder, value))
+    def _once(self, entries: list[Any], entry: Any, *key: Any) -> None:
+        told = key or (id(entry), "whole")
+        if told not in self.told:
+            self.told.add(told)
+            entries.append(entry)
 
     def _item(self, mapping: Mapping[Any, Any], key: Any, names: frozenset[str], where: str) -> None:
         value = mapping.get(key, _MISSING)
-        if (id(mapping), key) not in self.told and key != "__builtins__":
-            self.told.add((id(mapping), key))
-            self.reads._items.append((mapping, key, value))
+        if key != "__builtins__":
+            self._once(self.reads.items, (mapping, key), id(mapping), key)
         self.follow(value, names, where)
 
     def _instance(self, value: Any, names: frozenset[str]) -> None:
@@ -247,17 +252,14 @@ class _Walk:
         for name in state.keys() | slots if names & _ANY else names:
             if name in slots:
                 held = getattr(value, name, _MISSING)
-                if (id(value), name) not in self.told:
-                    self.told.add((id(value), name))
-                    self.reads._slots.append((value, name, held))
+                self._once(self.reads.slots, (value, name), id(value), name)
                 self.follow(held, names, f"{kind.__name__}.{name}")
                 continue
             inherited = any(name in vars(base) for base in kind.__mro__)
             if name not in state and not inherited:
                 continue
-            if hasattr(value, "__dict__") and (id(value), name) not in self.told:
-                self.told.add((id(value), name))
-                self.reads._attributes.append((value, name, state.get(name, _MISSING)))
+            if hasattr(value, "__dict__"):
+                self._once(self.reads.attributes, (value, name), id(value), name)
             self.follow(state.get(name, _MISSING), names, f"{kind.__name__}.{name}")
         self._class(kind, names, kind.__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -25,6 +26,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 _ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
 # Between them neither squares nor their sum have overflowed or lost digits.
 _SMALLEST, _LARGEST = 1e-280, 1e300
+_DEVICE = operator.attrgetter("device")
 _sum = sum
 
 
@@ -102,6 +104,13 @@ def _is_elsewhere(tensor: torch.Tensor) -> bool:
     return not is_sharded(tensor) and (tensor.device.type not in ("cpu", "meta") or is_fake(tensor))
 
 
+def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether that is so for any of them; ordinary tensors are asked for their devices alone."""
+    if set(map(type, tensors)) <= set(_TYPES):
+        return any(device.type not in ("cpu", "meta") for device in set(map(_DEVICE, tensors)))
+    return any(map(_is_elsewhere, tensors))
+
+
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a list is of one dtype, and lies on the CPU as it reads."""
     return bool(tensors) and all(
@@ -126,9 +135,9 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
         found = _recognize(lists)
     if found is not None:
         return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
-    if lists[0] and (any(map(_is_elsewhere, lists[0])) or _chooses_triton(lists[0][0].device)):
+    if lists[0] and (_are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
-    if any(is_sharded(tensor) for tensor in lists[0]):
+    if any(map(is_sharded, set(map(type, lists[0])))):
         return over_shards(kind, [list(tensors) for tensors in lists], lambda local: _reduce(kind, local, scale))
     return reduce_without_compiler(kind, lists, scale)
 
@@ -137,6 +146,8 @@ def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         raise TypeError(f"{name} takes a list of tensors, got one tensor; write {name}([x])")
     found = list(tensors)
+    if not torch.is_grad_enabled() and set(map(type, found)) <= set(_TYPES):
+        return found
     for i, tensor in enumerate(found):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: element {i} is a {type(tensor).__name__}, not a tensor")
@@ -150,7 +161,7 @@ def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _kinds(name: str, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether they are complex; a mixture is refused where a pass over real parts would pair the wrong things."""
-    found = {tensor.is_complex() for tensor in tensors}
+    found = set(map(torch.is_complex, tensors))
     if len(found) > 1:
         raise TypeError(f"{name}: some tensors are complex and some are not; convert them to one kind")
     return found == {True}
@@ -320,7 +331,7 @@ def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
             found = [tensor.detach().abs() for tensor in found]
         else:
             found = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
-    return found if over_processes() is not None or any(tensor.numel() for tensor in found) else []
+    return found if over_processes() is not None or any(map(torch.numel, found)) else []
 
 
 def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

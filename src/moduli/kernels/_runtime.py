@@ -41,7 +41,8 @@ typedef struct {
 
 /* Describes tuples of tensors: each one's device, dtype, axes, shape and strides go to `facts`, its address to `now`.
    With `known` it compares instead, and a bit tells for each tuple whether an address differs from `before` (one bit for
-   all beyond the 62nd). A tuple of negative length is not looked at: it is where it was. -1 where a tensor is of another type, has no memory, or is not as it was known. The caller holds
+   all beyond the 62nd). A tuple of negative length is not looked at: it is where it was. -1 where a tensor is of another
+   type, has no memory, or is not as it was known. The caller holds
    the GIL and the tuples. */
 int64_t moduli_read(void *lists, int64_t count, const int64_t *lengths, const m_python *py, const int64_t *known,
                     int64_t *facts, uint64_t *now, const uint64_t *before) {

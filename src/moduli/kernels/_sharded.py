@@ -19,7 +19,7 @@ _scope: ContextVar[tuple[Any, Sequence[bool]] | None] = ContextVar("reducing ove
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor; asked by what it can do, since importing the class takes a second.
+    """Whether it is a DTensor, or the class of them; asked by what it can do, since importing the class takes a second.
 
     Example:
         >>> import torch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,9 @@ __all__ = ["FusedRun", "segments", "why_not"]
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 
 # What decides whether and how a link is fused; an object may say otherwise than its class, and later than before.
-_DECLARED = ("elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static")
+_declared = operator.attrgetter(
+    "elementwise", "concat_params", "update_freq", "uses_loss", "uses_grad", "measures", "counts", "static"
+)
 
 
 def why_not(link: Module) -> str | None:
@@ -69,7 +71,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by whoever owns the chain."""
     if owner is None:
         return links
-    key = [(id(link), type(link), *(getattr(link, name, None) for name in _DECLARED)) for link in links]
+    key = [(id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
     known: tuple[list[Any], list[Any]] | None = getattr(owner, "_segments", None)
     if known is not None and known[0] == key:
         return known[1]
@@ -253,11 +255,10 @@ class FusedRun:
         grads = objective.get_grads() if self._grads else None
         if not self._known(objective) and not self._build(objective, tensors, grads):
             return self._unfused(objective)
-        now = [
-            [current(raw, objective.current_step) for raw in cohort.raw] if cohort.raw else []
-            for cohort in self._cohorts
+        now: list[list[Mapping[str, Any]]] = [
+            [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
         ]
-        apart = [any(is_per_member(value) for row in now for value in row[k].values()) for k in range(len(self.links))]
+        apart = [any(map(is_per_member, chain(*[row[k].values() for row in now]))) for k in range(len(self.links))]
         if any(apart):
             return self._parted(objective, apart)
         found = self._measured(objective, tensors, grads, now)
@@ -294,7 +295,7 @@ class FusedRun:
         key = tuple(apart)
         if self._parts is None or self._parts[0] != key:
             parts: list[FusedRun] = []
-            for alone, group in itertools.groupby(zip(self.links, apart, strict=True), operator.itemgetter(1)):
+            for alone, group in groupby(zip(self.links, apart, strict=True), operator.itemgetter(1)):
                 links = [link for link, _ in group]
                 parts += [FusedRun([link], False) for link in links] if alone else [FusedRun(links, False)]
             parts[-1].tail = self.tail
@@ -416,7 +417,7 @@ class FusedRun:
             args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
-        bound(*args, *itertools.chain(*numbers))
+        bound(*args, *chain(*numbers))
         for k, link in enumerate(self.links):
             if link.counts:
                 cohort.counts[k] += 1
