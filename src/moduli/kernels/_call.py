@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import increment_version
 
-from .._torch import in_forward_ad, in_transform
+from .._torch import has_dispatch_mode, in_forward_ad, in_transform
 from . import _backend
 from ._graph import Graph
 from ._plain import Vector, run_directly, run_plain
 from ._plan import Piece, Plan, State, locate, make_tables
-from ._prepare import Request, prepare, refuse_graphs
+from ._prepare import prepare, refuse_graphs
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
 
-__all__ = ["call", "find_plan", "transformed"]
+__all__ = ["Request", "call", "find_plan", "transformed"]
+
+Tensors = tuple[torch.Tensor, ...]
 
 # From this size on fresh memory is asked for in huge pages.
 _LARGE = 4 << 20
@@ -44,6 +46,50 @@ def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Seque
         with torch.no_grad():
             return _execute(request, plan, state)
     return _execute(request, plan, state)
+
+
+class Request:
+    """One call: the lists in tuples of its own, so that no one else can change them while it runs."""
+
+    def __init__(
+        self,
+        fused: Fused,
+        args: Sequence[Any],
+        out: Any,
+        flat: bool,
+        offsets: Sequence[int] | None,
+        owned: frozenset[str] = frozenset(),
+    ) -> None:
+        self.fused = fused
+        self.owned = owned
+        self.marks, self.given, self.scalars = fused.classify(args)
+        if not self.given:
+            raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
+        self.outs: tuple[Any, ...] = () if out is None else out if isinstance(out, tuple) else (out,)
+        self.roles: list[Tensors] = [tuple(tensors) for tensors in self.given]
+        self.lists: list[Tensors] = self.roles + [
+            (item,) if isinstance(item, torch.Tensor) else tuple(item)
+            for item in self.outs
+            if isinstance(item, torch.Tensor | list)
+        ]
+        self.flat = flat
+        self.offsets = None if offsets is None else tuple(offsets)
+        self.key = (
+            self.marks,
+            len(self.roles[0]),
+            tuple([None if item is None else type(item) is list for item in self.outs]),
+            flat,
+            self.offsets,
+            _backend.mode(),
+            torch.is_inference_mode_enabled(),
+            has_dispatch_mode(),
+            tuple([isinstance(value, torch.Tensor) for value in self.scalars]),
+        )
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """Which scalars are Python ints."""
+        return tuple(isinstance(value, int) for value in self.scalars)
 
 
 def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:

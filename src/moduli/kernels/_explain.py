@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _backend, _cache, _compiler
-from ._call import find_plan, transformed
+from ._call import Request, find_plan, transformed
 from ._plan import describe_dtypes
-from ._prepare import Request, refuse_graphs
+from ._prepare import refuse_graphs
 
 if TYPE_CHECKING:
     from ._fuse import Fused

@@ -10,62 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .._torch import has_dispatch_mode, is_fake
+from .._torch import is_fake
 from . import _backend
 from ._plan import Form, Lists, Output, Piece, Plan, form_of
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
+    from ._call import Request
     from ._fuse import Fused, Slot, Trace
 
-__all__ = ["Request", "prepare", "refuse_graphs"]
+__all__ = ["prepare", "refuse_graphs"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Request:
-    """One call: the lists in tuples of its own, so that no one else can change them while it runs."""
-
-    def __init__(
-        self,
-        fused: Fused,
-        args: Sequence[Any],
-        out: Any,
-        flat: bool,
-        offsets: Sequence[int] | None,
-        owned: frozenset[str] = frozenset(),
-    ) -> None:
-        self.fused = fused
-        self.owned = owned
-        self.marks, self.given, self.scalars = fused.classify(args)
-        if not self.given:
-            raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
-        self.outs: tuple[Any, ...] = () if out is None else out if isinstance(out, tuple) else (out,)
-        self.roles: list[Tensors] = [tuple(tensors) for tensors in self.given]
-        self.lists: list[Tensors] = self.roles + [
-            (item,) if isinstance(item, torch.Tensor) else tuple(item)
-            for item in self.outs
-            if isinstance(item, torch.Tensor | list)
-        ]
-        self.flat = flat
-        self.offsets = None if offsets is None else tuple(offsets)
-        self.key = (
-            self.marks,
-            len(self.roles[0]),
-            tuple([None if item is None else type(item) is list for item in self.outs]),
-            flat,
-            self.offsets,
-            _backend.mode(),
-            torch.is_inference_mode_enabled(),
-            has_dispatch_mode(),
-            tuple([isinstance(value, torch.Tensor) for value in self.scalars]),
-        )
-
-    @property
-    def whole(self) -> tuple[bool, ...]:
-        """Which scalars are Python ints."""
-        return tuple(isinstance(value, int) for value in self.scalars)
 
 
 def prepare(request: Request) -> Plan:

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import kernels
 
 if TYPE_CHECKING:
     from .transform import TensorTransform
 
-__all__ = ["Composite", "Plan"]
+__all__ = ["Composite", "CompositeParts"]
 
 
 class Composite:
     """The hooks of several links as one function of tensors and numbers, to be traced."""
 
-    def __init__(self, links: Sequence[TensorTransform], plan: Plan) -> None:
+    def __init__(self, links: Sequence[TensorTransform], parts: CompositeParts) -> None:
         self.links = links
-        self.plan = plan
+        self.parts = parts
         # Where hooks find the state and settings of the symbol that they are shown as their parameter (`Module.shown`). Taken
         # here, because what runs while the hooks are traced is watched for changes, and the links' whole state is large.
         self.tables = [(link._state.shown, link.settings.shown) for link in links]
         self.__name__ = " | ".join(type(link).__name__ for link in links)
         names = ["param", "tensor"]
-        names += ["grad"] if plan.grads else []
-        names += [] if plan.tail else ["result"]
+        names += ["grad"] if parts.grads else []
+        names += [] if parts.tail else ["result"]
         #: What links remember is theirs: no graph holds it.
-        self.private = plan.name_states()
+        self.private = parts.name_states()
         names += self.private
-        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(plan.parts) for i in range(len(numbers))]
+        names += [f"number{k}_{i}" for k, (_, numbers, _) in enumerate(parts.links) for i in range(len(numbers))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def __call__(self, *args: Any) -> None:
         values = iter(args)
         param, tensor = next(values), next(values).clone()
-        grad = next(values) if self.plan.grads else None
-        result = None if self.plan.tail else next(values)
-        remembered = [{key: next(values) for key in states} for states, _, _ in self.plan.parts]
+        grad = next(values) if self.parts.grads else None
+        result = None if self.parts.tail else next(values)
+        remembered = [{key: next(values) for key in states} for states, _, _ in self.parts.links]
         for link, tables, given, (_, numbers, constants) in zip(
-            self.links, self.tables, remembered, self.plan.parts, strict=True
+            self.links, self.tables, remembered, self.parts.links, strict=True
         ):
             setting: dict[str, Any] = {**dict(constants), **{key: next(values) for key in numbers}}
             state = dict(given)
@@ -70,20 +70,17 @@ class Composite:
             result.copy_(tensor)
 
 
-class Plan:
-    """What decides the kernel: which states, numbers and constants each link has."""
+class CompositeParts(NamedTuple):
+    """What decides the kernel.
 
-    __slots__ = ("grads", "parts", "tail")
+    Whether hooks read the gradient, whether the pass moves the parameters itself, and for each link the names of its states
+    and of its numbers, and its constants.
+    """
 
-    def __init__(self, grads: bool, tail: bool, parts: tuple[Any, ...]) -> None:
-        self.grads = grads
-        self.tail = tail
-        self.parts = parts
+    grads: bool
+    tail: bool
+    links: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, Any], ...]], ...]
 
     def name_states(self) -> list[str]:
         """The names of the roles that hold what links remember."""
-        return [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.parts) for i in range(len(states))]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (self.grads, self.tail, self.parts)
+        return [f"state{k}_{i}" for k, (states, _, _) in enumerate(self.links) for i in range(len(states))]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ._composite import Composite, Plan
+from ._composite import Composite, CompositeParts
 from ._groups import same
 from ._needs import Across
 from ._settings import current, is_per_member
@@ -388,15 +388,14 @@ class FusedRun:
                 names, values = (*names, "step"), [*values, cohort.counts[k] + 1]
             parts.append((cohort.keys[k], names, constants))
             numbers.append(values)
-        plan = Plan(self._grads, updates is None, tuple(parts))
-        key = plan.key
+        key = CompositeParts(self._grads, updates is None, tuple(parts))
         bound = cohort.bound.get(key)
         if bound is None:
             fused = self._fused.get(key)
             if fused is None:
-                fused = self._fused[key] = kernels.fuse((run := Composite(self.links, plan)), private=run.private)
+                fused = self._fused[key] = kernels.fuse((run := Composite(self.links, key)), private=run.private)
             every: list[Any] = [tensors for states in cohort.states for tensors in states]
-            bound = cohort.bound[key] = fused.bind(**dict(zip(plan.name_states(), every, strict=True)))
+            bound = cohort.bound[key] = fused.bind(**dict(zip(key.name_states(), every, strict=True)))
         elif shown:
             bound.distrust()
         whole = len(cohort.indices) == len(tensors)

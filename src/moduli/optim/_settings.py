@@ -122,7 +122,7 @@ class Settings:
     def _known(self, param: Tensor) -> _Resolved:
         group, local = -1, self.local.get(param) if self.local else None
         if self.binding is not None:
-            source = self.binding.source(param)
+            source = self.binding.source(param) if self.binding.sources else param
             group = self.binding.group_of.get(source, -1)
             if local is None and self.local and source is not param:
                 local = self.local.get(source)

@@ -131,6 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
         self._needs = join(link.all_needs() for link in self.modules)
+        self._evaluated = [need for need in self._needs if need.evaluates]
         self._check_chain()
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
@@ -249,6 +250,7 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             self._links, self._needs = before
             raise
+        self._evaluated = [need for need in needs if need.evaluates]
         for _, link in links:
             link.settings.binding = self.binding
             link._owner = weakref.ref(self)
@@ -558,8 +560,8 @@ class Optimizer(torch.optim.Optimizer):
         _differentiable.cut((param for group in self.param_groups for param in group["params"]), self.modules)
 
     def _without_closure(self, objective: Objective, loss: Tensor | None) -> None:
-        for need in self._needs:
-            if need.evaluates and not (need is Need.LOSS and loss is not None):
+        for need in self._evaluated:
+            if not (need is Need.LOSS and loss is not None):
                 name = next(type(link).__name__ for _, link in self._links if need in link.all_needs())
                 known = " (or step(loss=loss))" if need is Need.LOSS else ""
                 raise ClosureError(
