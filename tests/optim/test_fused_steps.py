@@ -77,11 +77,6 @@ def replace_moments(params, opt):
         state[p]["exp_avg_sq"] = state[p]["exp_avg_sq"] * 2
 
 
-def widen_moments(params, opt):
-    state = opt.link("Adam").state
-    state[params[0]]["exp_avg"].data = state[params[0]]["exp_avg"].data.double()
-
-
 def freeze(params, opt):
     params[1].requires_grad_(False)
 
@@ -99,7 +94,6 @@ CHANGES = [
     move_moments,
     set_moments,
     replace_moments,
-    widen_moments,
     freeze,
     change_settings,
 ]
