@@ -68,7 +68,7 @@ def measures(link: TensorTransform) -> bool:
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
-    """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by whoever owns the chain."""
+    """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by the owner of the chain."""
     if owner is None:
         return links
     key = [(id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
@@ -264,7 +264,7 @@ class FusedRun:
         found = self._measured(objective, tensors, grads, now)
         if any(numbers and any(map(is_per_member, numbers.values())) for numbers in found):
             return self._unfused(objective)
-        # Whoever looks at the update after the step has to find one.
+        # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
