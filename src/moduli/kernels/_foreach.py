@@ -75,6 +75,10 @@ class Program:
             cuts[:] = _cut(lists, targets)
         sequence.run(lists, targets, scalars, placed, cuts)
 
+    def evaluate(self, scalars: Sequence[Any]) -> dict[int, Any]:
+        """The scalar part of the graph, by node: Python numbers, and 0-d tensors where they follow from one on a device."""
+        return _evaluate_numbers(self.graph, self._scalars, scalars, self._place(scalars))
+
     def _place(self, scalars: Sequence[Any]) -> frozenset[int]:
         """The scalars that follow from one on a device."""
         given = {i for i, value in enumerate(scalars) if isinstance(value, torch.Tensor)}
@@ -153,35 +157,10 @@ class _Sequence:
         self, lists: Lists, targets: Lists, scalars: Sequence[Any], placed: frozenset[int], cuts: list[_Cut]
     ) -> None:
         """Run over lists, as told in `Program.run`."""
-        numbers = self._numbers(scalars, placed)
+        numbers = _evaluate_numbers(self.graph, self._scalars, scalars, placed)
         for cut in cuts:
             for group in _follow(cut, [*lists, *targets]):
                 self._group(group[: len(lists)], group[len(lists) :], numbers)
-
-    def _numbers(self, scalars: Sequence[Any], placed: frozenset[int]) -> dict[int, Any]:
-        """The scalar part of the graph: Python numbers, and 0-d tensors where they are placed on a device."""
-        here = [index for index in self._scalars if index not in placed]
-        # They are numbers, also where tensors are fake.
-        outside = run_outside if has_dispatch_mode() else _inside
-        values: dict[int, Any] = outside(self._evaluate_here, here, scalars)
-        return self._evaluate([index for index in self._scalars if index in placed], scalars, values)
-
-    def _evaluate_here(self, indices: Sequence[int], scalars: Sequence[Any]) -> dict[int, Any]:
-        return {index: value.item() for index, value in self._evaluate(indices, scalars, {}).items()}
-
-    def _evaluate(self, indices: Sequence[int], scalars: Sequence[Any], known: dict[int, Any]) -> dict[int, Any]:
-        values = dict(known)
-        for index in indices:
-            node = self.graph.nodes[index]
-            args = dict(node.args)
-            source = args.get("value") if node.op == "constant" else args.get("self")
-            if node.op == "scalar":
-                values[index] = _number(scalars[args["position"]], torch.float64)
-            elif node.op in ("constant", "cast"):
-                values[index] = _number(values[source.index] if isinstance(source, Ref) else source, node.dtype)
-            else:
-                values[index] = _apply(node, values.__getitem__)
-        return values
 
     def _group(self, lists: Lists, targets: Lists, numbers: dict[int, Any]) -> None:
         values: dict[int, Any] = dict(numbers)
@@ -253,6 +232,35 @@ class _Sequence:
             return value[i] if self.graph.nodes[index].vector else value
 
         return _apply(node, read)
+
+
+def _evaluate_numbers(
+    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int]
+) -> dict[int, Any]:
+    here = [index for index in indices if index not in placed]
+    # They are numbers, also where tensors are fake.
+    outside = run_outside if has_dispatch_mode() else _inside
+    values: dict[int, Any] = outside(_evaluate_here, graph, here, scalars)
+    return _evaluate(graph, [index for index in indices if index in placed], scalars, values)
+
+
+def _evaluate_here(graph: Graph, indices: Sequence[int], scalars: Sequence[Any]) -> dict[int, Any]:
+    return {index: value.item() for index, value in _evaluate(graph, indices, scalars, {}).items()}
+
+
+def _evaluate(graph: Graph, indices: Sequence[int], scalars: Sequence[Any], known: dict[int, Any]) -> dict[int, Any]:
+    values = dict(known)
+    for index in indices:
+        node = graph.nodes[index]
+        args = dict(node.args)
+        source = args.get("value") if node.op == "constant" else args.get("self")
+        if node.op == "scalar":
+            values[index] = _number(scalars[args["position"]], torch.float64)
+        elif node.op in ("constant", "cast"):
+            values[index] = _number(values[source.index] if isinstance(source, Ref) else source, node.dtype)
+        else:
+            values[index] = _apply(node, values.__getitem__)
+    return values
 
 
 def _inside(function: Callable[..., Any], *args: Any) -> Any:

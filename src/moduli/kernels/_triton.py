@@ -234,7 +234,7 @@ class TritonKernel:
             return [float(self._number(index, scalars, known)) for index in wanted]
         except (KeyError, ArithmeticError, ValueError, TypeError):
             # What Python has no word for, or refuses (a division by zero), is done as torch does it.
-            found = self._program._numbers(scalars)
+            found = self._program.evaluate(scalars)
             return [float(found[index]) for index in wanted]
 
     def _number(self, index: int, scalars: Sequence[Any], known: dict[int, Any]) -> Any:
