@@ -207,3 +207,24 @@ def test_a_forked_child_goes_on(monkeypatch, form):
         finally:
             os._exit(0 if done else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_moment_that_was_shown_once_is_looked_at_ever_after(monkeypatch):
+    """A program that holds a moment may free its storage many steps later: refused, where torch itself would crash."""
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    param = torch.nn.Parameter(torch.ones(5000))
+    link = m.Adam()
+    opt = Optimizer([param], link, m.LR(0.1))
+    for _ in range(2):
+        param.grad = torch.ones(5000)
+        opt.step()
+    held = next(
+        value for value in link.state[param].values() if isinstance(value, torch.Tensor) and value.numel() == 5000
+    )
+    for _ in range(3):
+        opt.step()
+    held.untyped_storage().resize_(0)
+    before = param.detach().clone()
+    with pytest.raises(RuntimeError, match="resized to 0"):
+        opt.step()
+    assert torch.equal(param, before)

@@ -102,7 +102,6 @@ def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:
         found = plan.lists.find(request.lists, plan.state, trust=plans.trust)
         if found is not None:
             plans.put(plan)
-            plans.trust = True
             return plan, locate(plan, *found) if plan.extents else None
     plan = prepare(request)
     state = None

@@ -322,7 +322,7 @@ class Plans:
         self.kept: tuple[Plan, ...] = ()
         #: Roles that are given once and for all, and whose tensors are the caller's own.
         self.owned = owned
-        #: Whether they are where they were at the last call.
+        #: Whether they stay where they were at the first call.
         self.trust = True
 
     def put(self, plan: Plan) -> None:
@@ -352,7 +352,7 @@ class Bound:
         self._plans = Plans(fused.private & given.keys())
 
     def distrust(self) -> None:
-        """Have the next call look at all tensors again, also at private ones: they may have been moved by hand."""
+        """Have every call from now on look at all tensors, also at private ones: they may be moved by hand."""
         self._plans.trust = False
 
     def __repr__(self) -> str:

@@ -286,6 +286,11 @@ def locate(plan: Plan, moved: int, now: array[int]) -> State:
         return before
     addresses = np.frombuffer(now, np.uint64)
     columns = _columns(plan, addresses)
+    for role in range(plan.roles):
+        if (gone := np.flatnonzero((columns[role] == 0) & (np.asarray(plan.extents[role]) > 0))).size:
+            raise RuntimeError(
+                f"tensor {gone[0]} of list {role} has no memory: its storage was resized to 0, and has to be resized back"
+            )
     over = [output.role for output in plan.outputs if output.role is not None]
     written = [*over, *range(plan.roles, len(columns))]
     reads = [role for role in range(plan.roles) if role not in over]

@@ -136,6 +136,8 @@ class FusedRun:
         # What a link calls before its state is shown; a weak reference, since the run holds the links.
         self._flush = weakref.WeakMethod(self.flush)
         self._grads = any(link.uses_grad for link in links)
+        #: Whether the states were ever shown after they were made: who holds one of their tensors may move it at any time.
+        self._exposed = False
 
     def __repr__(self) -> str:
         return f"FusedRun({' | '.join(type(link).__name__ for link in self.links)})"
@@ -268,10 +270,12 @@ class FusedRun:
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
-        # Who was shown the state since the last step may have moved its tensors.
-        shown = not all(link._pending is self._flush for link in self.links)
+        shown = any(cohort.bound for cohort in self._cohorts) and not all(
+            link._pending is self._flush for link in self.links
+        )
+        self._exposed = self._exposed or shown
         for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
-            self._run(cohort, objective, settings, numbers, tensors, grads, updates, shown)
+            self._run(cohort, objective, settings, numbers, tensors, grads, updates)
         if tail:
             objective.skip_update = True
         else:
@@ -379,7 +383,6 @@ class FusedRun:
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         updates: list[Tensor] | None,
-        shown: bool,
     ) -> None:
         parts, numbers = [], []
         for k, link in enumerate(self.links):
@@ -396,7 +399,7 @@ class FusedRun:
                 fused = self._fused[key] = kernels.fuse((run := Composite(self.links, key)), private=run.private)
             every: list[Any] = [tensors for states in cohort.states for tensors in states]
             bound = cohort.bound[key] = fused.bind(**dict(zip(key.name_states(), every, strict=True)))
-        elif shown:
+        if self._exposed:
             bound.distrust()
         whole = len(cohort.indices) == len(tensors)
         params: list[Tensor] = cohort.params
