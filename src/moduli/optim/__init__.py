@@ -18,7 +18,7 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 """
 
 from ..kernels import is_sharded
-from . import chain, functional, modular, module, objective, reformulation, schedules, transform
+from . import chain, functional, modular, module, objective, optimizer, reformulation, schedules, transform
 from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
 from ._dense_hessian import HESSIAN_METHODS
@@ -29,9 +29,9 @@ from ._vector_state import describe_params
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
 from .functional import step, step_tensors
-from .modular import Optimizer
 from .module import Chainable, Module
 from .objective import Objective
+from .optimizer import Optimizer
 from .reformulation import Reformulation
 from .transform import TensorTransform, Transform
 
@@ -65,6 +65,7 @@ __all__ = [
     "keeps_graph",
     "maybe_chain",
     "modular",
+    "optimizer",
     "module",
     "objective",
     "reformulation",

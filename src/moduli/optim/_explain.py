@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from . import _fusion, _members
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
     from .module import Module
+    from .optimizer import Optimizer
 
 __all__ = ["explain"]
 

@@ -26,9 +26,9 @@ from ._processes import OverProcesses
 from ._state import ParamState
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
     from .module import Module
     from .objective import Objective
+    from .optimizer import Optimizer
 
 __all__ = ["MemberEvaluator", "MemberMatrices", "OtherPresenceError"]
 

@@ -14,9 +14,9 @@ from ._settings import check_members
 if TYPE_CHECKING:
     from ..population import Population, Shard
     from ._binding import Binding
-    from .modular import Optimizer
     from .module import Module
     from .objective import Objective
+    from .optimizer import Optimizer
 
 __all__ = [
     "adopt",

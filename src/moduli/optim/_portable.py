@@ -18,7 +18,7 @@ from torch import Tensor
 from ._shards import make_whole, map_tensors
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
+    from .optimizer import Optimizer
 
 __all__ = ["is_portable", "make_portable", "read_portable", "wants_portable"]
 

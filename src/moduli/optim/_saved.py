@@ -22,8 +22,8 @@ from ._torch_state import is_of_torch, read_torch
 from ._vector_state import VECTOR, Vector
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
     from .module import Module
+    from .optimizer import Optimizer
 
 __all__ = ["pack", "pack_link", "unpack"]
 

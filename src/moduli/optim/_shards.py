@@ -22,9 +22,9 @@ from ._flat_shards import check_flat, find_flat_group, is_flat_shard
 from ._needs import Across, ChainError, ClosureError, keeps_graph
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
     from .module import Module
     from .objective import Objective
+    from .optimizer import Optimizer
 
 __all__ = ["ShardEvaluator", "ShardedParams", "are_in_pieces", "find_across", "make_whole", "map_tensors"]
 

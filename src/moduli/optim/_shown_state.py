@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
+    from .optimizer import Optimizer
 
 __all__ = ["OptimizerState"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._plain import encode
 
 if TYPE_CHECKING:
-    from .modular import Optimizer
+    from .optimizer import Optimizer
 
 __all__ = ["is_of_torch", "read_torch"]
 

@@ -24,8 +24,8 @@ from ._vector_state import VECTOR, describe_params
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
-    from .modular import Optimizer
     from .objective import Objective
+    from .optimizer import Optimizer
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 

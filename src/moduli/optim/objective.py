@@ -20,7 +20,7 @@ from ._processes import reduce_gradients
 
 if TYPE_CHECKING:
     from ..population import Population
-    from .modular import Optimizer
+    from .optimizer import Optimizer
 
 __all__ = ["Objective"]
 
