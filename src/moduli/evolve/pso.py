@@ -31,7 +31,7 @@ class PSO(MatrixSearch):
     Args:
         x0: Where to start.
         population: How many members.
-        topology: `"global"` (everybody is a neighbour), `"ring"` (the `radius` nearest on either side), or `"informed"`
+        topology: `"global"` (all members are neighbours), `"ring"` (the `radius` nearest on either side), or `"informed"`
             (every neighbour on the ring pulls, not only the best of them).
         radius: How many neighbours there are on either side of the ring.
         inertia: w.

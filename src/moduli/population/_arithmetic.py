@@ -171,7 +171,7 @@ class Arithmetic(Core):
         if made is not None:
             return self._finished(fn, made, spare, on_buffers, from_module)
         if fn is operator.mul and spare and self._spare() and is_factor(values):
-            # Nobody else has these values: the factor waits for the next operation.
+            # There is no other reference to these values: the factor waits for the next operation.
             self._values.pending = times(self._values.pending, values)
             return self
         made = with_values(self, fn, values, reflected, spare)
@@ -270,7 +270,7 @@ class Arithmetic(Core):
         return self
 
     def _add_later(self, fn: Any, other: Core) -> bool:
-        """Add something that nobody has computed yet, if that is what the other operand is."""
+        """Add something that is not computed yet, if that is what the other operand is."""
         theirs, recipe = other._values, other._values.recipe
         if recipe is None or theirs is self._values or not deferrable(self):
             return False

@@ -206,7 +206,7 @@ class Core:
             pop = pop._parent
 
     def _ready(self) -> None:
-        """Check the members that somebody holds before the population is used."""
+        """Check the members that a program holds before the population is used."""
         if self._members:
             self._members.check()
 
@@ -226,7 +226,7 @@ class Core:
         return all(group.dtype.is_floating_point for group in self.layout.groups)
 
     def _spare(self) -> bool:
-        """Whether the storage may be written over once nobody can name this population."""
+        """Whether the storage may be written over once no name refers to this population."""
         return (
             not self._values.seen
             and self._leaves is None

@@ -2,10 +2,10 @@
 
 The result of an operator on large populations may be a `Recipe`: a sum of terms c (p - q), where c is a number or a column
 of one number per member and p and q are matrices or rows. It is computed, block by block so that what is between stays in
-the cache, when somebody asks for the values.
+the cache, when the values are asked for.
 
 What a recipe reads must not change in between. Rows and columns are copied. A matrix is read later only if the population
-is the one that holds it: no view, leaf or member of it is in anybody's hands when the recipe is made, and whoever gets one
+is the one that holds it: no view, leaf or member of it exists when the recipe is made, and asking for one
 afterwards, or changes the population in place, has everything computed first that waits for it (`Values.matrices`).
 """
 
@@ -74,7 +74,7 @@ def terms_of(pop: Core, temporary: bool) -> list[Term] | None:
 
     Args:
         pop: The population.
-        temporary: Whether nobody can name it, so that its own recipe can be continued.
+        temporary: Whether no name refers to it, so that its own recipe can be continued.
     """
     values = pop._values
     if values.recipe is not None:
@@ -93,7 +93,7 @@ def terms_of(pop: Core, temporary: bool) -> list[Term] | None:
 
 
 def _alone(values: Values, leaves: list[Tensor] | None) -> bool:
-    """Whether nobody but the population holds its matrix or a part of it."""
+    """Whether the population has the only reference to its matrix and every part of it."""
     matrix = values.held[0]
     if (
         matrix.is_inference()

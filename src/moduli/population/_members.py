@@ -91,12 +91,12 @@ class Members:
         return bool(self._alive)
 
     def get(self, index: int) -> nn.Module | None:
-        """The member that somebody holds, if there is one."""
+        """The member of that number, if a program still holds it."""
         known = self._alive.get(index)
         return None if known is None else known[0]()
 
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
-        """Remember a member as long as somebody holds it."""
+        """Remember a member as long as a program holds it."""
         _install()
         guards = []
         for path, module in member.named_modules():
@@ -181,7 +181,7 @@ def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
         raise StructureError(f"buffer {name!r} of member {guard.index} cannot be added: {_REMEDY}")
     here: Any = module._buffers.get(name)
     if value is known or here is not known:
-        # Somebody exchanged the buffer for the time of a call, as torch.func.functional_call does.
+        # The buffer is exchanged for the time of a call, as torch.func.functional_call does.
         return None
     if not isinstance(value, Tensor) or value.shape != known.shape or value.dtype != known.dtype:
         guard.restore()

@@ -85,7 +85,7 @@ def added(target: Tensor, source: Tensor, factor: Any, sign: float) -> Tensor:
 
 
 def pair(left: Core, right: Core, fn: Any, left_spare: bool, right_spare: bool) -> Values:
-    """An operation on two populations, written over one of them if nobody can read it afterwards."""
+    """An operation on two populations, written over one of them if no name refers to it afterwards."""
     x, y = left._values, right._values
     left_spare = left_spare and left._spare()
     right_spare = right_spare and right._spare() and left._values is not y

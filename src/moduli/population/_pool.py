@@ -1,4 +1,4 @@
-"""Storage for results, used again when nobody holds it any more.
+"""Storage for results, used again when no reference to it is left.
 
 A fresh large vector costs a page fault for every 4 KiB of it: the C library maps and unmaps it each time. Results of
 arithmetic come and go, so the few that went last are kept for those that come next.
@@ -40,16 +40,16 @@ class Slab:
         self.large = large
 
     def release(self) -> None:
-        """One user fewer. The last one gives the vectors back, unless somebody else holds them."""
+        """One user fewer. The last one gives the vectors back, unless there are other references to them."""
         self.users -= 1
         if self.users == 0 and self.large:
             vectors, self.vectors = self.vectors, []
-            # What the count is for something that nobody else holds is seen on an object made here and now: how many references
+            # What the count is for something without other references is seen on an object made here and now: how many references
             # a call adds depends on the interpreter, and on whether tools such as torch.compile watch its frames.
             alone = [object()]
             while vectors:
                 # Parameters are NumPy views of the vector and hold this very object; views made by torch hold its storage.
-                # Whoever holds either may still read or write it.
+                # A holder of either may still read or write it.
                 free = (
                     _worth_keeping(vectors[-1])
                     and count_references(vectors[-1]) <= count_references(alone[-1])

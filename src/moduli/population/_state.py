@@ -177,7 +177,7 @@ class State(Indexing):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the whole population in place, as `nn.Module.to` does; floating parameters change dtype.
 
-        Members and leaves that somebody holds stay valid: they become views of the new storage.
+        Members and leaves that a program holds stay valid: they become views of the new storage.
 
         Raises:
             StructureError: If this is a live part of another population.

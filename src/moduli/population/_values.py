@@ -1,9 +1,9 @@
 """The numbers of a population: one N x P matrix for each group of its layout.
 
-`Values` owns the matrices. Those of a result are *unseen* until somebody asks for storage: nobody can have a view of
+`Values` owns the matrices. Those of a result are *unseen* until storage is asked for: no view exists of
 them yet, so a factor may wait (`pending`) to be folded into the next operation, and an operation on a result that exists
-only inside an expression may write over it. A result may also be a `Recipe` that nobody has computed yet (see
-`_deferred`). Storage that nobody holds any more is used again.
+only inside an expression may write over it. A result may also be a `Recipe` that is not computed yet (see
+`_deferred`). Storage without references is used again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Values:
     Attributes:
         held: The matrices as they are, for those that know that nothing waits.
         pending: What every matrix is still to be multiplied with: a number, or a tensor of shape (N, 1).
-        recipe: How to compute the matrix, if nobody has yet.
+        recipe: How to compute the matrix, if it is not computed yet.
         seen: Whether views of the matrices may exist, so that they are live storage from now on.
         slab: The recycled storage of the matrices, if it is that.
     """
@@ -47,7 +47,7 @@ class Values:
             slab.users += 1
 
     def __del__(self) -> None:
-        # Views go first, so that nobody holds the storage when it is given back.
+        # Views go first, so that nothing refers to the storage when it is given back.
         self.held = []
         slab, self.slab = self.slab, None
         if slab is not None:
@@ -113,7 +113,7 @@ class Values:
 
 
 def deferred(recipe: Recipe) -> Values:
-    """Values that are computed when somebody asks for them."""
+    """Values that are computed when they are asked for."""
     made = Values([])
     made.recipe = recipe
     for term in recipe.terms:
