@@ -8,7 +8,7 @@ import torch
 from laws.registry import Row, collect
 from moduli import Optimizer, m
 from moduli.optim import TensorTransform
-from moduli.testing._problems import Problem
+from moduli.testing._problems import LawProblem
 
 PLAIN = (bool, int, float, str)
 # What a link declares of itself (a false declaration is a false link), and what is of the machinery around the hooks.
@@ -60,7 +60,7 @@ def changed(value):
 
 def path(row, where, name, fuse):
     """The parameters after steps between which one attribute changes, or the kind of error."""
-    at = Problem()
+    at = LawProblem()
     opt = Optimizer(at.params, *row.links(), fuse=fuse)
     links = [link for top in opt.modules for _, link in top.links()]
     try:

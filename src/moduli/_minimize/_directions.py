@@ -108,7 +108,7 @@ class LimitedMemory:
         self.state["x"][rows], self.state["u"][rows] = x[rows], g[rows]
 
 
-class Dense:
+class DenseDirections:
     """`m.BFGS`: a matrix for each row."""
 
     def __init__(self, links: list[Module]) -> None:
@@ -158,7 +158,7 @@ class Dense:
 
 
 DIRECTIONS: dict[str, type[Direction]] = {
-    "bfgs": Dense,
+    "bfgs": DenseDirections,
     "lbfgs": LimitedMemory,
     "cg": Conjugate,
     "gd": Gradient,

@@ -12,8 +12,8 @@ from torch.autograd.graph import increment_version
 from .._torch import has_dispatch_mode, in_forward_ad, in_transform
 from . import _backend
 from ._graph import Graph
-from ._plain import Vector, run_directly, run_plain
-from ._plan import Piece, Plan, State, locate, make_tables
+from ._plain import OneVector, run_directly, run_plain
+from ._plan import CallPlan, Piece, PlanState, locate, make_tables
 from ._prepare import prepare, refuse_graphs
 from ._runtime import Runtime
 
@@ -92,7 +92,7 @@ class Request:
         return tuple(isinstance(value, int) for value in self.scalars)
 
 
-def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:
+def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
     """The plan of a call, one that fits or a new one, and where its lists are."""
     for plan in plans.kept:
         if plan.key != request.key or plan.whole not in (None, request.whole):
@@ -114,7 +114,7 @@ def find_plan(request: Request, plans: Plans) -> tuple[Plan, State | None]:
     return plan, state
 
 
-def _allocate(request: Request, plan: Plan) -> list[Any]:
+def _allocate(request: Request, plan: CallPlan) -> list[Any]:
     """New storage: for each output that needs it a list of tensors or a vector."""
     made: list[Any] = []
     for output in plan.outputs:
@@ -141,7 +141,7 @@ def _ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
                 shared.huge(tensor.data_ptr(), size)
 
 
-def _execute(request: Request, plan: Plan, state: State | None) -> Any:
+def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
     fresh = _allocate(request, plan) if plan.allocates else []
     made, given = iter(fresh), iter([item for item in request.outs if item is not None])
     lists = iter(request.lists[plan.roles :])
@@ -154,10 +154,10 @@ def _execute(request: Request, plan: Plan, state: State | None) -> Any:
         elif output.kind in ("list", "flat"):
             results.append(next(given))
             held = next(lists)
-            targets.append(Vector(held[0], plan.offsets) if output.kind == "flat" else held)
+            targets.append(OneVector(held[0], plan.offsets) if output.kind == "flat" else held)
         else:
             results.append(next(made))
-            targets.append(Vector(results[-1], plan.offsets) if output.kind == "newflat" else results[-1])
+            targets.append(OneVector(results[-1], plan.offsets) if output.kind == "newflat" else results[-1])
     if state is not None and state.overlap:
         _run_plain(request, plan, targets, range(plan.count))
     else:
@@ -196,7 +196,7 @@ def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None
     )
 
 
-def _run_triton(plan: Plan, k: int, kept: Any, scalars: Sequence[Any]) -> None:
+def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> None:
     """One launch for all tensors of a piece. Without memory to look at they are fake, and it is counted only."""
     piece = plan.pieces[k]
     kernel = piece.form.triton
@@ -208,7 +208,7 @@ def _run_triton(plan: Plan, k: int, kept: Any, scalars: Sequence[Any]) -> None:
     kernel.run(table, kept[1] if kept else None, scalars)
 
 
-def _run_plain(request: Request, plan: Plan, targets: Sequence[Any], indices: Sequence[int]) -> None:
+def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
     def graph_of(i: int) -> Graph:
         dtypes = tuple(tensors[i].dtype for tensors in request.roles)
         return request.fused.trace(request.marks, dtypes, plan.whole or ()).graph
@@ -218,19 +218,19 @@ def _run_plain(request: Request, plan: Plan, targets: Sequence[Any], indices: Se
     run_plain(request.fused, request.marks, graph_of, roles, targets, scalars, indices, at_once=at_once)
 
 
-def _choose(target: Any, indices: Sequence[int], plan: Plan) -> Sequence[torch.Tensor]:
+def _choose(target: Any, indices: Sequence[int], plan: CallPlan) -> Sequence[torch.Tensor]:
     """The tensors of a list or of a vector at these positions."""
-    if isinstance(target, Vector):
+    if isinstance(target, OneVector):
         return [target.at(i, plan.sizes[i]) for i in indices]
     return target if len(indices) == plan.count else [target[i] for i in indices]
 
 
-def _count_versions(plan: Plan, targets: Sequence[Any], indices: Sequence[int]) -> None:
+def _count_versions(plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
     """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
     for output, target in zip(plan.outputs, targets, strict=True):
         if output.kind in ("new", "newflat") or output.private:
             continue
-        if isinstance(target, Vector):
+        if isinstance(target, OneVector):
             written: Sequence[torch.Tensor] = [target.tensor]
         else:
             written = target if len(indices) == plan.count else [target[i] for i in indices]

@@ -12,7 +12,7 @@ import torch
 from .._torch import is_fake
 from . import _backend, _call
 from ._graph import Graph
-from ._plan import Form, Plan
+from ._plan import CallPlan, Form
 from ._reads import Reads
 from ._trace import NotPointwiseError, Scalar, Whole, trace
 
@@ -319,13 +319,13 @@ class Plans:
     __slots__ = ("kept", "owned", "trust")
 
     def __init__(self, owned: frozenset[str] = frozenset()) -> None:
-        self.kept: tuple[Plan, ...] = ()
+        self.kept: tuple[CallPlan, ...] = ()
         #: Roles that are given once and for all, and whose tensors are the caller's own.
         self.owned = owned
         #: Whether they stay where they were at the first call.
         self.trust = True
 
-    def put(self, plan: Plan) -> None:
+    def put(self, plan: CallPlan) -> None:
         """Put a plan first. Threads may share it, so the tuple is replaced and never changed."""
         if not self.kept or self.kept[0] is not plan:
             self.kept = (plan, *(other for other in self.kept if other is not plan))[:_KEPT_PLANS]

@@ -12,12 +12,12 @@ from ._graph import Graph
 if TYPE_CHECKING:
     from ._fuse import Fused
 
-__all__ = ["Vector", "run_directly", "run_plain"]
+__all__ = ["OneVector", "run_directly", "run_plain"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Vector(NamedTuple):
+class OneVector(NamedTuple):
     """One vector that holds the values of all tensors, and where each of them begins."""
 
     tensor: torch.Tensor
@@ -39,7 +39,7 @@ def run_plain(
     *,
     at_once: bool,
 ) -> None:
-    """Run over these elements of the lists, in order; a target is a list or a `Vector`.
+    """Run over these elements of the lists, in order; a target is a list or a `OneVector`.
 
     With `at_once` everything is computed before anything is written: for kinds of tensors whose operations may fail.
     """
@@ -109,7 +109,7 @@ def _write(target: torch.Tensor, value: torch.Tensor) -> None:
 def _store(i: int, values: Sequence[torch.Tensor], targets: Sequence[Any]) -> None:
     # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
     for target, value in zip(targets, values, strict=True):
-        if isinstance(target, Vector):
+        if isinstance(target, OneVector):
             _write(target.at(i, value.numel()), value)
         elif target[i] is None:
             target[i] = value

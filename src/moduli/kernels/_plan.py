@@ -27,7 +27,7 @@ from ._table import Table
 from ._triton import TritonKernel, find_problem
 from ._triton_operations import NoTritonFormError
 
-__all__ = ["Form", "Lists", "Output", "Piece", "Plan", "State", "describe_dtypes", "form_of", "locate"]
+__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "describe_dtypes", "form_of", "locate"]
 
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
@@ -77,7 +77,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PlanState:
     """Where the lists were at the last call: replaced as a whole, never changed, so threads may share it."""
 
     addresses: array[int]
@@ -88,7 +88,7 @@ class State:
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class CallPlan:
     """One decision. The lists it looks at are the roles, then the storage that was given, a vector as a list of one."""
 
     key: tuple[Any, ...]
@@ -109,7 +109,7 @@ class Plan:
     single: bool
     results: list[tuple[str, int]]
     extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element
-    state: State | None = None
+    state: PlanState | None = None
     devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
 
     @property
@@ -228,7 +228,7 @@ class Lists:
         self._blank = array("Q", bytes(8 * sum(self._lengths)))
 
     def find(
-        self, lists: Sequence[Tensors], state: State | None, *, trust: bool = False
+        self, lists: Sequence[Tensors], state: PlanState | None, *, trust: bool = False
     ) -> tuple[int, array[int]] | None:
         """(a bit for each list that moved, the addresses now), or None where a tensor is not what it was.
 
@@ -279,7 +279,7 @@ class Ranges:
     index: Any
 
 
-def locate(plan: Plan, moved: int, now: array[int]) -> State:
+def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     """The state after lists have moved: whether anything written overlaps anything else."""
     before = plan.state
     if before is not None and moved == 0:
@@ -295,7 +295,7 @@ def locate(plan: Plan, moved: int, now: array[int]) -> State:
     written = [*over, *range(plan.roles, len(columns))]
     reads = [role for role in range(plan.roles) if role not in over]
     if len(set(over)) != len(over):
-        state = State(now, None, overlap=True, exact=False)
+        state = PlanState(now, None, overlap=True, exact=False)
     else:
         ranges = None if before is None else before.written
         if ranges is None or before is None or before.exact or before.overlap or any(moved >> i & 1 for i in written):
@@ -303,14 +303,14 @@ def locate(plan: Plan, moved: int, now: array[int]) -> State:
         else:
             reads = [role for role in reads if moved >> min(role, 62) & 1]
         found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else set()
-        state = State(now, ranges, overlap=ranges is None or "overlap" in found, exact="exact" in found)
+        state = PlanState(now, ranges, overlap=ranges is None or "overlap" in found, exact="exact" in found)
     if not state.overlap and not plan.allocates:
-        state = State(now, state.written, state.overlap, state.exact, make_tables(plan, now, []))
+        state = PlanState(now, state.written, state.overlap, state.exact, make_tables(plan, now, []))
     plan.state = state
     return state
 
 
-def _columns(plan: Plan, addresses: Addresses) -> list[Addresses]:
+def _columns(plan: CallPlan, addresses: Addresses) -> list[Addresses]:
     """The address of each tensor: of the roles, then of the outputs whose storage was given."""
     columns = [addresses[r * plan.count : (r + 1) * plan.count] for r in range(plan.roles)]
     at = plan.roles * plan.count
@@ -324,13 +324,13 @@ def _columns(plan: Plan, addresses: Addresses) -> list[Addresses]:
     return columns
 
 
-def _in_vector(plan: Plan, output: Output, base: int) -> Addresses:
+def _in_vector(plan: CallPlan, output: Output, base: int) -> Addresses:
     if not isinstance(output.dtypes, torch.dtype):
         raise TypeError(f"a flat output has one dtype, not {output.dtypes!r}")
     return np.asarray(plan.offsets, np.uint64) * np.uint64(output.dtypes.itemsize) + np.uint64(base)
 
 
-def make_tables(plan: Plan, now: array[int], fresh: Sequence[Any]) -> list[tuple[Any, array[int]]]:
+def make_tables(plan: CallPlan, now: array[int], fresh: Sequence[Any]) -> list[tuple[Any, array[int]]]:
     """For each piece what must stay alive, and the table of the tables that a kernel reads."""
     columns = _columns(plan, np.frombuffer(now, np.uint64))
     given, made = iter(columns[plan.roles :]), iter(fresh)
@@ -351,7 +351,7 @@ def make_tables(plan: Plan, now: array[int], fresh: Sequence[Any]) -> list[tuple
     return tables
 
 
-def _sorted(plan: Plan, columns: Sequence[Addresses], written: Sequence[int]) -> Ranges | None:
+def _sorted(plan: CallPlan, columns: Sequence[Addresses], written: Sequence[int]) -> Ranges | None:
     """What is written, or None where it overlaps itself."""
     if not written:
         nothing = np.empty(0, np.uint64)

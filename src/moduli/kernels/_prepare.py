@@ -12,7 +12,7 @@ import torch
 
 from .._torch import is_fake
 from . import _backend
-from ._plan import Form, Lists, Output, Piece, Plan, form_of
+from ._plan import CallPlan, Form, Lists, Output, Piece, form_of
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 Tensors = tuple[torch.Tensor, ...]
 
 
-def prepare(request: Request) -> Plan:
+def prepare(request: Request) -> CallPlan:
     """Check the lists and decide how each part of them runs."""
     fused, marks, roles = request.fused, request.marks, request.roles
     count = len(roles[0])
@@ -60,7 +60,7 @@ def prepare(request: Request) -> Plan:
     watched = [r for r in range(len(request.lists)) if r not in private]
     over = {output.role for output in outputs if output.role is not None}
     frozen = [r for r in watched if r in over or r >= len(roles)]
-    plan = Plan(
+    plan = CallPlan(
         key=request.key,
         count=count,
         roles=len(roles),
@@ -323,7 +323,7 @@ def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) ->
             )
 
 
-def refuse_graphs(request: Request, plan: Plan) -> str | None:
+def refuse_graphs(request: Request, plan: CallPlan) -> str | None:
     """Why autograd would have to record this call, if so; asked while grad mode is on."""
     fused, marks, roles = request.fused, request.marks, request.roles
     over = {output.role for output in plan.outputs if output.role is not None}

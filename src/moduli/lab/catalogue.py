@@ -24,13 +24,13 @@ from .. import optim
 from ._grammar import Chain, ChainError, Link, Value
 from ._population import scatter
 
-__all__ = ["Entry", "build", "check", "entries", "find"]
+__all__ = ["CatalogueEntry", "build", "check", "entries", "find"]
 
 KINDS = {"link": "a link", "preset": "a preset", "torch": "an optimizer of torch", "population": "a population"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One name of the catalogue.
 
     Attributes:
@@ -83,13 +83,15 @@ def _population(size: int = 16, *, spread: float = 1.0, seed: int = 0) -> dict[s
 
 
 @cache
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogueEntry]:
     """The whole catalogue, by name.
 
     >>> "torch.Adam" in entries(), "os.system" in entries()
     (True, False)
     """
-    found = {"Population": Entry("Population", "population", "population", _population, _population.__doc__ or "")}
+    found = {
+        "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
+    }
     for room, kind in (("moduli.m", "link"), ("moduli.presets", "preset")):
         if importlib.util.find_spec(room) is None:
             continue
@@ -99,14 +101,16 @@ def entries() -> dict[str, Entry]:
             if inspect.isclass(value) if kind == "link" else inspect.isfunction(value):
                 parts = value.__module__.removeprefix(room).strip(".").split(".")
                 family = parts[0].strip("_") if kind == "link" and len(parts) > 1 else kind
-                found[name] = Entry(name, kind, family, value, inspect.getdoc(value) or "")
+                found[name] = CatalogueEntry(name, kind, family, value, inspect.getdoc(value) or "")
     for name, value in vars(torch.optim).items():
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer:
-            found[f"torch.{name}"] = Entry(f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or "")
+            found[f"torch.{name}"] = CatalogueEntry(
+                f"torch.{name}", "torch", "torch", value, inspect.getdoc(value) or ""
+            )
     return found
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> CatalogueEntry:
     """The entry of this name.
 
     Raises:
@@ -197,7 +201,7 @@ def _assemble(chain: Chain) -> tuple[_Foreign | None, dict[str, Any] | None, lis
     return None, population, links
 
 
-def _find(link: Link, source: str) -> Entry:
+def _find(link: Link, source: str) -> CatalogueEntry:
     known = entries()
     if link.name in known:
         return known[link.name]
@@ -208,7 +212,7 @@ def _find(link: Link, source: str) -> Entry:
     raise ChainError(f"nothing is called {link.name!r}{hint}", source, link.column, len(link.name))
 
 
-def _bind(link: Link, entry: Entry, source: str) -> None:
+def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
     signature = entry.signature
     words = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -239,7 +243,7 @@ def _rate(link: Link, value: Value) -> str:
     return f"; a step size is a link of its own: {link.name} | LR({value})"
 
 
-def _make(link: Link, entry: Entry, source: str) -> Any:
+def _make(link: Link, entry: CatalogueEntry, source: str) -> Any:
     _bind(link, entry, source)
     args = [_value(value, source) for value in link.args]
     kwargs = {key: _value(value, source) for key, value in link.kwargs}

@@ -13,7 +13,7 @@ from moduli.labels import Tensor as LabelledTensor
 from ._arguments import Arguments, arguments
 from ._core import Core
 from ._evaluator import forward
-from ._rule import Plan
+from ._rule import EvaluationPlan
 from ._values import fresh
 
 __all__ = ["Calls"]
@@ -157,7 +157,7 @@ class Calls(Core):
         # What a failed call did to the statistics of some members is taken back.
         kept = {name: held.clone() for name, held in self._buffers.items()}
 
-        def call(how: Plan) -> tuple[Tensor, Self]:
+        def call(how: EvaluationPlan) -> tuple[Tensor, Self]:
             try:
                 return self._differentiated(fn, flat, how, randomness)
             except BaseException:
@@ -183,7 +183,7 @@ class Calls(Core):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _differentiated(self, fn: Any, args: Arguments, plan: Plan, randomness: str) -> tuple[Tensor, Self]:
+    def _differentiated(self, fn: Any, args: Arguments, plan: EvaluationPlan, randomness: str) -> tuple[Tensor, Self]:
         """The losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
             values = fresh(self.layout, self._count)
@@ -227,7 +227,7 @@ class Calls(Core):
             leaves = self._tape(leaves)
         buffers = list(self._buffers.values())
 
-        def call(how: Plan) -> Any:
+        def call(how: EvaluationPlan) -> Any:
             return self._evaluator.run(fn, how, leaves, buffers, flat, randomness, 0, self._count)
 
         return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count)

@@ -1,6 +1,6 @@
 """Sums that wait: `0.7*v + 1.5*r1*(best - x) + 1.5*r2*(leader - x)` as one pass over memory instead of one per operator.
 
-The result of an operator on large populations may be a `Recipe`: a sum of terms c (p - q), where c is a number or a column
+The result of an operator on large populations may be a `PendingSum`: a sum of terms c (p - q), where c is a number or a column
 of one number per member and p and q are matrices or rows. It is computed, block by block so that what is between stays in
 the cache, when the values are asked for.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 from ._pool import ALONE
 
-__all__ = ["Recipe", "Term", "accumulate", "compute", "deferrable", "negated", "scaled", "summed", "terms_of"]
+__all__ = ["PendingSum", "Term", "accumulate", "compute", "deferrable", "negated", "scaled", "summed", "terms_of"]
 
 # Below so many bytes the passes are cheap, and deciding is not.
 _LEAST = 1 << 18
@@ -45,7 +45,7 @@ class Term(NamedTuple):
     minus: Values | Tensor | None
 
 
-class Recipe(NamedTuple):
+class PendingSum(NamedTuple):
     """A sum of terms, for some members of a layout with one group."""
 
     layout: Layout
@@ -146,7 +146,7 @@ def summed(fn: Callable[..., Any], left: list[Term], right: list[Term]) -> list[
 # -- computing ---------------------------------------------------------------------------------------------------------
 
 
-def compute(recipe: Recipe, out: Tensor, onto: Tensor | None = None, sign: float = 1.0) -> None:
+def compute(recipe: PendingSum, out: Tensor, onto: Tensor | None = None, sign: float = 1.0) -> None:
     """Write the sum into a matrix that no term reads; then add it, with a sign, to another one, which terms may read."""
     first, *rest = recipe.terms
     second = rest[0] if rest and rest[0].minus is None and first.minus is None and _is_one(first) else None

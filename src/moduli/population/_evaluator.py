@@ -15,11 +15,11 @@ from moduli.layout import Layout
 from moduli.particles import StructureError
 
 from ._arguments import Arguments, Outputs, read_data
-from ._rule import Kind, Plan, choose, kind_of
+from ._rule import EvaluationPlan, Kind, choose, kind_of
 from ._stacked import Stacked
 from ._swap import Swap
 
-__all__ = ["Evaluator", "forward"]
+__all__ = ["MemberEvaluator", "forward"]
 
 Made = TypeVar("Made")
 
@@ -37,7 +37,7 @@ def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-class Evaluator:
+class MemberEvaluator:
     """What the populations of one template are evaluated by.
 
     Args:
@@ -61,13 +61,15 @@ class Evaluator:
         """What the model's layers allow."""
         return kind_of(self.template, self.layout)
 
-    def plan(self, fn: Any, args: Arguments, count: int, vectorize: str, chunk_size: int | None) -> Plan:
+    def plan(self, fn: Any, args: Arguments, count: int, vectorize: str, chunk_size: int | None) -> EvaluationPlan:
         """How a call is evaluated."""
         if self.refused is not None and fn is forward and vectorize == "auto":
-            return Plan("loop", 0, self.refused)
+            return EvaluationPlan("loop", 0, self.refused)
         return choose(self.kind, self.layout, count, args, fn, vectorize, chunk_size)
 
-    def attempt(self, call: Callable[[Plan], Made], plan: Plan, auto: bool, fn: Any, count: int) -> Made:
+    def attempt(
+        self, call: Callable[[EvaluationPlan], Made], plan: EvaluationPlan, auto: bool, fn: Any, count: int
+    ) -> Made:
         """Evaluate according to a plan, or in a loop where `torch.vmap` turns out to be unable to follow.
 
         Args:
@@ -91,7 +93,7 @@ class Evaluator:
             # Draw what a loop from the start would have drawn.
             torch.set_rng_state(state)
             reason = f"loop: torch.vmap cannot follow the model ({why})"
-            made = call(Plan("loop", 0, reason))
+            made = call(EvaluationPlan("loop", 0, reason))
             # That a function other than the model's own cannot be followed says nothing about the next one.
             if fn is forward:
                 self.refused = reason
@@ -109,7 +111,7 @@ class Evaluator:
     def run(
         self,
         fn: Callable[..., Any],
-        plan: Plan,
+        plan: EvaluationPlan,
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
         args: Arguments,

@@ -57,7 +57,7 @@ def of_class(
     """A population of what a class makes."""
     with _seeded(generator):
         outside = _random_states()
-        with _Recorder() as recorder:
+        with _DrawRecorder() as recorder:
             first = make(*args, **kwargs)
         if not isinstance(first, nn.Module):
             raise TypeError(f"{getattr(make, '__name__', make)!r} made a {type(first).__name__}, not a torch.nn.Module")
@@ -102,7 +102,7 @@ def _seeded(generator: torch.Generator | None) -> Iterator[None]:
         yield
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation on tensors, with the tensors it took and gave."""
 
     def __init__(self) -> None:

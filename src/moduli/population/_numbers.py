@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ._core import Core
-from ._deferred import Recipe, Term, deferrable, scaled, summed, terms_of
+from ._deferred import PendingSum, Term, deferrable, scaled, summed, terms_of
 from ._operands import check_dtype, scalar
 from ._values import Values, deferred, fresh
 
@@ -36,7 +36,7 @@ def later_pair(left: Core, right: Core, fn: Any, left_spare: bool, right_spare: 
         return None
     ours, theirs = terms_of(left, left_spare), terms_of(right, right_spare)
     terms = None if ours is None or theirs is None else summed(fn, ours, theirs)
-    return None if terms is None else deferred(Recipe(left.layout, left._count, terms))
+    return None if terms is None else deferred(PendingSum(left.layout, left._count, terms))
 
 
 def later(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) -> Values | None:
@@ -55,7 +55,7 @@ def later(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) 
         terms = None if ours is None else summed(fn, theirs, ours) if reflected else summed(fn, ours, theirs)
     else:
         return None
-    return None if terms is None else deferred(Recipe(left.layout, left._count, terms))
+    return None if terms is None else deferred(PendingSum(left.layout, left._count, terms))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

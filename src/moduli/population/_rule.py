@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
-__all__ = ["FORMS", "Kind", "Plan", "choose", "kind_of"]
+__all__ = ["FORMS", "Kind", "EvaluationPlan", "choose", "kind_of"]
 
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
@@ -49,7 +49,7 @@ _ROWS = 64
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Plan(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """How to evaluate.
 
     Attributes:
@@ -95,7 +95,9 @@ def _is_known(module: nn.Module) -> bool:
     ) or kind in _KNOWN
 
 
-def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None) -> Plan:
+def choose(
+    kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None
+) -> EvaluationPlan:
     """Choose how to evaluate.
 
     Args:
@@ -120,11 +122,11 @@ def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, c
             raise ValueError(
                 f"{layer} has no batching rule, so members are called one after the other: use vectorize='loop' or 'auto'"
             )
-        return Plan("loop", 0, f"loop: {layer} has no batching rule")
+        return EvaluationPlan("loop", 0, f"loop: {layer} has no batching rule")
     if form == "loop":
-        return Plan("loop", 0, "loop: asked for")
+        return EvaluationPlan("loop", 0, "loop: asked for")
     if count == 0 or not (len(layout) or layout.buffers):
-        return Plan("loop", 0, "loop: there is nothing to vectorise over")
+        return EvaluationPlan("loop", 0, "loop: there is nothing to vectorise over")
     plain = kind.not_plain
     if form == "stacked" and plain is not None:
         raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
@@ -137,14 +139,16 @@ def choose(kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, c
     if form == "chunked":
         return _cut("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for")
     if fitting < _FEWEST and chunk_size is None:
-        return Plan("loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache")
+        return EvaluationPlan(
+            "loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache"
+        )
     return _cut("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows")
 
 
-def _cut(form: str, count: int, block: int, why: str) -> Plan:
+def _cut(form: str, count: int, block: int, why: str) -> EvaluationPlan:
     if block >= count:
-        return Plan(form, 0, f"{form}: all members at once; {why}")
-    return Plan(form, block, f"{form}: {block} members at a time; {why}")
+        return EvaluationPlan(form, 0, f"{form}: all members at once; {why}")
+    return EvaluationPlan(form, block, f"{form}: {block} members at a time; {why}")
 
 
 def _unbatchable(template: nn.Module) -> str | None:

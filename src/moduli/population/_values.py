@@ -2,7 +2,7 @@
 
 `Values` owns the matrices. Those of a result are *unseen* until storage is asked for: no view exists of
 them yet, so a factor may wait (`pending`) to be folded into the next operation, and an operation on a result that exists
-only inside an expression may write over it. A result may also be a `Recipe` that is not computed yet (see
+only inside an expression may write over it. A result may also be a `PendingSum` that is not computed yet (see
 `_deferred`). Storage without references is used again.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moduli.layout import Group, Layout
 
-from ._deferred import Recipe, compute
+from ._deferred import PendingSum, compute
 from ._pool import Slab, take
 
 __all__ = ["Values", "deferred", "fresh", "wrap"]
@@ -38,7 +38,7 @@ class Values:
     def __init__(self, matrices: list[Tensor], slab: Slab | None = None, seen: bool = False) -> None:
         self.held = matrices
         self.pending: Any = None
-        self.recipe: Recipe | None = None
+        self.recipe: PendingSum | None = None
         self.seen = seen
         self.slab = slab
         # Results that are to be computed from these matrices before anything happens to them.
@@ -112,7 +112,7 @@ class Values:
         return self.matrices
 
 
-def deferred(recipe: Recipe) -> Values:
+def deferred(recipe: PendingSum) -> Values:
     """Values that are computed when they are asked for."""
     made = Values([])
     made.recipe = recipe

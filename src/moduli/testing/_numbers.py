@@ -9,7 +9,7 @@ import torch
 
 from ..optim import ClosureError
 from ._case import Case, NotApplicable
-from ._problems import Problem, backend, eager, moved, needs, optimizer, problem, run, same, snapshot, step
+from ._problems import LawProblem, backend, eager, moved, needs, optimizer, problem, run, same, snapshot, step
 
 __all__ = ["LAWS"]
 
@@ -45,7 +45,7 @@ def reference(case: Case) -> None:
     if case.reference is None:
         raise NotApplicable("it has no reference")
     kind = {"least squares": "bent", "": "bent"}.get(case.target, case.target)
-    ours, theirs = (Problem(kind=kind, residuals=case.target == "least squares") for _ in range(2))
+    ours, theirs = (LawProblem(kind=kind, residuals=case.target == "least squares") for _ in range(2))
     opt = optimizer(case, ours.params)
     for _ in range(2 * _STEPS):
         step(case, opt, ours)

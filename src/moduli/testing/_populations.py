@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..optim import ChainError, Need, Optimizer, closure
 from ..population import Population
 from ._case import Case, NotApplicable
-from ._problems import Problem, eager, needs, problem, same
+from ._problems import LawProblem, eager, needs, problem, same
 
 __all__ = ["LAWS"]
 
@@ -22,7 +22,7 @@ _STEPS = 4
 class _Model(nn.Module):
     """A problem as a model: calling it gives the loss."""
 
-    def __init__(self, at: Problem) -> None:
+    def __init__(self, at: LawProblem) -> None:
         super().__init__()
         self.weight, self.bias = at.params
         self.at = at

@@ -14,12 +14,12 @@ from ..optim import Closure, Module, Need, Optimizer, closure
 from ..population import Population
 from ._case import Case, NotApplicable
 
-__all__ = ["SHAPES", "Members", "Problem", "backend", "needs", "optimizer", "run", "same", "snapshot"]
+__all__ = ["SHAPES", "MemberProblem", "LawProblem", "backend", "needs", "optimizer", "run", "same", "snapshot"]
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,))
 
 
-class Problem:
+class LawProblem:
     """Parameters and residuals; the loss is half their squared norm, with minimum 0.
 
     Args:
@@ -122,13 +122,13 @@ class _Point(nn.Module):
         self.held = nn.ParameterList([nn.Parameter(param) for param in params])
 
 
-class Members(Problem):
+class MemberProblem(LawProblem):
     """The same problem for each member of a population that begins at different points; the loss is one number each.
 
     Args:
         shapes: Shapes of the parameters of one member.
         members: How many members.
-        **options: As for `Problem`.
+        **options: As for `LawProblem`.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES, *, members: int, **options: Any) -> None:
@@ -165,11 +165,11 @@ class Members(Problem):
         return self.loss()
 
 
-def problem(case: Case, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> Problem:
+def problem(case: Case, shapes: Sequence[tuple[int, ...]] = SHAPES, **options: Any) -> LawProblem:
     """The problem for structural laws: of the kind that the link's closure asks for."""
     if case.members:
-        return Members(shapes, members=case.members, **options)
-    return Problem(shapes, residuals=case.target == "least squares", **options)
+        return MemberProblem(shapes, members=case.members, **options)
+    return LawProblem(shapes, residuals=case.target == "least squares", **options)
 
 
 def needs(links: Sequence[Module]) -> frozenset[Need]:
@@ -187,7 +187,7 @@ def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
     return Optimizer(params, *case.links(), **options)
 
 
-def step(case: Case, opt: torch.optim.Optimizer, at: Problem) -> None:
+def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem) -> None:
     """One step, with a closure where the case needs one."""
     if case.closure or case.target == "least squares":
         opt.step(at.closure())
@@ -196,7 +196,7 @@ def step(case: Case, opt: torch.optim.Optimizer, at: Problem) -> None:
         opt.step()
 
 
-def run(case: Case, at: Problem, steps: int, **options: Any) -> Optimizer:
+def run(case: Case, at: LawProblem, steps: int, **options: Any) -> Optimizer:
     """Run a new optimizer for some steps."""
     opt = optimizer(case, at.params, **options)
     for _ in range(steps):

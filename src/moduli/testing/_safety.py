@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..optim import Module, Optimizer, flatten
 from ._case import Case, NotApplicable
-from ._problems import Problem, eager, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, eager, optimizer, problem, same, snapshot, step
 from ._settings import arguments, numbers
 
 __all__ = ["LAWS"]
@@ -23,7 +23,7 @@ class _Boom(RuntimeError):
     pass
 
 
-def _counting(at: Problem, fail_at: int | None) -> tuple[Callable[[], Tensor], list[int]]:
+def _counting(at: LawProblem, fail_at: int | None) -> tuple[Callable[[], Tensor], list[int]]:
     count = [0]
 
     def answer() -> Tensor:
@@ -40,7 +40,7 @@ def errors(case: Case) -> None:
     """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
     from ..optim import closure
 
-    def begin() -> tuple[Problem, Optimizer]:
+    def begin() -> tuple[LawProblem, Optimizer]:
         at = problem(case)
         opt = optimizer(case, at.params)
         opt.step(at.closure())

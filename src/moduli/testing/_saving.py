@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from ..optim import Module, Optimizer
 from ._case import Case
-from ._problems import Members, Problem, eager, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, MemberProblem, eager, optimizer, problem, same, snapshot, step
 
 __all__ = ["LAWS"]
 
 _NAMES = ("weight", "bias")
 
 
-def _named(at: Problem) -> Any:
-    return at.params if isinstance(at, Members) else list(zip(_NAMES, at.params, strict=True))
+def _named(at: LawProblem) -> Any:
+    return at.params if isinstance(at, MemberProblem) else list(zip(_NAMES, at.params, strict=True))
 
 
-def _begin(case: Case, steps: int = 3) -> tuple[Problem, Optimizer]:
+def _begin(case: Case, steps: int = 3) -> tuple[LawProblem, Optimizer]:
     at = problem(case)
     opt = optimizer(case, _named(at))
     for _ in range(steps):
@@ -32,7 +32,7 @@ def _begin(case: Case, steps: int = 3) -> tuple[Problem, Optimizer]:
     return at, opt
 
 
-def _go_on(case: Case, opt: Optimizer, at: Problem, steps: int = 3) -> list[Tensor]:
+def _go_on(case: Case, opt: Optimizer, at: LawProblem, steps: int = 3) -> list[Tensor]:
     torch.manual_seed(5)
     for _ in range(steps):
         step(case, opt, at)
@@ -46,7 +46,7 @@ def _through_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def _copied(at: Problem, case: Case) -> Problem:
+def _copied(at: LawProblem, case: Case) -> LawProblem:
     other = problem(case)
     with torch.no_grad():
         for mine, theirs in zip(other.params, at.params, strict=True):
@@ -86,11 +86,11 @@ def loaded_in_place(case: Case) -> None:
 class _Holder(nn.Module):
     """A model and its optimizer, copied together so that the copy moves its own parameters."""
 
-    def __init__(self, opt: Optimizer, at: Problem) -> None:
+    def __init__(self, opt: Optimizer, at: LawProblem) -> None:
         super().__init__()
         self.opt = opt
-        self.population = at.subject if isinstance(at, Members) else None
-        self.params = nn.ParameterList([] if isinstance(at, Members) else at.params)
+        self.population = at.subject if isinstance(at, MemberProblem) else None
+        self.params = nn.ParameterList([] if isinstance(at, MemberProblem) else at.params)
 
 
 def _copy_law(case: Case, law: str, copied: Any) -> None:
@@ -100,7 +100,7 @@ def _copy_law(case: Case, law: str, copied: Any) -> None:
     except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
         raise case.fail(law, f"it can't be copied: {error}") from error
     other = problem(case)
-    if isinstance(other, Members):
+    if isinstance(other, MemberProblem):
         other.adopt(twin.population)
     else:
         other.params = list(twin.params)

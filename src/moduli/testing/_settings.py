@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..optim import FusedRun, Module, Optimizer, Schedule
 from ._case import Case, NotApplicable
-from ._problems import Problem, eager, moved, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, eager, moved, optimizer, problem, same, snapshot, step
 
 __all__ = ["LAWS", "numbers"]
 
@@ -41,7 +41,7 @@ def _all(links: Sequence[Module], name: str) -> Iterator[Module]:
 
 
 def _trial(
-    case: Case, change: Callable[[Optimizer, Problem], None], groups: Any = None, steps: int = 3
+    case: Case, change: Callable[[Optimizer, LawProblem], None], groups: Any = None, steps: int = 3
 ) -> list[Tensor]:
     at = problem(case)
     opt = optimizer(case, at.params if groups is None else groups(at.params))
@@ -61,18 +61,18 @@ def groups(case: Case) -> None:
     for name, key, value in found:
         new = _other(value)
 
-        def by_default(opt: Optimizer, at: Problem, name: str = name, key: str = key, new: float = new) -> None:
+        def by_default(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, new: float = new) -> None:
             for link in _all(opt.modules, name):
                 link.defaults[key] = new
             # What the optimizer shows to schedulers is older than this change.
             for group in opt.param_groups:
                 group.pop(key, None)
 
-        def by_link(opt: Optimizer, at: Problem, name: str = name, key: str = key, new: float = new) -> None:
+        def by_link(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, new: float = new) -> None:
             for link in _all(opt.modules, name):
                 link.set_param_groups([{"params": at.params, key: new}])
 
-        def nothing(opt: Optimizer, at: Problem) -> None: ...
+        def nothing(opt: Optimizer, at: LawProblem) -> None: ...
 
         def addressed(params: Any, key: str = f"{name}.{key}", new: float = new) -> Any:
             return [{"params": params, key: new}]
@@ -195,7 +195,7 @@ def functions(case: Case) -> None:
                     ) from error
                 continue
 
-        def schedule(opt: Optimizer, at: Problem, name: str = name, key: str = key, value: Any = function) -> None:
+        def schedule(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, value: Any = function) -> None:
             for part in _all(opt.modules, name):
                 if part.defaults[key] == value.fn.value:
                     part.defaults[key] = value
