@@ -53,7 +53,13 @@ def reducing_over(group: Any, counted: Sequence[bool]) -> Iterator[None]:
 
 
 def over_processes() -> tuple[Any, Sequence[bool]] | None:
-    """The group and the flags of the block around this call, see `reducing_over`; None outside one."""
+    """The group and the flags of the block around this call, see `reducing_over`; None outside one.
+
+    Example:
+        >>> from moduli import kernels
+        >>> kernels.over_processes() is None
+        True
+    """
     return _scope.get()
 
 
