@@ -62,12 +62,13 @@ test-torch: $(VENV)/.run  ## the tests with another torch: make test-torch VERSI
 mutants: $(VENV)/.ready  ## break links line by line and see whether their quick tests notice: make mutants ARGS='Dion LMO'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, and their front doors
+lint: $(VENV)/.ready  ## ruff, mypy --strict, the order of the rooms, their front doors, and their names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_rooms.py
+	@$(BIN)/python tools/check_names.py
 
 docs: $(VENV)/.ready  ## draw the picture of the README if its race is new, and build the site into site/
 	@$(BIN)/python docs/img/draw.py

@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 RENAMED = {
+    "moduli.lab": {"Chain": "ParsedChain", "ChainError": "ChainSyntaxError", "Reason": "RunReason"},
     "moduli.linalg": {"Sum": "OperatorSum", "Product": "OperatorProduct", "Solution": "LinearSolution"},
 }
 

@@ -80,6 +80,30 @@ def test_only_front_doors_are_used(rules, tmp_path, code, refused):
     assert bool(list(rules.check(tmp_path / "house"))) is refused
 
 
+@pytest.fixture(scope="module")
+def names():
+    spec = importlib.util.spec_from_file_location("check_names", TOOL.with_name("check_names.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_names_are_unique_and_words_are_the_fields(names):
+    assert list(names.check(names.SOURCE)) == []
+
+
+def test_repeated_names_and_vague_words_are_found(names, tmp_path):
+    write(tmp_path, "evolve/pso.py", "class PSO: ...")
+    write(tmp_path, "m/evolution/_links.py", "class PSO: ...")  # an algorithm and its link
+    write(tmp_path, "io/_a.py", "class Plan: ...")
+    assert list(names.check(tmp_path / "house")) == []
+    write(tmp_path, "labels/_b.py", "class Plan: ...  # for whoever asks")
+    assert list(names.check(tmp_path / "house")) == [
+        "labels/_b.py:1: 'whoever' names nothing; say what it is",
+        "Plan: 2 classes of one name: io/_a.py:1, labels/_b.py:1",
+    ]
+
+
 def write(folder, name, code):
     path = folder / "house" / name
     path.parent.mkdir(parents=True, exist_ok=True)

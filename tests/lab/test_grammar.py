@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moduli.lab import Chain, ChainError, Link, catalogue, contender, parse
+from moduli.lab import ChainSyntaxError, Link, ParsedChain, catalogue, contender, parse
 from moduli.lab import _grammar as grammar
 
 words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
@@ -28,7 +28,7 @@ def grouped(values):
 def linked(values):
     keywords = st.lists(st.tuples(words, values), max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
     links = st.builds(Link, names, st.lists(values, max_size=2).map(tuple), keywords)
-    return st.lists(links, min_size=1, max_size=3).map(lambda found: Chain(tuple(found)))
+    return st.lists(links, min_size=1, max_size=3).map(lambda found: ParsedChain(tuple(found)))
 
 
 chains = linked(st.recursive(plain, lambda inner: grouped(inner) | linked(inner), max_leaves=6))
@@ -53,7 +53,7 @@ def test_what_is_printed_is_read_back(chain):
 def test_any_text_is_a_chain_or_an_error_with_a_place(text):
     try:
         chain = parse(text)
-    except ChainError as error:
+    except ChainSyntaxError as error:
         column, lines = error.column, str(error).splitlines()
         assert 1 <= column <= len(text) + 1
         if len(lines) == 3:
@@ -69,7 +69,7 @@ def test_names_are_only_looked_up_in_the_catalogue(text):
     """A chain that can be built is made of catalogue entries; everything else is refused before anything is made."""
     try:
         made = contender(text)
-    except ChainError:
+    except ChainSyntaxError:
         return
     assert all(link.name in catalogue.entries() for link in parse(made.source).links)
 
@@ -93,7 +93,7 @@ def test_names_are_only_looked_up_in_the_catalogue(text):
 )
 def test_code_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ChainError):
+    with pytest.raises(ChainSyntaxError):
         contender(text)
     assert not list(tmp_path.iterdir())
 
@@ -131,7 +131,7 @@ def test_code_is_refused(text, tmp_path, monkeypatch):
     ],
 )
 def test_errors_point_at_the_column(text, column, fact):
-    with pytest.raises(ChainError) as caught:
+    with pytest.raises(ChainSyntaxError) as caught:
         parse(text)
     assert caught.value.column == column
     assert fact in caught.value.fact
@@ -168,7 +168,7 @@ def test_values_mean_what_they_mean_in_python():
     ],
 )
 def test_chains_that_cannot_be_built_say_why(text, message):
-    with pytest.raises(ChainError) as caught:
+    with pytest.raises(ChainSyntaxError) as caught:
         contender(text)
     assert message in str(caught.value)
     assert "^" in str(caught.value)
@@ -176,7 +176,7 @@ def test_chains_that_cannot_be_built_say_why(text, message):
 
 def test_a_long_chain_is_shown_around_the_error():
     text = " | ".join(["LR(1)"] * 100) + " | Adma"
-    with pytest.raises(ChainError) as caught:
+    with pytest.raises(ChainSyntaxError) as caught:
         contender(text)
     lines = str(caught.value).splitlines()
     assert len(lines[1]) <= 102

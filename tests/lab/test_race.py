@@ -14,7 +14,7 @@ import torch
 
 from lab import rogues
 from moduli import lab
-from moduli.lab import Reason, problems, race
+from moduli.lab import RunReason, problems, race
 from moduli.lab._tasks import Task
 
 FIELD = ["torch.SGD(lr=0.001)", "Adam | LR(0.05)", "Population(6, spread=0.3) | Adam | LR(0.05)"]
@@ -97,19 +97,19 @@ def test_a_run_is_the_plain_loop():
 def test_reasons():
     sphere = problems.get("sphere-10")
     cases = [
-        (rogues.tame, 500, 30, Reason.REACHED),
-        (rogues.tame, 5, 30, Reason.BUDGET),
-        (rogues.diverging, 500, 30, Reason.DIVERGED),
-        (rogues.raising, 500, 30, Reason.CRASHED),
-        (rogues.idle, 500, 30, Reason.STOPPED),
-        (rogues.swallowing, 50, 30, Reason.BUDGET),
-        (rogues.tame, 500, 0.0, Reason.TIME),
+        (rogues.tame, 500, 30, RunReason.REACHED),
+        (rogues.tame, 5, 30, RunReason.BUDGET),
+        (rogues.diverging, 500, 30, RunReason.DIVERGED),
+        (rogues.raising, 500, 30, RunReason.CRASHED),
+        (rogues.idle, 500, 30, RunReason.STOPPED),
+        (rogues.swallowing, 50, 30, RunReason.BUDGET),
+        (rogues.tame, 500, 0.0, RunReason.TIME),
     ]
     for factory, budget, seconds, reason in cases:
         record = lab.run(sphere, lab.contender(factory), 0, budget=budget, seconds=seconds)
         assert record["reason"] == str(reason), factory
         json.dumps(record, allow_nan=False)
-        assert Reason(record["reason"]).failed == (factory in (rogues.diverging, rogues.raising))
+        assert RunReason(record["reason"]).failed == (factory in (rogues.diverging, rogues.raising))
     record = lab.run(sphere, lab.contender(rogues.raising), 0, budget=50)
     assert "ZeroDivisionError: by design" in record["detail"]
     assert "rogues.py" in record["traceback"]
@@ -128,14 +128,14 @@ def test_rogues_are_rows_and_stop_no_other_run():
     ]
     results = race(["sphere-10"], [*field, rogues.talking], seeds=1, budget=100, seconds=0.5, workers=4)
     rows = {run["contender"]: run for run in results.runs}
-    assert rows["tame"]["reason"] == Reason.REACHED
-    assert rows["talking"]["reason"] == Reason.REACHED
-    assert rows["raising"]["reason"] == Reason.CRASHED
-    assert rows["hanging"]["reason"] == rows["stubborn"]["reason"] == Reason.HUNG
-    assert (rows["dying"]["reason"], rows["dying"]["detail"]) == (Reason.KILLED, "by SIGKILL")
+    assert rows["tame"]["reason"] == RunReason.REACHED
+    assert rows["talking"]["reason"] == RunReason.REACHED
+    assert rows["raising"]["reason"] == RunReason.CRASHED
+    assert rows["hanging"]["reason"] == rows["stubborn"]["reason"] == RunReason.HUNG
+    assert (rows["dying"]["reason"], rows["dying"]["detail"]) == (RunReason.KILLED, "by SIGKILL")
     assert rows["faulting"]["detail"] == "by SIGSEGV"
     assert "rogues.py" in rows["faulting"]["traceback"]
-    assert rows["exiting"]["reason"] == Reason.CRASHED
+    assert rows["exiting"]["reason"] == RunReason.CRASHED
     assert "code 7" in rows["exiting"]["detail"]
     assert all(row["failed"] == (row["contender"] not in ("tame", "talking")) for row in lab.summary(results))
     assert lab.report(results)
@@ -154,7 +154,7 @@ def test_what_cannot_be_sent_is_refused_before_the_race():
         ({"seeds": 0}, ValueError, "at least one seed"),
         ({"contenders": ["LR(1)", "LR( 1 )"]}, ValueError, "twice"),
         ({"problems": ["sphere"]}, problems.UnknownProblemError, "did you mean"),
-        ({"contenders": ["LRR(1)"]}, lab.ChainError, "did you mean"),
+        ({"contenders": ["LRR(1)"]}, lab.ChainSyntaxError, "did you mean"),
         ({"contenders": [3]}, TypeError, "a chain or a function"),
         ({"budget": 0}, ValueError, "at least one evaluation"),
         ({"threads": 0}, ValueError, "at least one thread"),
@@ -244,7 +244,7 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
     child.wait(600)
     runs = lab.Results.read(kept).runs
     assert 2 <= len(runs) < 24
-    assert all(run["reason"] == Reason.BUDGET for run in runs)
+    assert all(run["reason"] == RunReason.BUDGET for run in runs)
     while any(Path(f"/proc/{pid}").exists() for pid in servers):
         time.sleep(0.05)
 
@@ -260,7 +260,7 @@ def test_a_server_that_dies_is_replaced(tmp_path):
                 pool.server.kill()
             if "reason" in message:
                 found[number] = message["reason"]
-    assert found == {0: Reason.KILLED, 1: Reason.TIME, 2: Reason.TIME}
+    assert found == {0: RunReason.KILLED, 1: RunReason.TIME, 2: RunReason.TIME}
 
 
 # -- problems of the user ---------------------------------------------------------------------------------------------

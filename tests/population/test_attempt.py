@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from moduli.population import Population
-from moduli.population._evaluator import MemberEvaluator
+from moduli.population._evaluator import PopulationEvaluator
 from population.helpers import close, copies, same_members
 
 
@@ -82,7 +82,7 @@ SHORTAGES = [
 def test_out_of_memory_names_the_chunk_and_changes_nothing(monkeypatch, error, gradients):
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     pop, x = Population.of(net, 6, init=0.1).to(torch.float64), torch.randn(4, 3, dtype=torch.float64)
-    nets, done, real = copies(pop), [], MemberEvaluator._map
+    nets, done, real = copies(pop), [], PopulationEvaluator._map
 
     def short(*args):
         made = real(*args)
@@ -91,7 +91,7 @@ def test_out_of_memory_names_the_chunk_and_changes_nothing(monkeypatch, error, g
             raise error
         return made
 
-    monkeypatch.setattr(MemberEvaluator, "_map", short)
+    monkeypatch.setattr(PopulationEvaluator, "_map", short)
     with pytest.raises(MemoryError, match=r"2 of 6 members at a time .* chunk_size below 2"):
         pop.gradients(lambda f: f(x).sum(), chunk_size=2) if gradients else pop(x, chunk_size=2)
     assert len(done) == 2
@@ -104,7 +104,7 @@ def test_out_of_memory_of_sequences(monkeypatch):
         raise SHORTAGES[0]
 
     pop = Population.of(nn.Sequential(nn.Linear(3, 2)), 6)
-    monkeypatch.setattr(MemberEvaluator, "_stack", short)
+    monkeypatch.setattr(PopulationEvaluator, "_stack", short)
     with torch.no_grad(), pytest.raises(MemoryError, match="chunk_size below 6"):
         pop(torch.ones(40, 3))
 

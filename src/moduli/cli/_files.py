@@ -148,7 +148,7 @@ def _existing(file: Path) -> None:
 
 def _option(text: str) -> tuple[str, Any]:
     """`name=value`, the value written as in a chain, or numbers by layer: read by a parser, so nothing is run."""
-    from ..lab import ChainError, parse
+    from ..lab import ChainSyntaxError, parse
     from ..merge import MergeError, layered
 
     name, equals, value = text.partition("=")
@@ -159,7 +159,7 @@ def _option(text: str) -> tuple[str, Any]:
             wrong(f"--set {text}: {error}")
     try:
         found = parse(f"option({text})")
-    except ChainError as error:
+    except ChainSyntaxError as error:
         wrong(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
     if len(found.links) != 1 or found.links[0].args or len(found.links[0].kwargs) != 1:
         wrong(f"--set {text}: write it as t=0.3 or weights=[2, 1]")

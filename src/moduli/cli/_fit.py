@@ -49,7 +49,7 @@ def fit(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from .. import io
-    from ..lab import ChainError, Ended, ProblemFileError
+    from ..lab import ChainSyntaxError, Ended, ProblemFileError
     from ..lab import fit as fit_problem
 
     if resume and output is None:
@@ -80,7 +80,7 @@ def fit(
                 course, chain, steps=steps, target=target, seconds=math.inf if seconds is None else seconds, seed=seed,
                 out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
-        except ChainError as error:
+        except ChainSyntaxError as error:
             wrong(str(error))
         except io.CheckpointError as error:
             fail(str(error))

@@ -95,7 +95,7 @@ def race(
     else:
         try:
             field = [_labelled(text) for text in chain] if chain else lab.default_field()
-        except lab.ChainError as error:
+        except lab.ChainSyntaxError as error:
             wrong(str(error))
         given = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
@@ -111,7 +111,7 @@ def race(
             results = lab.race(
                 **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=watch
             )
-    except lab.ChainError as error:
+    except lab.ChainSyntaxError as error:
         wrong(str(error))
     except (lab.problems.UnknownProblemError, lab.ProblemFileError, ModuleNotFoundError) as error:
         wrong(str(error))
@@ -215,7 +215,7 @@ def _repeated(path: Path, given: list[str]) -> dict[str, Any]:
         contenders = [lab.contender(c["source"], label=c["label"]) for c in header["contenders"]]
     except lab.ResultsError as error:
         fail(str(error))
-    except lab.ChainError as error:
+    except lab.ChainSyntaxError as error:
         wrong(f"{path} cannot be repeated: {error}")
     references = [p["reference"] for p in header["problems"]]
     unsaid = [each for each in references if file_of(each) is not None and each not in given]
@@ -255,7 +255,7 @@ class _RaceProgress:
             self.running[key] = number(message["value"], 3)
         elif event == "end":
             self.running.pop(key, None)
-            if lab.Reason(message["reason"]).failed:
+            if lab.RunReason(message["reason"]).failed:
                 what = f"{message['contender']} on {message['problem']}, seed {message['seed']}"
                 told = escape(f"{what}: {message['reason']}, {message['detail']}")
                 self.console.print(told, markup=False, style="yellow")

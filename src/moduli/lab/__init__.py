@@ -11,14 +11,15 @@
 The `moduli` command is a thin layer over this room.
 """
 
+from .._deprecated import rename
 from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
 from ._default import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
 from ._fit import Ended, Fit, fit
-from ._grammar import Chain, ChainError, Link, parse
+from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
 from ._picture import picture, write_picture
 from ._race import race
-from ._reasons import Reason
+from ._reasons import RunReason
 from ._reference import ProblemFileError, as_problem, load_problem
 from ._report import command_for, report, write_report
 from ._results import Results, ResultsError, check_table, flat_rows, write_table
@@ -28,14 +29,14 @@ from ._statistics import curves, profiles, quantile, summary
 __all__ = [
     "problems",
     "catalogue",
-    "Chain",
-    "ChainError",
+    "ParsedChain",
+    "ChainSyntaxError",
     "Link",
     "parse",
     "Contender",
     "Entrant",
     "contender",
-    "Reason",
+    "RunReason",
     "run",
     "race",
     "DEFAULT_BUDGET",
@@ -63,3 +64,5 @@ __all__ = [
     "as_problem",
     "load_problem",
 ]
+
+__getattr__ = rename(__name__, {"Chain": "ParsedChain", "ChainError": "ChainSyntaxError", "Reason": "RunReason"})

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import catalogue
-from ._grammar import Chain, parse
+from ._grammar import ParsedChain, parse
 
 __all__ = ["Contender", "Entrant", "contender"]
 
@@ -98,13 +98,13 @@ class Contender:
 
 @dataclass(frozen=True)
 class _FromChain:
-    chain: Chain
+    chain: ParsedChain
 
     def __call__(self, model: nn.Module) -> Entrant:
         return Entrant(model, *catalogue.build(self.chain, model))
 
 
-def contender(spec: str | Chain | Callable[[nn.Module], Any] | Contender, label: str | None = None) -> Contender:
+def contender(spec: str | ParsedChain | Callable[[nn.Module], Any] | Contender, label: str | None = None) -> Contender:
     """Make a contender.
 
     Args:
@@ -113,14 +113,14 @@ def contender(spec: str | Chain | Callable[[nn.Module], Any] | Contender, label:
         label: What reports call it; without it, the chain, or the function's name.
 
     Raises:
-        ChainError: When the text is no chain, or names what does not exist.
+        ChainSyntaxError: When the text is no chain, or names what does not exist.
 
     >>> contender("torch.SGD( lr=0.1 )").label
     'torch.SGD(lr=0.1)'
     """
     if isinstance(spec, Contender):
         return spec if label is None else Contender(label, spec.source, spec.factory)
-    if isinstance(spec, str | Chain):
+    if isinstance(spec, str | ParsedChain):
         chain = parse(spec) if isinstance(spec, str) else spec
         catalogue.check(chain)
         return Contender(label or str(chain), str(chain), _FromChain(chain))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import catalogue
 from ._contender import Contender, contender
-from ._grammar import Chain, parse
+from ._grammar import ParsedChain, parse
 
 __all__ = ["DEFAULT_BUDGET", "DEFAULT_FIELD", "DEFAULT_PROBLEMS", "default_field"]
 
@@ -46,9 +46,9 @@ def default_field() -> list[Contender]:
     return [contender(chain, label=label) for label, chain in chains if _names(chain) <= catalogue.entries().keys()]
 
 
-def _names(chain: Chain) -> set[str]:
+def _names(chain: ParsedChain) -> set[str]:
     found = {link.name for link in chain.links}
     for link in chain.links:
         for value in (*link.args, *(value for _, value in link.kwargs)):
-            found |= _names(value) if isinstance(value, Chain) else set()
+            found |= _names(value) if isinstance(value, ParsedChain) else set()
     return found

@@ -20,7 +20,7 @@ import torch
 from .. import io
 from ._contender import Contender, Entrant, contender
 from ._errors import readable, standard_errors
-from ._grammar import Chain
+from ._grammar import ParsedChain
 from ._meter import Meter
 from ._run import closure_for
 from .problems import Problem
@@ -84,7 +84,7 @@ class Fit:
 
 def fit(
     problem: Problem,
-    chain: str | Chain | Contender,
+    chain: str | ParsedChain | Contender,
     *,
     steps: int = 1000,
     target: float | None = None,

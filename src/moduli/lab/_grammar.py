@@ -20,15 +20,15 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Chain", "ChainError", "Link", "Value", "parse"]
+__all__ = ["ParsedChain", "ChainSyntaxError", "Link", "Value", "parse"]
 
 LONGEST = 20_000
 DEEPEST = 40
 
-Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | Chain | None"
+Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | ParsedChain | None"
 
 
-class ChainError(ValueError):
+class ChainSyntaxError(ValueError):
     """A chain that cannot be read or built; the message shows where.
 
     Args:
@@ -37,7 +37,7 @@ class ChainError(ValueError):
         column: Where, counted from 1.
         width: How many characters are meant.
 
-    >>> print(ChainError("unknown name 'Adma'", "Adma | LR(1)", 1, 4))
+    >>> print(ChainSyntaxError("unknown name 'Adma'", "Adma | LR(1)", 1, 4))
     unknown name 'Adma' (column 1)
       Adma | LR(1)
       ^^^^
@@ -84,7 +84,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ParsedChain:
     """Links in the order in which they act.
 
     Attributes:
@@ -102,14 +102,14 @@ class Chain:
         return " | ".join(map(str, self.links))
 
 
-def parse(source: str) -> Chain:
+def parse(source: str) -> ParsedChain:
     """Read a chain.
 
     Args:
         source: The text.
 
     Raises:
-        ChainError: When the text is no chain; the message points at the column.
+        ChainSyntaxError: When the text is no chain; the message points at the column.
 
     >>> chain = parse("LevenbergMarquardt(GaussNewton) | LR([1, 2.5], name='a')")
     >>> chain.links[0].args[0].links[0].name, chain.links[1].kwargs
@@ -118,14 +118,14 @@ def parse(source: str) -> Chain:
     True
     """
     if len(source) > LONGEST:
-        raise ChainError(f"a chain has at most {LONGEST} characters, this one has {len(source)}")
+        raise ChainSyntaxError(f"a chain has at most {LONGEST} characters, this one has {len(source)}")
     line = re.sub(r"\s", " ", source)
     if not line.strip():
-        raise ChainError("a chain needs at least one link", source)
+        raise ChainSyntaxError("a chain needs at least one link", source)
     tree, reader = _tree(source, line), _ChainReader(source, line)
     rest = line.lstrip().encode()[tree.end_col_offset :].decode()
     if "#" in rest:  # Python takes it for a comment, and would drop it in silence
-        raise ChainError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
+        raise ChainSyntaxError("'#' has no meaning in a chain", source, len(source) - len(rest) + rest.index("#") + 1)
     return reader.chain(tree, 0)
 
 
@@ -142,9 +142,9 @@ def _tree(source: str, line: str) -> ast.expr:
             fact = "this cannot be read: links are joined by '|', and arguments by ','"
         # Without an offset, something is missing at the end.
         column = min(error.offset + blanks, len(source) + 1) if error.offset else len(source) + 1
-        raise ChainError(fact, source, column) from error
+        raise ChainSyntaxError(fact, source, column) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ChainError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
+        raise ChainSyntaxError(f"this cannot be read: {error or 'it nests too deeply'}", source) from error
 
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
@@ -162,11 +162,11 @@ class _ChainReader:
         offset = (node.end_col_offset or 0) if end else node.col_offset
         return len(self.bytes[:offset].decode()) + 1 + self.blanks
 
-    def refuse(self, node: ast.expr | ast.keyword, fact: str) -> ChainError:
+    def refuse(self, node: ast.expr | ast.keyword, fact: str) -> ChainSyntaxError:
         at = self.column(node)
-        return ChainError(fact, self.source, at, self.column(node, end=True) - at)
+        return ChainSyntaxError(fact, self.source, at, self.column(node, end=True) - at)
 
-    def chain(self, node: ast.expr, depth: int) -> Chain:
+    def chain(self, node: ast.expr, depth: int) -> ParsedChain:
         links: list[Link] = []
         waiting = [node]
         while waiting:
@@ -175,7 +175,7 @@ class _ChainReader:
                 waiting += [node.right, node.left]
             else:
                 links.append(self.link(node, depth))
-        return Chain(tuple(links), self.source)
+        return ParsedChain(tuple(links), self.source)
 
     def link(self, node: ast.expr, depth: int) -> Link:
         if not isinstance(node, ast.Call):
@@ -227,4 +227,4 @@ def _print(value: Value) -> str:
         return f"[{', '.join(map(_print, value))}]"
     if isinstance(value, tuple):
         return f"({', '.join(map(_print, value))}{',' if len(value) == 1 else ''})"
-    return str(value) if isinstance(value, Chain) else repr(value)
+    return str(value) if isinstance(value, ParsedChain) else repr(value)

@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from ._reasons import Reason
+from ._reasons import RunReason
 
 __all__ = ["Meter", "RunEnd"]
 
@@ -21,7 +21,7 @@ LOST = 40
 class RunEnd(BaseException):
     """Raised out of a closure to end the run. No error, so that no `except Exception` in an optimizer swallows it."""
 
-    def __init__(self, reason: Reason, detail: str = "") -> None:
+    def __init__(self, reason: RunReason, detail: str = "") -> None:
         super().__init__(str(reason))
         self.reason, self.detail = reason, detail
 
@@ -39,7 +39,7 @@ class Meter:
 
     def __init__(
         self, budget: int, seconds: float, target: float | None, progress: Callable[[int, float], None] | None = None,
-        reached: Reason = Reason.REACHED,
+        reached: RunReason = RunReason.REACHED,
     ) -> None:  # fmt: skip
         self.reached = reached
         self.budget, self.limit, self.target, self.progress = budget, seconds, target, progress
@@ -62,9 +62,9 @@ class Meter:
     def before(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
         if self.evaluations >= self.budget:
-            raise RunEnd(Reason.BUDGET)
+            raise RunEnd(RunReason.BUDGET)
         if self.seconds() > self.limit:
-            raise RunEnd(Reason.TIME, f"more than {self.limit:g} seconds")
+            raise RunEnd(RunReason.TIME, f"more than {self.limit:g} seconds")
 
     def count(self, evaluations: int, gradients: int) -> None:
         """Count evaluations, and how many of them had gradients."""
@@ -76,7 +76,7 @@ class Meter:
         self.digest.update(struct.pack("<d", loss))
         self.lost = 0 if math.isfinite(loss) else self.lost + 1
         if self.lost >= LOST:
-            raise RunEnd(Reason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
+            raise RunEnd(RunReason.DIVERGED, f"the loss was {loss} in {LOST} evaluations in a row")
 
     def value(self, value: float) -> None:
         """The value the run is judged by, now."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from ._reasons import Reason
+from ._reasons import RunReason
 from ._tasks import Task, record_without_run
 
 __all__ = ["RunPool"]
@@ -94,11 +94,11 @@ class RunPool:
                 self._order(number, tasks[number])
             try:
                 arrived = self.connection.recv() if self.connection.poll(0.25) else None
-                reason, fact = Reason.KILLED, ""
+                reason, fact = RunReason.KILLED, ""
             except (EOFError, OSError):
-                reason, fact = Reason.KILLED, "the server of processes died"
+                reason, fact = RunReason.KILLED, "the server of processes died"
             if not self.ready and time.monotonic() - self.began > STARTUP:
-                reason, fact = Reason.HUNG, f"the server of processes did not start within {STARTUP:g} seconds"
+                reason, fact = RunReason.HUNG, f"the server of processes did not start within {STARTUP:g} seconds"
             if fact:
                 # What ran in it has no other witness. One that could not begin would not the next time either.
                 running |= {} if self.ready else {number: {} for number in waiting}

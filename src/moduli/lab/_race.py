@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ._contender import Contender, contender
-from ._grammar import Chain
+from ._grammar import ParsedChain
 from ._pool import RunPool
 from ._results import Results, Writer, header
 from ._tasks import Task, execute, resolve
@@ -20,7 +20,7 @@ from .problems import Problem
 
 __all__ = ["race"]
 
-Spec = str | Chain | Contender | Callable[[nn.Module], Any]
+Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
 Messages = Generator[tuple[int, dict[str, Any]], None, None]
 
@@ -64,7 +64,7 @@ def race(
             counts the runs that the race has, those of an earlier sitting included.
 
     Raises:
-        ChainError: When a contender is no chain.
+        ChainSyntaxError: When a contender is no chain.
         UnknownProblemError: When there is no such problem.
         ModuleNotFoundError: When a problem needs a package that is not installed.
         ResultsError: When `file` is to be continued but holds something else.

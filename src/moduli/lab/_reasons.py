@@ -2,13 +2,13 @@
 
 from enum import StrEnum
 
-__all__ = ["Reason"]
+__all__ = ["RunReason"]
 
 
-class Reason(StrEnum):
+class RunReason(StrEnum):
     """Why a run ended, as a sentence.
 
-    >>> print(Reason.REACHED)
+    >>> print(RunReason.REACHED)
     reached the optimum
     """
 
@@ -25,4 +25,4 @@ class Reason(StrEnum):
     @property
     def failed(self) -> bool:
         """Whether the run has no result that could be compared: it broke, or left the numbers."""
-        return self in (Reason.DIVERGED, Reason.CRASHED, Reason.HUNG, Reason.KILLED)
+        return self in (RunReason.DIVERGED, RunReason.CRASHED, RunReason.HUNG, RunReason.KILLED)

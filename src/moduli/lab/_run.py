@@ -14,7 +14,7 @@ from torch import nn
 
 from ._contender import Contender, Entrant
 from ._meter import Meter, RunEnd
-from ._reasons import Reason
+from ._reasons import RunReason
 from ._reference import ProblemFileError
 from .problems import Problem
 
@@ -61,12 +61,12 @@ def run(
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-    reached = Reason.REACHED if target is None else Reason.TARGET
+    reached = RunReason.REACHED if target is None else RunReason.TARGET
     if target is None and problem.optimum is not None and problem.exact:
         target = problem.optimum + problem.tolerance
     meter = Meter(budget, seconds, target, progress, reached)
     tracks = _Tracks(problem)
-    reason, detail, trace = Reason.CRASHED, "", ""
+    reason, detail, trace = RunReason.CRASHED, "", ""
     try:
         with meter.aside():
             model = problem.model(seed)
@@ -113,13 +113,13 @@ def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, ge
         with meter.aside():
             tracks.look(entrant)
             if not entrant.finite():
-                raise RunEnd(Reason.DIVERGED, "a parameter is no longer a finite number")
+                raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
             if problem.noisy and meter.due:
                 meter.value(problem.measure(entrant.best()))
         if entrant.finished:
-            raise RunEnd(Reason.STOPPED, entrant.finished)
+            raise RunEnd(RunReason.STOPPED, entrant.finished)
         if idle >= IDLE:
-            raise RunEnd(Reason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
+            raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
         meter.before()
 
 

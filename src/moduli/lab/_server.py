@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from ._reasons import Reason
+from ._reasons import RunReason
 
 __all__ = ["serve"]
 
@@ -117,11 +117,11 @@ class _Child:
         from ._tasks import record_without_run
 
         if self.late:
-            return record_without_run(self.last, Reason.HUNG, "it did not come back within its time", trace)
+            return record_without_run(self.last, RunReason.HUNG, "it did not come back within its time", trace)
         if code < 0:
-            return record_without_run(self.last, Reason.KILLED, f"by {signal.Signals(-code).name}", trace)
+            return record_without_run(self.last, RunReason.KILLED, f"by {signal.Signals(-code).name}", trace)
         detail = trace.strip().splitlines()[-1] if trace.strip() else f"it ended with code {code}"
-        return record_without_run(self.last, Reason.CRASHED, detail, trace)
+        return record_without_run(self.last, RunReason.CRASHED, detail, trace)
 
 
 def _work(task: bytes, writer: Connection[Any, Any], errors: IO[bytes], others: Sequence[Connection[Any, Any]]) -> None:

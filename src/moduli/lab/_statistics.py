@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._reasons import Reason
+from ._reasons import RunReason
 from ._results import Results
 
 __all__ = ["TOLERANCES", "curves", "profiles", "quantile", "summary"]
@@ -43,7 +43,9 @@ def _groups(results: Results) -> Iterable[tuple[dict[str, Any], dict[str, Any], 
 
 def _value(run: dict[str, Any]) -> float:
     value = run["value"]
-    return math.inf if value is None or Reason(run["reason"]) in (Reason.CRASHED, Reason.KILLED) else float(value)
+    return (
+        math.inf if value is None or RunReason(run["reason"]) in (RunReason.CRASHED, RunReason.KILLED) else float(value)
+    )
 
 
 def _none(value: float) -> float | None:
@@ -79,8 +81,8 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "best": _none(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
-                "reached": reasons[str(Reason.REACHED)] + reasons[str(Reason.TARGET)] if known else None,
-                "failed": sum(Reason(run["reason"]).failed for run in runs),
+                "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
+                "failed": sum(RunReason(run["reason"]).failed for run in runs),
                 "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
             }
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ._contender import Contender, contender
-from ._reasons import Reason
+from ._reasons import RunReason
 from ._reference import load_problem
 from ._run import run
 from .problems import Problem, get
@@ -77,7 +77,7 @@ def execute(task: Task, progress: Callable[[int, float], None] | None = None) ->
         )
 
 
-def record_without_run(last: dict[str, Any], reason: Reason, detail: str, trace: str = "") -> dict[str, Any]:
+def record_without_run(last: dict[str, Any], reason: RunReason, detail: str, trace: str = "") -> dict[str, Any]:
     """The record of a run that could not give its own: with what it told on its way."""
     unknown = dict.fromkeys(("gradients", "steps", "seconds", "digest"))
     known = {"value": last.get("value"), "evaluations": last.get("evaluations", 0), "history": []}

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .. import optim
-from ._grammar import Chain, ChainError, Link, Value
+from ._grammar import ChainSyntaxError, Link, ParsedChain, Value
 from ._population import scatter
 
 __all__ = ["CatalogueEntry", "build", "check", "entries", "find"]
@@ -114,37 +114,37 @@ def find(name: str) -> CatalogueEntry:
     """The entry of this name.
 
     Raises:
-        ChainError: When there is none; the message suggests the nearest names.
+        ChainSyntaxError: When there is none; the message suggests the nearest names.
 
     >>> find("torch.SDG")
     Traceback (most recent call last):
     ...
-    moduli.lab._grammar.ChainError: nothing is called 'torch.SDG'; did you mean 'torch.SGD'...
+    moduli.lab._grammar.ChainSyntaxError: nothing is called 'torch.SDG'; did you mean 'torch.SGD'...
     """
     return _find(Link(name), "")
 
 
-def check(chain: Chain) -> None:
+def check(chain: ParsedChain) -> None:
     """Make sure that a chain can be built: all names exist and their arguments fit.
 
     Args:
         chain: What `parse` gave.
 
     Raises:
-        ChainError: When it cannot; the message points at the column.
+        ChainSyntaxError: When it cannot; the message points at the column.
 
     >>> from moduli.lab import parse
     >>> check(parse("torch.SGD(lr=0.1, momentun=0.9)"))
     Traceback (most recent call last):
     ...
-    moduli.lab._grammar.ChainError: torch.SGD has no argument 'momentun'; did you mean 'momentum'? (column 19)
+    moduli.lab._grammar.ChainSyntaxError: torch.SGD has no argument 'momentun'; did you mean 'momentum'? (column 19)
       torch.SGD(lr=0.1, momentun=0.9)
                         ^^^^^^^^
     """
     _assemble(chain)
 
 
-def build(chain: Chain, model: nn.Module) -> tuple[Any, Any]:
+def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
     """Build the optimizer that a chain describes.
 
     Args:
@@ -155,7 +155,7 @@ def build(chain: Chain, model: nn.Module) -> tuple[Any, Any]:
         The optimizer, and the population that it moves or None.
 
     Raises:
-        ChainError: When the chain cannot be built.
+        ChainSyntaxError: When the chain cannot be built.
 
     >>> from moduli.lab import parse
     >>> optimizer, population = build(parse("torch.SGD(lr=0.1)"), nn.Linear(2, 1))
@@ -169,7 +169,7 @@ def build(chain: Chain, model: nn.Module) -> tuple[Any, Any]:
     try:
         return optim.Optimizer(target, *links), None if population is None else target
     except (TypeError, ValueError) as error:
-        raise ChainError(str(error), chain.source, 1, len(chain.source)) from error
+        raise ChainSyntaxError(str(error), chain.source, 1, len(chain.source)) from error
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Foreign:
     kwargs: tuple[tuple[str, Value], ...]
 
 
-def _assemble(chain: Chain) -> tuple[_Foreign | None, dict[str, Any] | None, list[Any]]:
+def _assemble(chain: ParsedChain) -> tuple[_Foreign | None, dict[str, Any] | None, list[Any]]:
     found = [(link, _find(link, chain.source)) for link in chain.links]
     population: dict[str, Any] | None = None
     links: list[Any] = []
@@ -186,18 +186,18 @@ def _assemble(chain: Chain) -> tuple[_Foreign | None, dict[str, Any] | None, lis
         if entry.kind == "torch":
             if len(found) > 1:
                 fact = f"{link.name} is a whole optimizer: it stands alone, without other links"
-                raise ChainError(fact, chain.source, link.column, len(link.name))
+                raise ChainSyntaxError(fact, chain.source, link.column, len(link.name))
             _bind(link, entry, chain.source)
             return _Foreign(entry.make, link.kwargs), None, []
         if entry.kind == "population":
             if place:
                 fact = "Population stands at the head of a chain"
-                raise ChainError(fact, chain.source, link.column, len(link.name))
+                raise ChainSyntaxError(fact, chain.source, link.column, len(link.name))
             population = _make(link, entry, chain.source)
         else:
             links.append(_make(link, entry, chain.source))
     if not links:
-        raise ChainError("Population needs links after it", chain.source, len(chain.source))
+        raise ChainSyntaxError("Population needs links after it", chain.source, len(chain.source))
     return None, population, links
 
 
@@ -209,7 +209,7 @@ def _find(link: Link, source: str) -> CatalogueEntry:
     same = [name for name in known if name.lower() == link.name.lower()]
     near = same or difflib.get_close_matches(link.name, known, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
-    raise ChainError(f"nothing is called {link.name!r}{hint}", source, link.column, len(link.name))
+    raise ChainSyntaxError(f"nothing is called {link.name!r}{hint}", source, link.column, len(link.name))
 
 
 def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
@@ -222,9 +222,9 @@ def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(words) or 'no arguments'}"
             if entry.kind == "link" and key in ("lr", "learning_rate"):
                 hint = _rate(link, value)
-            raise ChainError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
+            raise ChainSyntaxError(f"{link.name} has no argument {key!r}{hint}", source, link.columns[place], len(key))
     if entry.kind == "torch" and link.args:
-        raise ChainError(f"arguments of {link.name} are given by name", source, link.columns[0])
+        raise ChainSyntaxError(f"arguments of {link.name} are given by name", source, link.columns[0])
     try:
         signature.bind(*link.args, **dict(link.kwargs))
     except TypeError as error:
@@ -235,8 +235,8 @@ def _bind(link: Link, entry: CatalogueEntry, source: str) -> None:
             fact += f"; by name it has {', '.join(words)}" if words else ""
             if not places and isinstance(link.args[0], float):
                 fact += _rate(link, link.args[0])
-            raise ChainError(fact, source, link.columns[len(places)]) from error
-        raise ChainError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
+            raise ChainSyntaxError(fact, source, link.columns[len(places)]) from error
+        raise ChainSyntaxError(f"{link.name}: {error}", source, link.column, len(link.name)) from error
 
 
 def _rate(link: Link, value: Value) -> str:
@@ -250,20 +250,20 @@ def _make(link: Link, entry: CatalogueEntry, source: str) -> Any:
     try:
         return entry.make(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        if isinstance(error, ChainError):
+        if isinstance(error, ChainSyntaxError):
             raise
         fact = str(error) if str(error).startswith(link.name) else f"{link.name}: {error}"
-        raise ChainError(fact, source, link.column, len(link.name)) from error
+        raise ChainSyntaxError(fact, source, link.column, len(link.name)) from error
 
 
 def _value(value: Value, source: str) -> Any:
-    if isinstance(value, Chain):
+    if isinstance(value, ParsedChain):
         made = []
         for link in value.links:
             entry = _find(link, source)
             if entry.kind not in ("link", "preset"):
                 fact = f"{link.name} is {KINDS[entry.kind]} and cannot be an argument"
-                raise ChainError(fact, source, link.column, len(link.name))
+                raise ChainSyntaxError(fact, source, link.column, len(link.name))
             made.append(_make(link, entry, source))
         return made[0] if len(made) == 1 else optim.Chain(*made)
     if isinstance(value, list):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moduli.layout import Group, Layout, layout_and_tensors
 from moduli.particles import StructureError, buffer_policies, inert_parameters
 
-from ._evaluator import MemberEvaluator
+from ._evaluator import PopulationEvaluator
 from ._members import Members, tracks_versions
 from ._shard import Shard
 from ._values import Values, fresh
@@ -52,7 +52,7 @@ class Core:
     _members: Members
     _graph: bool
     # How members are called; of all populations that share a template.
-    _evaluator: MemberEvaluator
+    _evaluator: PopulationEvaluator
     # Which of the members of several processes these are.
     _shard: Shard | None
     # What an optimizer differentiates calls with respect to, for the time of an evaluation, in place of the leaves.
@@ -70,7 +70,7 @@ class Core:
         pop.template, pop.layout, pop._entries = template, layout, tensors
         pop._flags = tuple(t.requires_grad for t in tensors)
         pop._count = count
-        pop._evaluator = MemberEvaluator(template, tensors, layout)
+        pop._evaluator = PopulationEvaluator(template, tensors, layout)
         pop._reset()
         with torch.no_grad(), torch.inference_mode(False):
             pop._values = fresh(layout, count)

@@ -19,7 +19,7 @@ from ._rule import EvaluationPlan, Kind, choose, kind_of
 from ._stacked import Stacked
 from ._swap import Swap
 
-__all__ = ["MemberEvaluator", "forward"]
+__all__ = ["PopulationEvaluator", "forward"]
 
 Made = TypeVar("Made")
 
@@ -37,7 +37,7 @@ def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-class MemberEvaluator:
+class PopulationEvaluator:
     """What the populations of one template are evaluated by.
 
     Args:

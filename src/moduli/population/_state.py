@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
-from ._evaluator import MemberEvaluator
+from ._evaluator import PopulationEvaluator
 from ._indexing import Indexing
 from ._members import row_view
 from ._shard import Shard
@@ -209,7 +209,7 @@ class State(Indexing):
                 values,
                 buffers,
             )
-            self._evaluator = MemberEvaluator(template, entries, layout)
+            self._evaluator = PopulationEvaluator(template, entries, layout)
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.live()), strict=True):
                     leaf.data = view
@@ -248,7 +248,7 @@ class State(Indexing):
         made = self.clone()
         made.template = copy.deepcopy(self.template, memo)
         made._entries = layout_and_tensors(made.template)[1]
-        made._evaluator = MemberEvaluator(made.template, made._entries, made.layout)
+        made._evaluator = PopulationEvaluator(made.template, made._entries, made.layout)
         memo[id(self)] = made
         return made
 
@@ -271,7 +271,7 @@ class State(Indexing):
         self.layout, self._entries = layout_and_tensors(self.template)
         self._count, self._flags, self._buffers = state["count"], state["flags"], state["buffers"]
         self._values = wrap(state["matrices"])
-        self._evaluator = MemberEvaluator(self.template, self._entries, self.layout)
+        self._evaluator = PopulationEvaluator(self.template, self._entries, self.layout)
         self._reset()
 
     def state_dict(self) -> dict[str, Tensor]:
