@@ -497,9 +497,9 @@ def test_pbt_finds_the_good_learning_rates():
 
 def test_pbt_copies_the_state_of_links_that_run_on_each_member():
     pop = population()
-    opt = mo.Optimizer(pop, m.SOAP(), m.LR(0.01), m.PBT({"lr.lr": (1e-3, 0.1)}, every=3, seed=1))
+    opt = mo.Optimizer(pop, m.GaLore(m.SOAP(), rank=1), m.LR(0.01), m.PBT({"lr.lr": (1e-3, 0.1)}, every=3, seed=1))
     steps(opt, 3)
-    link = opt.link("SOAP")
+    link = opt.link("GaLore")
     views = link.settings.binding.views[1]
     for target, source in opt.attrs["replaced"].items():
         for to, of in zip(views[target], views[source], strict=True):
@@ -509,6 +509,18 @@ def test_pbt_copies_the_state_of_links_that_run_on_each_member():
                     assert link.state[to][key].data_ptr() != value.data_ptr()
     steps(opt, 3)
     assert bool(rows(pop).isfinite().all())
+
+
+def test_pbt_copies_the_matrices_of_links_that_run_for_all_members_at_once():
+    pop = population()
+    opt = mo.Optimizer(pop, m.SOAP(), m.LR(0.01), m.PBT({"lr.lr": (1e-3, 0.1)}, every=3, seed=1))
+    steps(opt, 3)
+    states = opt.link("SOAP").state
+    held = [matrix for state in states.values() for key in ("covariances", "rows") for matrix in state[key]]
+    assert held
+    assert opt.attrs["replaced"]
+    for target, source in opt.attrs["replaced"].items():
+        assert all(torch.equal(matrix[target], matrix[source]) for matrix in held)
 
 
 def test_pbt_with_parameters_that_are_thawed_later():

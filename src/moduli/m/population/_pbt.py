@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._torch import pytree
 from ...optim import ChainError, Module, Need, Objective, Optimizer
 from ...population import Population, Shard
 from .._exact_moves import land
@@ -233,7 +234,7 @@ def _copy_state(link: Module, count: int, targets: Tensor, sources: Tensor, shar
     stacked = {id(view) for row in views for view in row}
     kept = [value for param, row in list(link.state.items()) if id(param) not in stacked for value in row.values()]
     kept += link.global_state.values() if link.members else ()
-    for value in kept:
+    for value in pytree.tree_leaves(kept):  # links keep lists of matrices, too
         if isinstance(value, Tensor) and value.dim() and len(value) == count:
             _copy_rows(value, targets, sources, shard)
     for target, source in zip(targets.tolist(), sources.tolist(), strict=True) if views else ():
