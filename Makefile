@@ -38,10 +38,15 @@ picture: $(VENV)/.run  ## the default race, kept in docs/img as what the picture
 catalogue: $(VENV)/.run  ## what `moduli links` answers from without importing torch, made of the links again
 	@$(BIN)/python -c "from moduli.cli._catalogue import write; write()"
 
-# Coverage doubles the time of what it looks at, so laws that try thousands of cases run without it.
-test: $(VENV)/.ready  ## the test suite, warnings as errors, with coverage; without what takes minutes
+# Coverage doubles the time of what it looks at: .ci/run asks for it (COVERAGE=1), and then laws that try thousands of cases run
+# without it.
+test: $(VENV)/.ready  ## the test suite, warnings as errors; without what takes minutes; COVERAGE=1 measures coverage
+ifdef COVERAGE
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --part covered $(ARGS)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --part uncovered $(ARGS)
+else
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+endif
 
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
