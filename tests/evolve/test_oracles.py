@@ -263,7 +263,7 @@ def plain_cmaes(mean, sigma, populations, fitness_of):
     mu = lam // 2
     mueff, mueffn = w0[:mu].sum() ** 2 / (w0[:mu] ** 2).sum(), w0[mu:].sum() ** 2 / (w0[mu:] ** 2).sum()
     c1 = 2 / ((n + 1.3) ** 2 + mueff)
-    cmu = min(1 - c1 - 1e-8, 2 * (0.25 + mueff - 2 + 1 / mueff) / ((n + 2) ** 2 + mueff))
+    cmu = min(1 - c1 - 1e-8, 2 * (mueff - 2 + 1 / mueff) / ((n + 2) ** 2 + mueff))
     alpha = min(1 + c1 / cmu, 1 + 2 * mueffn / (mueff + 2), (1 - c1 - cmu) / (n * cmu))
     w = np.where(w0 >= 0, w0 / w0[w0 > 0].sum(), w0 * alpha / abs(w0[w0 < 0].sum()))
     cs = (mueff + 2) / (n + mueff + 5)

@@ -6,6 +6,7 @@ A file in `rows/` has a list `ROWS`; each `Row` says what may be expected of one
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,13 @@ def collect(folder: Path = Path(__file__).parent / "rows") -> list[Row]:
     """All rows of all files, in the order of their names; a name used twice is an error."""
     rows: dict[str, Row] = {}
     for path in sorted(folder.glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"laws_rows_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = sys.modules.get(name := f"laws_rows_{path.stem}")
+        if module is None or module.__file__ != str(path):
+            spec = importlib.util.spec_from_file_location(name, path)
+            module = sys.modules[name] = importlib.util.module_from_spec(
+                spec
+            )  # functions of a row are pickled by its name
+            spec.loader.exec_module(module)
         for row in getattr(module, "ROWS", []):
             if row.name in rows:
                 raise ValueError(f"two rows are called {row.name!r}; one of them is in {path.name}")

@@ -5,7 +5,7 @@ symmetric root (from an eigendecomposition) the path of the step size is that of
 C^(-1/2) is replaced by A⁻¹, which costs n³/3 operations instead of about 9 n³.
 
 References:
-    Hansen, The CMA evolution strategy: a tutorial (2016, revised 2023, arXiv:1604.00772);
+    Hansen, The CMA evolution strategy: a tutorial (2016, arXiv:1604.00772);
     Krause, Arbonès, Igel, CMA-ES with optimal covariance update and storage complexity, NeurIPS 2016, for A⁻¹ in the path.
     Ros and Hansen, A simple modification in CMA-ES achieving linear time and space complexity, PPSN X (2008), section 3.
     Auger and Hansen, A restart CMA evolution strategy with increasing population size, CEC 2005;
@@ -319,7 +319,7 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
     mueff_neg = float(negative.sum() ** 2 / negative.square().sum()) if float(negative.square().sum()) else 0.0
     c_c = (4 + mueff / n) / (n + 4 + 2 * mueff / n)  # (56)
     c_1 = 2 / ((n + 1.3) ** 2 + mueff)  # (57)
-    c_mu = min(1 - c_1 - 1e-8, 2 * (0.25 + mueff - 2 + 1 / mueff) / ((n + 2) ** 2 + mueff))  # (58)
+    c_mu = min(1 - c_1 - 1e-8, 2 * (mueff - 2 + 1 / mueff) / ((n + 2) ** 2 + mueff))  # (58)
     if separable:
         c_1 = min(1.0, c_1 * (n + 2) / 3)
         c_mu = min(1 - c_1, c_mu * (n + 2) / 3)

@@ -152,9 +152,9 @@ class FusedRun:
             link._pending = None if due else link._pending
         for cohort in self._cohorts:
             for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
-                if due:
+                if due and link.counts:
                     for param in cohort.params:
-                        link._state[param].quietly("step", count)
+                        link._state[param].set_counter("step", count)
 
     def _settle(self) -> None:
         for link in self.links:

@@ -47,7 +47,7 @@ class ParamState(dict[str, Any]):
             self[key] = default
         return self[key]
 
-    def quietly(self, key: str, value: Any) -> None:
+    def set_counter(self, key: str, value: Any) -> None:
         """Set a number that no cached list holds (a counter)."""
         super().__setitem__(key, value)
 
