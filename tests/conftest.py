@@ -26,12 +26,13 @@ settings.load_profile("moduli")
 LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py", "tests/optim/test_every_wrapping.py")
 # Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
 # to the number of laws, so that each fifth has every law.
-SHARED = ("tests/laws/test_laws.py", "tests/evolve/test_laws.py")
+SHARED = ("tests/laws/test_laws.py", "tests/evolve/test_laws.py", "tests/laws/test_accelerator.py::test_links")
 FIFTHS = 5
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.
 UNCOVERED = (
     "tests/laws/test_laws.py",
+    "tests/laws/test_accelerator.py",
     "tests/labels/test_compile.py",
     "tests/labels/test_elementwise_laws.py",
     "tests/io/test_crash.py",
@@ -101,12 +102,12 @@ def pytest_collection_modifyitems(config, items):
     fifth = choose_fifth()
     kept, left, seen = [], [], dict.fromkeys(SHARED, 0)
     for item in items:
-        path = item.nodeid.split("::")[0]
-        if path in SHARED:
-            seen[path] += 1
-            (kept if seen[path] % FIFTHS == fifth else left).append(item)
-        else:
+        book = next((name for name in SHARED if item.nodeid.startswith(name)), None)
+        if book is None:
             kept.append(item)
+        else:
+            seen[book] += 1
+            (kept if seen[book] % FIFTHS == fifth else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
