@@ -375,3 +375,13 @@ def test_adopt_clips_by_the_fourth_root_of_the_steps_before():
     link, w = m.ADOPT(beta1=0.0), [torch.zeros(1, dtype=torch.float64)]
     sizes = [optim.step_tensors(link, [torch.full_like(w[0], u)], params=w)[0].item() for u in (1.0, 1e3, -1e5, 1e7)]
     assert sizes == pytest.approx([0.0, 1.0, -(2**0.25), 3**0.25])
+
+
+def test_what_full_matrix_adagrad_keeps_has_memory_of_its_own():
+    param = torch.nn.Parameter(torch.ones(3))
+    link = m.FullMatrixAdagrad(accumulator_tfm=m.Mul(2.0))
+    optimizer = mo.Optimizer([param], link, m.LR(0.1))
+    param.grad = torch.ones(3)
+    optimizer.step()
+    kept = [value for state in link.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    assert len({tensor.data_ptr() for tensor in kept}) == len(kept) == 2

@@ -92,7 +92,7 @@ class FullMatrixAdagrad(BufferTransform):
         x = work(tensor).reshape(-1)
         zeros = torch.zeros(len(x), len(x), dtype=x.dtype, device=x.device)
         state["accumulator"] = zeros.fill_diagonal_(1.0) if setting["init"] == "identity" else zeros
-        state["root"] = zeros
+        state["root"] = torch.zeros_like(zeros)  # the accumulator is written in place
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
