@@ -39,7 +39,14 @@ _watchers: list[list[Launch]] = []
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a generated kernel: what it is of, the device, its programs, and the bytes it reads and writes."""
+    """One launch of a generated kernel: what it is of, the device, its programs, and the bytes it reads and writes.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> kernels.Launch("Adam", torch.device("cuda"), programs=12, bytes=4096).programs
+        12
+    """
 
     name: str
     device: torch.device
