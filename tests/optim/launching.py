@@ -1,4 +1,4 @@
-"""Starts the processes of `wrapping_worker` and reads what they found."""
+"""Starts worker programs, one for each process of a group, and waits for all of them."""
 
 import ast
 import os
@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-WORKER = HERE / "wrapping_worker.py"
 
 
-def run(folder, kind, count, names):
-    """What each process found wrong, by the name of the row."""
+def launch(worker, count, arguments):
+    """Run a program of this folder in several processes, as `worker rank count *arguments`; one that fails is an error."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(HERE.parent.parent / "src"),
@@ -20,16 +19,7 @@ def run(folder, kind, count, names):
     }
     processes = [
         subprocess.Popen(
-            [
-                sys.executable,
-                str(WORKER),
-                str(rank),
-                str(count),
-                str(folder / "store"),
-                str(folder / f"out{rank}"),
-                kind,
-                *names,
-            ],
+            [sys.executable, str(HERE / worker), str(rank), str(count), *map(str, arguments(rank))],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -44,6 +34,11 @@ def run(folder, kind, count, names):
     finally:
         for process in processes:
             process.kill()
+
+
+def run(folder, kind, count, names):
+    """What each process of the law of wrappings found wrong, by the name of the row."""
+    launch("wrapping_worker.py", count, lambda rank: (folder / "store", folder / f"out{rank}", kind, *names))
     return [ast.literal_eval((folder / f"out{rank}").read_text()) for rank in range(count)]
 
 

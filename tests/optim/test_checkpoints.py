@@ -1,14 +1,10 @@
 """torch.distributed.checkpoint: what an optimizer has learnt goes on in another number of processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-HERE = Path(__file__).resolve().parent
+from optim.launching import launch
+
 CHAINS = ["clip", "soap", "muon", "prodigy", "averaged"]
 FLAT = ["clip", "prodigy"]
 
@@ -16,35 +12,8 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 
 
 def run(folder, count, kind, task, names):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(HERE.parent.parent / "src"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
     store = folder / f"store-{kind}-{task}-{count}"
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "checkpoint_worker.py"),
-                *map(str, (rank, count, store, folder, kind, task)),
-                *names,
-            ],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
+    launch("checkpoint_worker.py", count, lambda rank: (store, folder, kind, task, *names))
 
 
 def test_two_processes_save_and_two_or_one_go_on(tmp_path):

@@ -36,7 +36,7 @@ def test_two_processes_stay_in_step(tmp_path):
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=150)
+            _, errors = process.communicate(timeout=600)
             assert process.returncode == 0, errors
     finally:
         for process in processes:

@@ -213,7 +213,7 @@ def test_a_particle_comes_back_from_a_worker_and_combines(tmp_path, monkeypatch)
     net = worker.Net()
     twin = net + 1
     with mp.get_context("spawn").Pool(1) as pool:
-        returned = pool.apply_async(worker.work, (net,)).get(timeout=60)
+        returned = pool.apply_async(worker.work, (net,)).get(timeout=600)
         made = returned + twin
         assert torch.equal(made.l1.weight, 2 * net.l1.weight + twin.l1.weight)
         assert returned._version_kernel is net._version_kernel
