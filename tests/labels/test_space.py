@@ -3,7 +3,6 @@
 import copy
 import pickle
 import sys
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -121,8 +120,7 @@ def test_labels_are_found_by_equality(known):
 
 
 def test_large_spaces_cost_nothing():
-    start = time.perf_counter()
-    space = Space(10**12, "x")
+    space = Space(10**12, "x")  # a loop over its labels would not end
     sub = space[5:-5:3]
     assert len(space) == 10**12
     assert space[-1] == 10**12 - 1
@@ -138,7 +136,6 @@ def test_large_spaces_cost_nothing():
     assert 0.5 not in ranged
     assert 10**12 not in ranged
     assert repr(ranged)
-    assert time.perf_counter() - start < 0.5
     assert sys.getsizeof(space.labels) < 100
 
 
