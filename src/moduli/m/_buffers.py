@@ -62,16 +62,18 @@ class BufferTransform(TensorTransform):
         for key, links in (tfms or {}).items():
             self.set_child(key, links)
 
-    def _gather(self, objective: Objective, states: Any, settings: Any, owned: bool) -> Any:
-        kept, tensors, params, grads, loss, rows, chosen = super()._gather(objective, states, settings, owned)
-        if owned and rows and any(key in self.children for key in self.tfms):
-            rows = [dict(row) for row in rows]
-            own = objective.params[:1] if self.concat_params else [objective.params[i] for i in kept]
-            for key, names in self.tfms.items():
-                name = next((name for name in names if name in rows[0]), None)
-                if key in self.children and name is not None:
-                    for row, buffer in zip(
-                        rows, transformed(self, key, [row[name] for row in rows], own, objective), strict=True
-                    ):
-                        row[name] = buffer
-        return kept, tensors, params, grads, loss, rows, chosen
+    def get_applied_states(
+        self, objective: Objective, kept: list[int], states: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Copies of the states, with what the links make of the buffers."""
+        if not any(key in self.children for key in self.tfms):
+            return states
+        rows = [dict(row) for row in states]
+        own = [objective.params[i] for i in kept]
+        for key, names in self.tfms.items():
+            name = next((name for name in names if name in rows[0]), None)
+            if key in self.children and name is not None:
+                found = transformed(self, key, [row[name] for row in rows], own, objective)
+                for row, buffer in zip(rows, found, strict=True):
+                    row[name] = buffer
+        return rows

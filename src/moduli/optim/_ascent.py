@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ._closure import Evaluator
 
-__all__ = ["NegatedEvaluator"]
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+__all__ = ["NegatedEvaluator", "ascend"]
+
+
+def ascend(optimizer: Optimizer, *given: Any, **kwargs: Any) -> Tensor | None:
+    """A step of descent on the negated loss; the loss and the gradients that users see are theirs."""
+    try:
+        found = optimizer._hooked_step(*given, **kwargs)
+    finally:
+        evaluator, optimizer._ascent = optimizer._ascent, None
+        if evaluator is not None:
+            evaluator.restore(param for group in optimizer.param_groups for param in group["params"])
+    return None if found is None else -found
 
 
 class NegatedEvaluator(Evaluator):

@@ -271,3 +271,32 @@ class Evaluator:
                 "Pass the loss alone, opt.step(mo.closure(lambda: loss(net(x), y))), or call backward() in the closure"
             )
         return loss
+
+
+def add_up(given: Any, members: int | None, residuals: bool) -> Tensor:
+    """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
+    loss = given if isinstance(given, Tensor) else getattr(given, "data", None)  # a labelled tensor
+    if not isinstance(loss, Tensor) or not (loss is given or hasattr(given, "dims")):
+        raise ClosureError(f"the closure returned a {type(given).__name__}; return the loss as a 0-d tensor")
+    if members is not None:
+        return check_losses(loss, members).sum()
+    if loss.dim() == 0:
+        return loss
+    if residuals:
+        return 0.5 * (loss.conj() * loss).real.sum() if loss.is_complex() else 0.5 * loss.square().sum()
+    if loss.numel() == 1:
+        return loss.reshape(())
+    raise ClosureError(
+        f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum. "
+        "(Residual vectors are for least-squares links such as GaussNewton, one loss per member for a Population.)"
+    )
+
+
+def check_losses(loss: Any, members: int) -> Tensor:
+    """The losses of a population, one per member."""
+    if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != members:
+        what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ClosureError(
+            f"the closure returned a {what} for a population of {members}; return one loss per member: pop.losses(...)"
+        )
+    return loss

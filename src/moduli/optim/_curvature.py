@@ -1,4 +1,4 @@
-"""Second derivatives of the objective: products with the Hessian, its diagonal, the Hessian, and beyond."""
+"""Second derivatives of the objective: products with the Hessian, its diagonal, the Hessian, and what it is made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _dense_hessian
+from ._needs import ClosureError
 from ._processes import reduce_derivatives
 from ._vectors import from_vector, sample_like, to_vector
 
@@ -48,6 +49,17 @@ class Curvature:
     """The part of `Objective` that differentiates twice."""
 
     params: list[Tensor]
+
+    def get_residuals(self) -> Tensor:
+        """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
+        me = cast("Objective", self)
+        me.get_loss(True, retain_graph=True)
+        if me._residuals is None:
+            raise ClosureError(
+                "a least-squares link needs a closure that returns the vector of residuals, "
+                "but it returned one number; return prediction - target without summing"
+            )
+        return me._residuals
 
     def hessian_vector_product(
         self,

@@ -1,12 +1,16 @@
-"""The part of `Objective` that moves the parameters, and puts them back."""
+"""The part of `Objective` that moves the parameters, evaluates where they are, and puts them back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .objective import Objective
 
 __all__ = ["Moving"]
 
@@ -16,6 +20,7 @@ class Moving:
 
     params: list[Tensor]
     _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
+    _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
         # For each parameter by itself: a link may move some of them only, and another the rest. A caller with
@@ -54,3 +59,31 @@ class Moving:
         with torch.no_grad():
             for param, value in zip(self.params, point, strict=True):
                 param.copy_(value)
+
+    def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
+        """The loss where the parameters are now; its gradient is left in `.grad`, with a graph in `_elsewhere_graph`."""
+        me = cast("Objective", self)
+        ask = me._closure("evaluations at other points")
+        if graph:
+            raw = ask.graph()
+            with torch.enable_grad():
+                loss = me._scalar(raw)
+                found = me._differentiate(loss)
+            self._elsewhere_graph = (
+                loss,
+                [torch.zeros_like(p) if g is None else g for g, p in zip(found, me.params, strict=True)],
+            )
+            return me._value(raw)
+        if backward:
+            return me._value(ask.gradient(me.params, me._scalar))
+        # A user's closure may call backward, or zero gradients in place, whether asked to or not.
+        held = None if ask.kind == "function" else [param.grad for param in me.params]
+        if held is not None:
+            for param in me.params:
+                param.grad = None
+        try:
+            return me._value(ask.value())
+        finally:
+            if held is not None:
+                for param, grad in zip(me.params, held, strict=True):
+                    param.grad = grad

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from . import _differentiable, _fusion, _members
+from . import _differentiable
 from ._binding import Binding
 from ._needs import ChainError
 from ._state import StateStore
+from ._stepping import run_links
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
     if torch.is_grad_enabled():  # run by hand: links change things in place, which needs no graph
         with torch.no_grad():
             return step(objective, modules, owner=owner)
-    return run(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
+    return run_links(objective, list(modules) if isinstance(modules, list | tuple) else [modules], owner)
 
 
 def _pure_step(
@@ -136,33 +137,6 @@ def _pure_step(
     moved = [param - update.to(param.dtype) for param, update in zip(given, updates, strict=True)]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
     return new, {"step": state["step"] + 1, "links": found}
-
-
-def run(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
-    """`step`, for a caller that has a list of links."""
-    if objective.differentiable:
-        return _differentiable.run(objective, links)
-    shards = objective.shards
-    for segment in _fusion.segments(owner, links):
-        if isinstance(segment, _fusion.FusedRun):
-            objective = segment.step(objective)
-        elif objective.members is not None:
-            objective = _members.step(segment, objective)
-        elif objective.shards is not None:
-            objective = objective.shards.step(segment, objective)
-        else:
-            objective = segment.step(objective)
-        if not isinstance(objective, Objective):
-            raise TypeError(
-                f"{segment!r} returned a {type(objective).__name__} from its step; apply must return the objective"
-            )
-        if objective.stop:
-            break
-    if shards is not None and objective.local is not None:  # a reformulation has left it whole, and ends here
-        reformulated = objective.evaluator
-        objective = shards.to_local(objective, objective.local)
-        objective.evaluator = reformulated
-    return objective
 
 
 def update(
@@ -269,7 +243,7 @@ def transform_tensors(
     if _differentiable.wants_graph((*tensors, *given, *(grads or ())), [link]):
         _differentiable.check([link])
         inner.differentiable = True
-        out = run(inner, [link], None)
+        out = run_links(inner, [link], None)
     else:
         out = step(inner, [link])
     for _, part in link.links():

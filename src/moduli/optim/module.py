@@ -6,21 +6,18 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from ._arguments import LinkType, as_schedule
-from ._groups import same
+from ._arguments import LinkType
+from ._link_settings import LinkSettings
+from ._link_state import LinkState, ProjectedBuffer
 from ._needs import Across, ChainError, Need
-from ._processes import COMMON_SEED
-from ._settings import Settings, check_members, check_number
+from ._settings import Settings, check_number
 from ._stand_ins import StandIns
 from ._state import StateStore
-from ._vector_state import VECTOR, describe_params
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -29,11 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
-ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
-"""How a buffer transforms when the basis changes."""
 
-
-class Module(metaclass=LinkType):
+class Module(LinkSettings, LinkState, metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
@@ -112,12 +106,6 @@ class Module(metaclass=LinkType):
 
     # ------------------------------------------------------------------ looking
 
-    @property
-    def state(self) -> StateStore:
-        """Per-parameter state: `state[param][key]`."""
-        self._settle()
-        return self._state
-
     def __repr__(self) -> str:
         parts = [f"{key}={value!r}" for key, value in self.defaults.items() if not key.startswith("_")]
         parts += [f"{key}={child!r}" for key, child in self.children.items()]
@@ -140,93 +128,6 @@ class Module(metaclass=LinkType):
 
     def attached(self, optimizer: Optimizer) -> None:
         """Called when an optimizer with this link is complete: refuse what can't work with it, or prepare it."""
-
-    # ------------------------------------------------------------------ settings
-
-    def set_param_groups(self, param_groups: Iterable[Mapping[str, Any]]) -> Self:
-        """Settings of this link for some parameters; they come before the optimizer's groups.
-
-        Args:
-            param_groups: Dictionaries with "params" (a tensor, or tensors) and settings.
-
-        Returns:
-            This link.
-        """
-        groups = [dict(param_groups)] if isinstance(param_groups, Mapping) else [dict(group) for group in param_groups]
-        known = {**self.defaults, **dict.fromkeys(self.aliases)}
-        for group in groups:
-            if "params" not in group:
-                raise ValueError(f"{type(self).__name__}: a group needs 'params', the parameters it is for")
-            for key, value in group.items():
-                if key == "params":
-                    continue
-                if key not in known:
-                    raise ValueError(
-                        f"{type(self).__name__} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}"
-                    )
-                check_number(type(self).__name__, key, value)
-            binding = self.settings.binding
-            check_members(type(self).__name__, group, None if binding is None else binding.members)
-        for group in groups:
-            tensors = group.pop("params")
-            for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
-                found = param[1] if isinstance(param, tuple) else param
-                self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
-        self.settings.forget()
-        owner = self._owner() if self._owner is not None else None
-        if owner is not None:
-            owner.relink()
-        return self
-
-    def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
-        """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
-
-        Args:
-            params: The parameters that it sees.
-            every: Whether it sees them as one tensor, so that there is one value of every setting.
-        """
-        if not self.divides_params:
-            for child in self.children.values():
-                child.check_shared(params, every)
-        if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
-            return
-        raws = list({id(raw): raw for raw in self.settings.raw_of_all(params)}.values())
-        for raw in raws if self.fixed_settings else ():
-            for key in self.fixed_settings:
-                if not same({key: raw[key]}, {key: self.defaults[key]}):
-                    raise ValueError(
-                        f"a group sets {key}={raw[key]!r}, but {type(self).__name__} was made with {self.defaults[key]!r}, "
-                        f"which can't be changed; say {type(self).__name__}({key}={raw[key]!r})"
-                    )
-        whole = every or self.vector_state or self.shared_settings is True
-        keys = tuple(self.defaults) if whole else self.shared_settings
-        for key in keys or ():  # type: ignore[union-attr]
-            for other in raws[1:]:
-                first = raws[0]
-                if key in first and not same({key: first[key]}, {key: other[key]}):
-                    raise ValueError(
-                        f"{type(self).__name__} has one value of {key} for all parameters that it sees, but groups give it "
-                        f"{first[key]!r} and {other[key]!r}; give one, or use m.Split to let it see some of them"
-                    )
-
-    def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
-        out: dict[str, Any] = {}
-        for key, value in group.items():
-            if key in self.aliases:
-                names = self.aliases[key]
-                out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
-            else:
-                out[key] = as_schedule(value, self.defaults.get(key))
-        return out
-
-    def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
-        """Values of one setting for each parameter; for several keys, one list for each."""
-        rows = [self.settings[param] for param in params]
-        if isinstance(key, str) and not more:
-            return cls(row[key] for row in rows)
-        keys = ([key] if isinstance(key, str) else list(key)) + list(more)
-        return [cls(row[name] for row in rows) for name in keys]
 
     # ------------------------------------------------------------------ children
 
@@ -323,100 +224,6 @@ class Module(metaclass=LinkType):
         binding = self.settings.binding
         return key if binding is None or binding.member is None else f"{key}[{binding.member}]"
 
-    # ------------------------------------------------------------------ state
-
-    def get_state(
-        self,
-        params: Sequence[Tensor],
-        key: str | list[str] | tuple[str, ...],
-        key2: str | None = None,
-        *keys: str,
-        must_exist: bool = False,
-        init: Any = torch.zeros_like,
-        cls: type = list,
-    ) -> Any:
-        """State values for each parameter, made where they are missing.
-
-        Args:
-            params: The parameters.
-            key: One key gives one list; several (or a list of keys) give a list of lists.
-            key2: A second key.
-            *keys: More keys.
-            must_exist: Raise a KeyError where a value is missing.
-            init: How to make a missing value: a function of the parameter, "param" or "grad" for a copy of those, a
-                tensor (copied) or any other value; a list for each parameter (one key) or for each key (several keys).
-            cls: The type of the lists.
-        """
-        names = [key] if isinstance(key, str) else list(key)
-        names += [name for name in (key2, *keys) if name is not None]
-        several = len(names) > 1 or not isinstance(key, str)
-        columns = []
-        for position, name in enumerate(names):
-            start = init[position] if isinstance(init, list | tuple) and several else init
-            column = cls()
-            for i, param in enumerate(params):
-                row = self.state[param]
-                if name not in row:
-                    if must_exist:
-                        raise KeyError(f"{type(self).__name__} has no state {name!r} for parameter {i}")
-                    each = start[i] if isinstance(start, list | tuple) else start
-                    row[name] = _initial(each, param)
-                column.append(row[name])
-            columns.append(column)
-        return columns if several else columns[0]
-
-    @contextmanager
-    def shown(self, params: Sequence[Any], states: Sequence[Any], settings: Sequence[Any]) -> Iterator[None]:
-        """A block in which hooks see parameters in another form: it has the state and settings of the parameters."""
-        rows, chosen = self._state.shown, self.settings.shown
-        for param, state, setting in zip(params, states, settings, strict=True):
-            rows[param], chosen[param] = state, setting
-        try:
-            yield
-        finally:
-            for param in params:
-                del rows[param], chosen[param]
-
-    def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
-        """Write one value for each parameter (one key), or one list of values for each key."""
-        if isinstance(keys, str):
-            keys, values = [keys], [values]
-        for key, column in zip(keys, values, strict=True):
-            for param, value in zip(params, column, strict=True):
-                self.state[param][key] = value
-
-    def clear_state_keys(self, *keys: str) -> None:
-        """Forget these entries for every parameter."""
-        for row in self.state.values():
-            for key in keys:
-                row.pop(key, None)
-
-    def increment_counter(self, key: str, start: int) -> int:
-        """A number that grows by one at each call; the first is `start`."""
-        value: int = self.global_state[key] + 1 if key in self.global_state else start
-        self.global_state[key] = value
-        return value
-
-    def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
-        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None.
-
-        Where several processes train one model they have to draw alike, so that there None is one fixed seed.
-        """
-        if seed is None:
-            binding = self.settings.binding
-            if binding is None or not binding.draws_alike:
-                return None
-            seed = COMMON_SEED
-        key = f"generator/{torch.device(device or 'cpu')}/{seed}"
-        if key not in self.global_state:
-            self.global_state[key] = torch.Generator(device or "cpu").manual_seed(seed)
-        found: torch.Generator = self.global_state[key]
-        return found
-
-    def add_projected_keys(self, kind: ProjectedBuffer, *keys: str) -> None:
-        """Declare that these buffers transform like a gradient, its square, its cube or a covariance."""
-        self._projected.setdefault(kind, []).extend(keys)
-
     def get_child_projected_buffers(
         self, key: str, buff: ProjectedBuffer | Sequence[ProjectedBuffer], params: Sequence[Tensor] | None = None
     ) -> list[list[Tensor]]:
@@ -443,20 +250,6 @@ class Module(metaclass=LinkType):
     def on_get_projected_buffers(self) -> None:
         """Called before projected buffers are read."""
 
-    def reset(self) -> None:
-        """Forget everything learnt, in children too; random generators go on from where they are."""
-        self.state.clear()
-        kept = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
-        self.global_state.clear()
-        self.global_state.update(kept)
-        for child in self.children.values():
-            child.reset()
-
-    def reset_for_online(self) -> None:
-        """Forget what belongs to the last evaluation (previous gradient, previous loss), in children too."""
-        for child in self.children.values():
-            child.reset_for_online()
-
     # ------------------------------------------------------------------ the step
 
     def update(self, objective: Objective) -> None:
@@ -472,25 +265,6 @@ class Module(metaclass=LinkType):
             self.follow(objective.params)
         self.update(objective)
         return self.apply(objective)
-
-    def follow(self, params: Sequence[Tensor]) -> None:
-        """For links with `vector_state`: start afresh where the parameters are others than at the last step.
-
-        Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
-        """
-        held = self.global_state.get(VECTOR)
-        sizes = [param.numel() for param in params]
-        known = self._followed
-        # An optimizer gives the same list while its parameters are the same ones.
-        if held is not None and known is not None and known[0] is params and known[1] is held and known[2] == sizes:
-            return
-        binding = self.settings.binding
-        here = describe_params(params, {} if binding is None else binding.names)
-        if held != here:
-            if held is not None:
-                self.reset()
-            self.global_state[VECTOR] = held = here
-        self._followed = (params, held, sizes)
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The Hessian, or this link's approximation of it, over all parameters concatenated; None where it has none."""
@@ -518,22 +292,6 @@ class Module(metaclass=LinkType):
         self._settle()
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
         return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None, "_followed": None}
-
-    def _settle(self) -> None:
-        """Have a fused run that this link is part of write down what it counted."""
-        pending = self._pending() if self._pending is not None else None
-        if pending is not None:
-            pending()
-
-
-def _initial(init: Any, param: Tensor) -> Any:
-    if isinstance(init, str) and init == "param":
-        return param.detach().clone()
-    if isinstance(init, str) and init == "grad":
-        return torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
-    if isinstance(init, Tensor):
-        return init.clone()
-    return init(param) if callable(init) else init
 
 
 Chainable = Module | Sequence[Module]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _differentiable
-from ._closure import Evaluator
+from ._closure import Evaluator, add_up, check_losses
 from ._curvature import Curvature
 from ._moving import Moving
 from ._needs import ClosureError, Need, keeps_graph
@@ -88,7 +88,6 @@ class Objective(Curvature, Moving):
     local: Objective | None = None  # where they are gathered whole: the objective over pieces
     _graph: tuple[Tensor, list[Tensor]] | None = None
     _residuals: Tensor | None = None
-    _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def __init__(
         self,
@@ -164,44 +163,16 @@ class Objective(Curvature, Moving):
 
     def _scalar(self, given: Any) -> Tensor:
         """The number to differentiate: the loss, half the squared residuals, or the sum over members."""
-        loss: Any = given
         if type(given) is Tensor and self.members is None and given.dim() == 0:
             return given
-        if not isinstance(given, Tensor):
-            loss = getattr(given, "data", None)  # a labelled 0-d tensor
-            if not isinstance(loss, Tensor) or not hasattr(given, "dims"):
-                raise ClosureError(f"the closure returned a {type(given).__name__}; return the loss as a 0-d tensor")
-        return self._one_number(loss)
-
-    def _one_number(self, loss: Tensor) -> Tensor:
-        if self.members is not None:
-            return self._of_members(loss).sum()
-        if loss.dim() == 0:
-            return loss
-        if Need.RESIDUALS in self.needs:
-            return 0.5 * (loss.conj() * loss).real.sum() if loss.is_complex() else 0.5 * loss.square().sum()
-        if loss.numel() == 1:
-            return loss.reshape(())
-        raise ClosureError(
-            f"the closure returned a tensor of shape {tuple(loss.shape)}; the loss is one number: take its mean or sum. "
-            "(Residual vectors are for least-squares links such as GaussNewton, one loss per member for a Population.)"
-        )
-
-    def _of_members(self, loss: Any) -> Tensor:
-        if not isinstance(loss, Tensor) or loss.dim() != 1 or loss.numel() != self.members:
-            what = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ClosureError(
-                f"the closure returned a {what} for a population of {self.members}; return one loss per member: "
-                "pop.losses(...)"
-            )
-        return loss
+        return add_up(given, self.members, Need.RESIDUALS in self.needs)
 
     def _value(self, loss: Any) -> Tensor:
         """What is remembered as the loss: detached, reduced over processes, one per member for a population."""
         if self.members is None and type(loss) is Tensor and loss.dim() == 0:
             kept = loss.detach()
         else:
-            kept = (self._of_members(loss) if self.members is not None else self._scalar(loss)).detach()
+            kept = (self._scalar(loss) if self.members is None else check_losses(loss, self.members)).detach()
         return kept if self.reduce is None else self.reduce(kept)
 
     def _gradients(self) -> list[Tensor | None]:
@@ -289,32 +260,6 @@ class Objective(Curvature, Moving):
         found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
         return reduce_gradients(self.reduce, found, self.params)
 
-    def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
-        ask = self._closure("evaluations at other points")
-        if graph:
-            raw = ask.graph()
-            with torch.enable_grad():
-                loss = self._scalar(raw)
-                found = self._differentiate(loss)
-            self._elsewhere_graph = (
-                loss,
-                [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)],
-            )
-            return self._value(raw)
-        if backward:
-            return self._value(ask.gradient(self.params, self._scalar))
-        # A user's closure may call backward, or zero gradients in place, whether asked to or not.
-        held = None if ask.kind == "function" else [param.grad for param in self.params]
-        if held is not None:
-            for param in self.params:
-                param.grad = None
-        try:
-            return self._value(ask.value())
-        finally:
-            if held is not None:
-                for param, grad in zip(self.params, held, strict=True):
-                    param.grad = grad
-
     def get_grads(
         self, retain_graph: bool | None = None, create_graph: bool = False, at_x0: bool = True
     ) -> list[Tensor]:
@@ -341,16 +286,6 @@ class Objective(Curvature, Moving):
         if self.grads is None:
             raise ClosureError("the gradient is not known")
         return self.loss, self.grads
-
-    def get_residuals(self) -> Tensor:
-        """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
-        self.get_loss(True, retain_graph=True)
-        if self._residuals is None:
-            raise ClosureError(
-                "a least-squares link needs a closure that returns the vector of residuals, "
-                "but it returned one number; return prediction - target without summing"
-            )
-        return self._residuals
 
     def get_updates(self) -> list[Tensor]:
         """The update so far, which may be changed in place; at first a copy of the gradient."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from ._groups import same
+from ._hook_arguments import HALVES, gather_arguments, show_arguments, widen, widen_state
 from ._needs import Across, Need
-from ._settings import is_per_member
-from ._vectors import as_real, from_vector, restore_complex, to_vector
+from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
 
 if TYPE_CHECKING:
@@ -231,9 +228,9 @@ class TensorTransform(Transform):
     ) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
         for i, tensor in enumerate(tensors):
-            if self.elementwise and tensor.dtype in _HALVES:
-                with self._widened(params[i], states[i], settings[i]) as (param, state):
-                    self.single_tensor_update(tensor.float(), param, _wide(_at(grads, i)), loss, state, settings[i])
+            if self.elementwise and tensor.dtype in HALVES:
+                with widen_state(self, params[i], states[i], settings[i]) as (param, state):
+                    self.single_tensor_update(tensor.float(), param, widen(_at(grads, i)), loss, state, settings[i])
                 continue
             self.single_tensor_update(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
 
@@ -249,29 +246,19 @@ class TensorTransform(Transform):
         """Transform all tensors and return them."""
         out = []
         for i, tensor in enumerate(tensors):
-            if self.elementwise and tensor.dtype in _HALVES:
-                with self._widened(params[i], states[i], settings[i]) as (param, state):
+            if self.elementwise and tensor.dtype in HALVES:
+                with widen_state(self, params[i], states[i], settings[i]) as (param, state):
                     found = self.single_tensor_apply(
-                        tensor.float(), param, _wide(_at(grads, i)), loss, state, settings[i]
+                        tensor.float(), param, widen(_at(grads, i)), loss, state, settings[i]
                     )
                 out.append(found.to(tensor.dtype))
                 continue
             out.append(self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i]))
         return out
 
-    @contextmanager
-    def _widened(self, param: Tensor, state: dict[str, Any], setting: Setting) -> Iterator[tuple[Tensor, Any]]:
-        """A parameter and its state in single precision; what the hooks make of the state is rounded back."""
-        wide = {key: _wide(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        seen = param.float()
-        with self.shown([seen], [wide], [setting]):
-            yield seen, wide
-        for key, value in wide.items():
-            held = state.get(key)
-            if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
-                held.copy_(value)
-            elif held is not value:
-                state[key] = value
+    def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
+        """The states that the `*_apply` hooks see, for the parameters at these positions; those that were learnt."""
+        return states
 
     # ------------------------------------------------------------------ running them
 
@@ -300,62 +287,26 @@ class TensorTransform(Transform):
             for i in new:
                 states[i].setdefault("step", 0)
 
-    def _gather(
-        self, objective: Objective, states: States, settings: Sequence[Setting], owned: bool
-    ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor] | None, Tensor | None, States, list[Setting]]:
-        loss = objective.get_loss(backward=True) if self.uses_loss else None
-        tensors = objective.get_updates() if owned else objective.peek_updates()
-        grads = objective.get_grads() if self.uses_grad else None
-        params = objective.params
-        if self.concat_params:
-            self.check_shared(params)
-            return (
-                [0],
-                [to_vector([as_real(tensor) for tensor in tensors])],
-                [to_vector([as_real(param) for param in params]).detach()],
-                None if grads is None else [to_vector([as_real(grad) for grad in grads])],
-                loss,
-                [states[0]],
-                [settings[0]],
-            )
-        kept = [i for i in range(len(params)) if objective.present is None or objective.present[i]]
-        chosen = [settings[i] for i in kept]
-        if objective.members is not None:
-            chosen = [
-                _per_member(setting, tensors[i], self.elementwise) for i, setting in zip(kept, chosen, strict=True)
-            ]
-        real = as_real if self.elementwise else _as_it_is
-        return (
-            kept,
-            [real(tensors[i]) for i in kept],
-            [real(params[i].clone() if objective.differentiable else params[i]) for i in kept],
-            None if grads is None else [real(grads[i]) for i in kept],
-            loss,
-            [states[i] for i in kept],
-            chosen,
-        )
-
     def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
         """Gathers the tensors and calls the hooks that learn."""
-        kept, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=False)
-        if not tensors:
+        _, given = gather_arguments(self, objective, states, settings, owned=False)
+        if not given.tensors:
             return
-        chosen = self._measured(objective, tensors, params, grads, chosen, kept)
-        with self._as_shown(objective, params, rows, chosen):
-            self._fill_states(tensors, params, grads, loss, rows, chosen)
+        with show_arguments(self, objective, given):
+            self._fill_states(*given)
             if self.counts:
-                for row in rows:
+                for row in given.states:
                     row["step"] = row["step"] + 1
-            self.multi_tensor_update(tensors, params, grads, loss, rows, chosen)
+            self.multi_tensor_update(*given)
 
     def apply_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> Objective:
         """Gathers the tensors, calls the hooks that transform, and puts the results back."""
-        kept, tensors, params, grads, loss, rows, chosen = self._gather(objective, states, settings, owned=True)
-        if not tensors:
+        kept, given = gather_arguments(self, objective, states, settings, owned=True)
+        if not given.tensors:
             return objective
-        chosen = self._measured(objective, tensors, params, grads, chosen, kept)
-        with self._as_shown(objective, params, rows, chosen):
-            out = list(self.multi_tensor_apply(tensors, params, grads, loss, rows, chosen))
+        given = given._replace(states=self.get_applied_states(objective, kept, given.states))
+        with show_arguments(self, objective, given):
+            out = list(self.multi_tensor_apply(*given))
         if self.concat_params:
             parts = from_vector(out[0], [as_real(param) for param in objective.params])
             objective.updates = [
@@ -368,74 +319,6 @@ class TensorTransform(Transform):
             objective.updates = updates
         return objective
 
-    def _as_shown(
-        self, objective: Objective, params: list[Tensor], states: States, settings: list[Setting]
-    ) -> AbstractContextManager[None]:
-        """Hooks are given the parameters themselves, but for a vector of them and for complex numbers as pairs."""
-        pairs = self.elementwise and any(map(torch.is_complex, objective.params))
-        copied = pairs or self.concat_params or objective.differentiable
-        return self.shown(params, states, settings) if copied else nullcontext()
-
-    def _measured(
-        self,
-        objective: Objective,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: list[Setting],
-        kept: list[int],
-    ) -> list[Setting]:
-        if not self.measures:
-            return settings
-        out = list(settings)
-        # Parameters for which the link has other settings are measured by themselves.
-        left = list(range(len(settings)))
-        while left:
-            first = settings[left[0]]
-            alike = [i for i in left if settings[i] is first or same(settings[i], first)]
-            left = [] if len(alike) == len(left) else [i for i in left if i not in set(alike)]
-            given = None if grads is None else [grads[i] for i in alike]
-            with objective.counting([kept[i] for i in alike]):
-                found = self.measure(
-                    [tensors[i] for i in alike],
-                    [params[i] for i in alike],
-                    given,
-                    [first] * len(alike),
-                    objective.members,
-                )
-            for i in alike if found else ():
-                numbers = found if objective.members is None else _per_member(found or {}, tensors[i], False)
-                out[i] = {**settings[i], **(numbers or {})}
-        return out
-
-
-# A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-def _wide(tensor: Tensor | None) -> Tensor | None:
-    return tensor.float() if tensor is not None and tensor.dtype in _HALVES else tensor
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
 
 def _at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
     return None if tensors is None else tensors[i]
-
-
-def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
-    """One number per member, to multiply a tensor whose first axis is the members (of pairs where it is complex)."""
-    if not any(is_per_member(value) for value in setting.values()):
-        return setting
-    shape = (-1, *([1] * (tensor.dim() - 1 + (pairs and tensor.is_complex()))))
-    wide = {torch.float32: torch.float32, torch.complex64: torch.float32}.get(tensor.dtype)
-    wide = torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else wide
-    return {
-        # Settings take the precision of the tensor, but are not rounded to half of it.
-        key: value.to(tensor.device, wide if value.is_floating_point() else None).reshape(shape)
-        if is_per_member(value)
-        else value
-        for key, value in setting.items()
-    }

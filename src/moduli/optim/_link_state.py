@@ -1,0 +1,183 @@
+"""The part of a link that remembers: for each parameter, for all of them, and random generators."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._processes import COMMON_SEED
+from ._settings import Settings
+from ._state import StateStore
+from ._vector_state import VECTOR, describe_params
+
+if TYPE_CHECKING:
+    from .module import Module
+
+__all__ = ["LinkState", "ProjectedBuffer"]
+
+ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
+"""How a buffer transforms when the basis changes."""
+
+
+class LinkState:
+    """State of a link, keyed by parameter, and `global_state`; both are saved, copied and restored with the optimizer."""
+
+    settings: Settings
+    global_state: dict[str, Any]
+    children: dict[str, Module]
+    _state: StateStore
+    _projected: dict[str, list[str]]
+    _pending: weakref.WeakMethod[Callable[[], None]] | None
+    _followed: tuple[Sequence[Tensor], list[str], list[int]] | None
+
+    @property
+    def state(self) -> StateStore:
+        """Per-parameter state: `state[param][key]`."""
+        self._settle()
+        return self._state
+
+    def _settle(self) -> None:
+        """Have a fused run that this link is part of write down what it counted."""
+        pending = self._pending() if self._pending is not None else None
+        if pending is not None:
+            pending()
+
+    def get_state(
+        self,
+        params: Sequence[Tensor],
+        key: str | list[str] | tuple[str, ...],
+        key2: str | None = None,
+        *keys: str,
+        must_exist: bool = False,
+        init: Any = torch.zeros_like,
+        cls: type = list,
+    ) -> Any:
+        """State values for each parameter, made where they are missing.
+
+        Args:
+            params: The parameters.
+            key: One key gives one list; several (or a list of keys) give a list of lists.
+            key2: A second key.
+            *keys: More keys.
+            must_exist: Raise a KeyError where a value is missing.
+            init: How to make a missing value: a function of the parameter, "param" or "grad" for a copy of those, a
+                tensor (copied) or any other value; a list for each parameter (one key) or for each key (several keys).
+            cls: The type of the lists.
+        """
+        names = [key] if isinstance(key, str) else list(key)
+        names += [name for name in (key2, *keys) if name is not None]
+        several = len(names) > 1 or not isinstance(key, str)
+        columns = []
+        for position, name in enumerate(names):
+            start = init[position] if isinstance(init, list | tuple) and several else init
+            column = cls()
+            for i, param in enumerate(params):
+                row = self.state[param]
+                if name not in row:
+                    if must_exist:
+                        raise KeyError(f"{type(self).__name__} has no state {name!r} for parameter {i}")
+                    each = start[i] if isinstance(start, list | tuple) else start
+                    row[name] = _initial(each, param)
+                column.append(row[name])
+            columns.append(column)
+        return columns if several else columns[0]
+
+    @contextmanager
+    def shown(self, params: Sequence[Any], states: Sequence[Any], settings: Sequence[Any]) -> Iterator[None]:
+        """A block in which hooks see parameters in another form: it has the state and settings of the parameters."""
+        rows, chosen = self._state.shown, self.settings.shown
+        for param, state, setting in zip(params, states, settings, strict=True):
+            rows[param], chosen[param] = state, setting
+        try:
+            yield
+        finally:
+            for param in params:
+                del rows[param], chosen[param]
+
+    def store(self, params: Sequence[Tensor], keys: str | Sequence[str], values: Any) -> None:
+        """Write one value for each parameter (one key), or one list of values for each key."""
+        if isinstance(keys, str):
+            keys, values = [keys], [values]
+        for key, column in zip(keys, values, strict=True):
+            for param, value in zip(params, column, strict=True):
+                self.state[param][key] = value
+
+    def clear_state_keys(self, *keys: str) -> None:
+        """Forget these entries for every parameter."""
+        for row in self.state.values():
+            for key in keys:
+                row.pop(key, None)
+
+    def increment_counter(self, key: str, start: int) -> int:
+        """A number that grows by one at each call; the first is `start`."""
+        value: int = self.global_state[key] + 1 if key in self.global_state else start
+        self.global_state[key] = value
+        return value
+
+    def get_generator(self, device: torch.device | str | None, seed: int | None) -> torch.Generator | None:
+        """The random generator for this seed and device, made at first use; None (torch's own) where seed is None.
+
+        Where several processes train one model they have to draw alike, so that there None is one fixed seed.
+        """
+        if seed is None:
+            binding = self.settings.binding
+            if binding is None or not binding.draws_alike:
+                return None
+            seed = COMMON_SEED
+        key = f"generator/{torch.device(device or 'cpu')}/{seed}"
+        if key not in self.global_state:
+            self.global_state[key] = torch.Generator(device or "cpu").manual_seed(seed)
+        found: torch.Generator = self.global_state[key]
+        return found
+
+    def add_projected_keys(self, kind: ProjectedBuffer, *keys: str) -> None:
+        """Declare that these buffers transform like a gradient, its square, its cube or a covariance."""
+        self._projected.setdefault(kind, []).extend(keys)
+
+    def reset(self) -> None:
+        """Forget everything learnt, in children too; random generators go on from where they are."""
+        self.state.clear()
+        kept = {key: value for key, value in self.global_state.items() if isinstance(value, torch.Generator)}
+        self.global_state.clear()
+        self.global_state.update(kept)
+        for child in self.children.values():
+            child.reset()
+
+    def reset_for_online(self) -> None:
+        """Forget what belongs to the last evaluation (previous gradient, previous loss), in children too."""
+        for child in self.children.values():
+            child.reset_for_online()
+
+    def follow(self, params: Sequence[Tensor]) -> None:
+        """For links with `vector_state`: start afresh where the parameters are others than at the last step.
+
+        Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
+        """
+        held = self.global_state.get(VECTOR)
+        sizes = [param.numel() for param in params]
+        known = self._followed
+        # An optimizer gives the same list while its parameters are the same ones.
+        if held is not None and known is not None and known[0] is params and known[1] is held and known[2] == sizes:
+            return
+        binding = self.settings.binding
+        here = describe_params(params, {} if binding is None else binding.names)
+        if held != here:
+            if held is not None:
+                self.reset()
+            self.global_state[VECTOR] = held = here
+        self._followed = (params, held, sizes)
+
+
+def _initial(init: Any, param: Tensor) -> Any:
+    if isinstance(init, str) and init == "param":
+        return param.detach().clone()
+    if isinstance(init, str) and init == "grad":
+        return torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
+    if isinstance(init, Tensor):
+        return init.clone()
+    return init(param) if callable(init) else init
