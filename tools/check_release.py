@@ -64,6 +64,8 @@ def check(folder: Path, tests: list[str]) -> None:
         ["race", "beale", "--with", "adam", "--budget", "50"],
     ):
         run([python, "-m", "moduli", *command], use)
+    current = "from moduli.cli import _catalogue as c; assert c.entries() == c.describe(), 'run make catalogue, and build again'"
+    run([python, "-c", current], use)
 
     consumer = use / "program.py"
     shutil.copy(ROOT / "tools" / "consumer" / "program.py", consumer)

@@ -442,5 +442,5 @@ def test_stock_at_its_limits():
     assert merge.stock(base, [right, up])["w"].tolist() == [0.0, 0.0]
     assert merge.stock(base, [right, left])["w"].tolist() == [0.0, 0.0]
     assert merge.stock(base, [right, base])["w"].tolist() == [0.0, 0.0]
-    with pytest.raises(merge.MergeError, match="1 of the 2 models"):
+    with pytest.raises(merge.MergeError, match="1, and this needs at least two"):
         merge.stock(base, [right])

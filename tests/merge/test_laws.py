@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
 from moduli import merge
 from moduli.layout import diff, layout_of
-from moduli.merge._coefficients import per_model
 from moduli.merge._driver import stream
 from moduli.merge._linear import combination
 from strategies import ALL_DTYPES, modules
@@ -115,7 +114,7 @@ def test_halves_are_combined_in_float32_and_rounded_once(net, seed):
 @given(net=modules(FLOATING, gaps=False), seed=seeds)
 def test_streaming_gives_the_same_tensors_one_at_a_time(net, seed):
     states = [dict(model.state_dict()) for model in siblings(net, 2, seed)]
-    recipe = combination(per_model([3.0, 1.0], 2, "weights"), normalize=True)
+    recipe = combination(2, [3.0, 1.0])
     found = {name: value for names, value in stream(recipe, states) for name in names}
     expected = merge.linear(states, [3, 1])
     assert found.keys() == expected.keys()
@@ -124,7 +123,7 @@ def test_streaming_gives_the_same_tensors_one_at_a_time(net, seed):
 
 def test_a_stream_reads_as_it_goes_and_leaves_the_gradient_mode_alone():
     files = [Described({f"{i}": torch.randn(2) for i in range(3)}) for _ in range(2)]
-    values = stream(combination(per_model([1.0, 1.0], 2, "weights"), normalize=True), files)
+    values = stream(combination(2), files)
     assert files[0].reads == []
     next(values)
     assert torch.is_grad_enabled()

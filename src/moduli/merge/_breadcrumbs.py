@@ -14,16 +14,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ._coefficients import Coefficient, Coefficients, per_model
+from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import labels
-from ._ties import elected
+from ._ties import Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["breadcrumbs", "crumbs", "fuse"]
+__all__ = ["breadcrumbs", "crumbs"]
 
 
 @on_paths
@@ -66,27 +66,25 @@ def breadcrumbs(
         Davari and Belilovsky, "Model breadcrumbs", ECCV 2024, arXiv:2312.06795.
     """
     models = sequence(models)
-    recipe = crumbs(
-        per_model(density, len(models), "density", low=0.0, high=1.0),
-        Coefficients(gamma, "gamma", low=0.0, high=1.0),
-        Coefficients(scale, "scale"),
-        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
-        then,
-    )
+    recipe = crumbs(len(models), density, gamma, scale, weights, then)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def crumbs(
-    densities: Sequence[Coefficients], gamma: Coefficients, scale: Coefficients, weights: Sequence[Coefficients],
+    count: int,
+    density: Coefficient | Sequence[Coefficient],
+    gamma: Coefficient,
+    scale: Coefficient,
+    weights: Sequence[Coefficient] | None,
     then: Literal["linear", "ties"],
-) -> Recipe:  # fmt: skip
-    """The recipe of `breadcrumbs`; the base is the first model."""
-    if then not in ("linear", "ties"):
-        raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
+) -> Recipe:
+    """The recipe of `breadcrumbs`; the base is the first model, and not counted."""
+    fusion = Fusion(count, density, scale, weights, then, then == "ties")
+    outliers = Coefficients(gamma, "gamma", low=0.0, high=1.0)
 
     def kernel(name: str, row: Row) -> Tensor:
         def sparse(place: int, delta: Tensor) -> Tensor:
-            share, largest = densities[place](name), gamma(name)
+            share, largest = fusion.densities[place](name), outliers(name)
             if share + largest > 1 + 1e-9:
                 raise MergeError(
                     f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
@@ -99,21 +97,6 @@ def crumbs(
             mask[order[drop : drop + keep]] = True
             return delta.mul_(mask.view_as(delta))
 
-        return fuse(row, sparse, scale(name), [weight(name) for weight in weights], then)
+        return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*densities, gamma, scale, *weights))
-
-
-def fuse(row: Row, sparse: object, scale: float, weights: Sequence[float], then: Literal["linear", "ties"]) -> Tensor:
-    """Add sparse task vectors to the base: their weighted sum, or what agrees with the elected signs."""
-    if then == "ties":
-        return elected(row, sparse, scale, weights, True, "sum")  # type: ignore[arg-type]
-    base = row[0]
-    real = torch.view_as_real(base) if base.is_complex() else base
-    result = real.clone()
-    for place, weight in enumerate(weights):
-        if weight != 0:
-            other = row[place + 1]
-            delta = (torch.view_as_real(other) if other.is_complex() else other) - real
-            result.add_(sparse(place, delta), alpha=scale * weight)  # type: ignore[operator]
-    return torch.view_as_complex(result) if base.is_complex() else result
+    return Recipe(kernel, (*fusion.coefficients, outliers))

@@ -152,13 +152,15 @@ def _compiled(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
 
 
 def per_model(
-    value: Coefficient | Sequence[Coefficient], count: int, what: str, **bounds: float
+    value: Coefficient | Sequence[Coefficient] | None, count: int, what: str, **bounds: float
 ) -> tuple[Coefficients, ...]:
-    """Check one coefficient for each model: a sequence gives each its own, anything else is the same for all.
+    """Check one coefficient for each model: a sequence gives each its own, anything else is the same for all; None is 1.
 
     Raises:
         MergeError: If a sequence does not have one coefficient per model.
     """
+    if value is None:
+        value = 1.0
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
         return (Coefficients(value, what, **bounds),) * count
     if len(value) != count:

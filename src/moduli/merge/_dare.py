@@ -21,16 +21,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ._coefficients import Coefficient, Coefficients, per_model
+from ._coefficients import Coefficient
 from ._driver import Buffers, Integers, run
-from ._errors import MergeError
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import based, labels
-from ._ties import Elect, elected
+from ._ties import Elect, Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["dare", "drops", "kept"]
+__all__ = ["dare", "draw_seed", "draw_uniform", "drops"]
 
 
 @on_paths
@@ -88,78 +87,56 @@ def dare(
         Yu et al., "Language models are Super Mario", ICML 2024, arXiv:2311.03099.
     """
     models = sequence(models)
-    if generator is None or isinstance(generator, torch.Generator):
-        device = "cpu" if generator is None else generator.device
-        generator = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
-    seed = index(generator)  # refuses what is no integer
-    recipe = drops(
-        per_model(density, len(models), "density", low=0.0, high=1.0),
-        seed,
-        rescale,
-        then,
-        Coefficients(scale, "scale"),
-        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
-        normalize,
-        elect,
-    )
+    recipe = drops(len(models), density, generator, rescale, then, scale, weights, normalize, elect)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def drops(
-    densities: Sequence[Coefficients],
-    seed: int,
+    count: int,
+    density: Coefficient | Sequence[Coefficient],
+    generator: torch.Generator | int | None,
     rescale: bool,
     then: Literal["linear", "ties"],
-    scale: Coefficients,
-    weights: Sequence[Coefficients],
+    scale: Coefficient,
+    weights: Sequence[Coefficient] | None,
     normalize: bool,
     elect: Elect,
 ) -> Recipe:
-    """The recipe of `dare`; the base is the first model."""
-    if then not in ("linear", "ties"):
-        raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
-    if elect not in ("sum", "count"):
-        raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
+    """The recipe of `dare`; the base is the first model, and not counted."""
+    fusion, seed = Fusion(count, density, scale, weights, then, normalize, elect), draw_seed(generator)
 
     def kernel(name: str, row: Row) -> Tensor:
-        numbers = [weight(name) for weight in weights]
-
+        shares = [density(name) for density in fusion.densities]
+        if then == "linear" and all(share == 1.0 for share in shares):
+            return based(row, fusion.factors(name))  # nothing is dropped, and this rounds less
         shape = row[0].shape
 
         def sparse(place: int, delta: Tensor) -> Tensor:
-            density = densities[place](name)
-            if density in (0.0, 1.0):
-                return delta.mul_(density)
-            keep = kept(seed, name, place, shape, density).to(delta.device)
-            # A complex entry, given as a pair of real ones, is dropped as a whole.
-            keep = keep.unsqueeze(-1) if keep.ndim < delta.ndim else keep
-            delta.mul_(keep)  # (2)
-            return delta.div_(density) if rescale else delta  # (3)
+            if shares[place] in (0.0, 1.0):
+                return delta.mul_(shares[place])
+            delta.mul_(draw_uniform(seed, name, place, shape, delta) < shares[place])  # (1), (2)
+            return delta.div_(shares[place]) if rescale else delta  # (3)
 
-        if then == "ties":
-            return elected(row, sparse, scale(name), numbers, normalize, elect)
-        total = sum(numbers) if normalize else 1.0
-        if total == 0:
-            raise MergeError(
-                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
-                "normalize=False for a plain sum"
-            )
-        factors = [scale(name) * number / total for number in numbers]
-        if all(density(name) == 1.0 for density in densities):
-            return based(row, factors)  # nothing is dropped, and this rounds less
-        base = row[0]
-        result = base.clone()
-        for place, factor in enumerate(factors):
-            if factor != 0:
-                result.add_(sparse(place, row[place + 1] - base), alpha=factor)
-        return result
+        return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*densities, scale, *weights))
+    return Recipe(kernel, fusion.coefficients)
 
 
-def kept(seed: int, name: str, place: int, shape: Sequence[int], density: float) -> Tensor:
-    """Which entries of a model's tensor are kept: 1 − m_t of (1)."""
+def draw_seed(generator: torch.Generator | int | None) -> int:
+    """A seed: the one that is given, or one number of a generator."""
+    if generator is None or isinstance(generator, torch.Generator):
+        device = "cpu" if generator is None else generator.device
+        return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    return index(generator)  # refuses what is no integer
+
+
+def draw_uniform(seed: int, name: str, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """One random number from 0 to 1 for each entry of a model's tensor, of the seed, the name and the place alone.
+
+    A complex entry, given as a pair of real ones, has one number.
+    """
     key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
     # Always on the CPU, so that the same entries are dropped wherever the model is.
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-    return torch.rand(tuple(shape), generator=generator) < density
+    found = torch.rand(tuple(shape), generator=generator).to(like.device)
+    return found.unsqueeze(-1) if found.ndim < like.ndim else found

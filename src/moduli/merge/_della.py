@@ -11,21 +11,20 @@ Reference:
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from math import isfinite
-from operator import index
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ._breadcrumbs import fuse
-from ._coefficients import Coefficient, Coefficients, per_model
+from ._coefficients import Coefficient
+from ._dare import draw_seed, draw_uniform
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import labels
+from ._ties import Fusion
 from ._views import ModelT, sequence
 
 __all__ = ["della", "ranked_drops"]
@@ -73,27 +72,21 @@ def della(
         Deep, Bhardwaj and Poria, "DELLA-Merging", 2024, arXiv:2406.11617.
     """
     models = sequence(models)
-    if generator is None or isinstance(generator, torch.Generator):
-        device = "cpu" if generator is None else generator.device
-        generator = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
-    recipe = ranked_drops(
-        per_model(density, len(models), "density", low=0.0, high=1.0),
-        epsilon,
-        index(generator),
-        Coefficients(scale, "scale"),
-        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
-        then,
-    )
+    recipe = ranked_drops(len(models), density, epsilon, generator, scale, weights, then)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def ranked_drops(
-    densities: Sequence[Coefficients], epsilon: float, seed: int, scale: Coefficients, weights: Sequence[Coefficients],
+    count: int,
+    density: Coefficient | Sequence[Coefficient],
+    epsilon: float,
+    generator: torch.Generator | int | None,
+    scale: Coefficient,
+    weights: Sequence[Coefficient] | None,
     then: Literal["linear", "ties"],
-) -> Recipe:  # fmt: skip
-    """The recipe of `della`; the base is the first model."""
-    if then not in ("linear", "ties"):
-        raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
+) -> Recipe:
+    """The recipe of `della`; the base is the first model, and not counted."""
+    fusion, seed = Fusion(count, density, scale, weights, then, then == "ties"), draw_seed(generator)
     if not isfinite(epsilon) or epsilon < 0:
         raise MergeError(f"epsilon is {epsilon}; it must be a finite number of at least 0")
 
@@ -101,7 +94,7 @@ def ranked_drops(
         shape = row[0].shape
 
         def sparse(place: int, delta: Tensor) -> Tensor:
-            density = densities[place](name)
+            density = fusion.densities[place](name)
             if density in (0.0, 1.0):
                 return delta.mul_(density)
             if not epsilon / 2 <= density <= 1 - epsilon / 2:
@@ -115,18 +108,8 @@ def ranked_drops(
             span = max(rows.shape[-1] - 1, 1)
             centred = ranks / span - 0.5 if rows.shape[-1] > 1 else ranks * 0
             chance = (density + epsilon * centred).reshape(delta.shape)
-            uniform = _uniform(seed, name, place, shape).to(delta.device)
-            uniform = uniform.unsqueeze(-1) if uniform.ndim < delta.ndim else uniform
-            return delta.mul_(uniform < chance).div_(chance)
+            return delta.mul_(draw_uniform(seed, name, place, shape, delta) < chance).div_(chance)
 
-        return fuse(row, sparse, scale(name), [weight(name) for weight in weights], then)
+        return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*densities, scale, *weights))
-
-
-def _uniform(seed: int, name: str, place: int, shape: Sequence[int]) -> Tensor:
-    """One random number from 0 to 1 for each entry, of the seed, the name and the place alone."""
-    key = blake2b(f"{seed}\0{place}\0{name}".encode(), digest_size=8).digest()
-    # Always on the CPU, so that the same entries are dropped wherever the model is.
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-    return torch.rand(tuple(shape), generator=generator)
+    return Recipe(kernel, fusion.coefficients)

@@ -77,7 +77,7 @@ def fisher(
                 )
             if any(name not in other for other in fishers):
                 raise MergeError(f"fishers[{index}] holds {name!r}, but not every one does; give it for all models")
-    numbers = per_model([1.0] * len(models) if weights is None else weights, len(models), "weights", low=0.0)
+    numbers = per_model(weights, len(models), "weights", low=0.0)
     recipe = precisions(fishers, numbers, floor)
     return run(recipe, models, buffers=buffers, integers=integers)
 

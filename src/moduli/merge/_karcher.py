@@ -16,7 +16,7 @@ from math import atan2, cos, sin
 import torch
 from torch import Tensor
 
-from ._coefficients import Coefficient, Coefficients, per_model
+from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._paths import on_paths
@@ -60,17 +60,17 @@ def karcher(
         Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
     models = sequence(models)
-    each = per_model([1.0] * len(models) if weights is None else weights, len(models), "weights", low=0.0)
-    return run(means(each, steps, tolerance), models, buffers=buffers, integers=integers)
+    return run(means(len(models), weights, steps, tolerance), models, buffers=buffers, integers=integers)
 
 
-def means(weights: Sequence[Coefficients], steps: int, tolerance: float) -> Recipe:
+def means(count: int, weights: Sequence[Coefficient] | None, steps: int, tolerance: float) -> Recipe:
     """The recipe of `karcher`."""
+    each_weight = per_model(weights, count, "weights", low=0.0)
     if steps < 1:
         raise MergeError(f"steps is {steps}; it must be at least 1")
 
     def kernel(name: str, row: Row) -> Tensor:
-        numbers = [weight(name) for weight in weights]
+        numbers = [weight(name) for weight in each_weight]
         total = sum(numbers)
         if total == 0:
             raise MergeError(
@@ -102,4 +102,4 @@ def means(weights: Sequence[Coefficients], steps: int, tolerance: float) -> Reci
             u = u / torch.linalg.vector_norm(u)
         return u * norm
 
-    return Recipe(kernel, tuple(weights))
+    return Recipe(kernel, each_weight)

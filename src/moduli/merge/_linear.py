@@ -57,10 +57,7 @@ def linear(
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
     """
     models = sequence(models)
-    recipe = combination(
-        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"), normalize
-    )
-    return run(recipe, models, buffers=buffers, integers=integers)
+    return run(combination(len(models), weights, normalize), models, buffers=buffers, integers=integers)
 
 
 @on_paths
@@ -90,14 +87,15 @@ def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", in
     Reference:
         Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, arXiv:2109.01903.
     """
-    return run(line(Coefficients(t, "t")), [a, b], ["a", "b"], buffers=buffers, integers=integers)
+    return run(line(2, t), [a, b], ["a", "b"], buffers=buffers, integers=integers)
 
 
-def combination(weights: Sequence[Coefficients], normalize: bool) -> Recipe:
+def combination(count: int, weights: Sequence[Coefficient] | None = None, normalize: bool = True) -> Recipe:
     """The recipe of `linear`."""
+    each = per_model(weights, count, "weights")
 
     def chosen(name: str) -> list[float]:
-        numbers = [weight(name) for weight in weights]
+        numbers = [weight(name) for weight in each]
         total = sum(numbers)
         if not normalize:
             return numbers
@@ -108,12 +106,13 @@ def combination(weights: Sequence[Coefficients], normalize: bool) -> Recipe:
             )
         return [number / total for number in numbers]
 
-    return _sums(tuple(weights), chosen)
+    return _sums(each, chosen)
 
 
-def line(t: Coefficients) -> Recipe:
+def line(count: int, t: Coefficient) -> Recipe:
     """The recipe of `lerp`."""
-    return _sums((t,), lambda name: [1.0 - t(name), t(name)])
+    place = Coefficients(t, "t")
+    return _sums((place,), lambda name: [1.0 - place(name), place(name)])
 
 
 def _sums(coefficients: tuple[Coefficients, ...], chosen: Callable[[str], list[float]]) -> Recipe:

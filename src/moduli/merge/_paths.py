@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from ._errors import MergeError
 
-__all__ = ["on_paths"]
+__all__ = ["model_arguments", "on_paths"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,9 +26,7 @@ def on_paths(function: F) -> F:
         >>> mo.io.read(folder / "c").module["w"]
         tensor([1., 1.])
     """
-    parameters = inspect.signature(function).parameters
-    names = list(parameters)
-    held = [name for name, each in parameters.items() if "ModelT" in str(each.annotation)]
+    names, held = list(inspect.signature(function).parameters), model_arguments(function)
 
     @wraps(function)
     def call(*args: Any, out: Any = None, **options: Any) -> Any:
@@ -49,6 +47,11 @@ def on_paths(function: F) -> F:
         return None
 
     return cast(F, call)
+
+
+def model_arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments of a recipe that are models; `models` are any number of them."""
+    return [name for name in inspect.signature(function).parameters if name in ("a", "b", "model", "base", "models")]
 
 
 def _paths(value: Any) -> list[Any]:

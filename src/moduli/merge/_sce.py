@@ -20,7 +20,7 @@ from ._driver import Buffers, Integers, run
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import labels
-from ._trim import kept
+from ._trim import kept, real
 from ._views import ModelT, sequence
 
 __all__ = ["sce", "selections"]
@@ -60,21 +60,21 @@ def sce(
         Wan et al., "FuseChat", 2024, arXiv:2408.07990.
     """
     models = sequence(models)
-    recipe = selections(Coefficients(density, "density", low=0.0, high=1.0), Coefficients(scale, "scale"))
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+    return run(
+        selections(len(models), density, scale), [base, *models], labels(models), buffers=buffers, integers=integers
+    )
 
 
-def selections(density: Coefficients, scale: Coefficients) -> Recipe:
-    """The recipe of `sce`; the base is the first model."""
+def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
+    """The recipe of `sce`; the base is the first model, and not counted."""
+    share, factor = Coefficients(density, "density", low=0.0, high=1.0), Coefficients(scale, "scale")
 
     def kernel(name: str, row: Row) -> Tensor:
         first = row[0]
-        base = torch.view_as_real(first) if first.is_complex() else first
-        count = len(row) - 1
+        base = real(first)
 
         def delta(place: int) -> Tensor:
-            other = row[place + 1]
-            return (torch.view_as_real(other) if other.is_complex() else other) - base
+            return real(row[place + 1]) - base
 
         total, squares = torch.zeros_like(base), torch.zeros_like(base)
         for place in range(count):
@@ -82,13 +82,13 @@ def selections(density: Coefficients, scale: Coefficients) -> Recipe:
             total.add_(vector)
             squares.addcmul_(vector, vector)
         selected = torch.ones_like(base, dtype=torch.bool)
-        if density(name) < 1 and count > 1:  # S
+        if share(name) < 1 and count > 1:  # S
             variance = (squares - total.square() / count).flatten()
             selected = torch.zeros_like(variance, dtype=torch.bool)
             order = variance.argsort(descending=True, stable=True)
-            selected[order[: kept(density(name), variance.numel())]] = True
+            selected[order[: kept(share(name), variance.numel())]] = True
             selected = selected.view_as(base)
-        elif density(name) == 0:
+        elif share(name) == 0:
             selected.fill_(False)
         sizes = [float((delta(place) * selected).square().sum()) for place in range(count)]  # C
         whole = sum(sizes)
@@ -100,7 +100,7 @@ def selections(density: Coefficients, scale: Coefficients) -> Recipe:
             agrees = (vector * total) > 0  # E
             merged.add_(vector.mul_(agrees), alpha=size / whole)
             weights.add_(agrees, alpha=size / whole)
-        result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(scale(name)).add_(base)
+        result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(factor(name)).add_(base)
         return torch.view_as_complex(result) if first.is_complex() else result
 
-    return Recipe(kernel, (density, scale))
+    return Recipe(kernel, (share, factor))

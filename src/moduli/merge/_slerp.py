@@ -66,25 +66,25 @@ def slerp(
     Reference:
         Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
     """
+    return run(arc(2, t, angle), [a, b], ["a", "b"], buffers=buffers, integers=integers)
+
+
+def arc(count: int, t: Coefficient, angle: Literal["tensor", "model"]) -> Recipe:
+    """The recipe of `slerp`."""
     if angle not in ("tensor", "model"):
         raise MergeError(f"angle is {angle!r}; it must be 'tensor' or 'model'")
-    recipe = arc(Coefficients(t, "t"), whole=angle == "model")
-    return run(recipe, [a, b], ["a", "b"], buffers=buffers, integers=integers)
-
-
-def arc(t: Coefficients, whole: bool) -> Recipe:
-    """The recipe of `slerp`."""
+    place = Coefficients(t, "t")
 
     def kernel(name: str, row: Row) -> Tensor:
-        return weighted_sum(row, _weights(t(name), *_products(row[0], row[1])))
+        return weighted_sum(row, _weights(place(name), *_products(row[0], row[1])))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         totals = [0.0, 0.0, 0.0]
         for _, row in rows:
             totals = [total + part for total, part in zip(totals, _products(row[0], row[1]), strict=True)]
-        return lambda name, row: weighted_sum(row, _weights(t(name), *totals))
+        return lambda name, row: weighted_sum(row, _weights(place(name), *totals))
 
-    return Recipe(kernel, (t,), survey=survey if whole else None)
+    return Recipe(kernel, (place,), survey=survey if angle == "model" else None)
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:

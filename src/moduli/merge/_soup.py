@@ -11,11 +11,12 @@ from typing import Literal
 
 from ._driver import Buffers, Integers
 from ._errors import MergeError
-from ._linear import linear
+from ._linear import combination, linear
 from ._paths import on_paths
+from ._recipe import Recipe
 from ._views import ModelT, sequence
 
-__all__ = ["greedy_ingredients", "greedy_soup", "soup"]
+__all__ = ["average", "greedy_ingredients", "greedy_soup", "soup"]
 
 
 @on_paths
@@ -60,6 +61,15 @@ def soup(
     if evaluate is None:
         return linear(models, buffers=buffers, integers=integers)
     return greedy_soup(models, evaluate, mode=mode, buffers=buffers, integers=integers)
+
+
+def average(
+    count: int, how: str = "uniform", evaluate: Callable[..., float] | None = None, mode: str = "max"
+) -> Recipe:
+    """The recipe of `soup`: of a uniform one, since a greedy one judges live models."""
+    if how != "uniform" or evaluate is not None:
+        raise MergeError("a greedy soup judges models in memory; load them, and call greedy_soup")
+    return combination(count)
 
 
 def greedy_soup(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ._driver import Buffers, Integers, run
+from ._errors import MergeError
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import based, labels
@@ -55,15 +56,16 @@ def stock(
     Reference:
         Jang, Yun and Han, "Model Stock", ECCV 2024, arXiv:2403.19522.
     """
-    models = sequence(models, least=2)
-    return run(shells(), [base, *models], labels(models), buffers=buffers, integers=integers)
+    models = sequence(models)
+    return run(shells(len(models)), [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
-def shells() -> Recipe:
-    """The recipe of `stock`; the base is the first model."""
+def shells(count: int) -> Recipe:
+    """The recipe of `stock`; the base is the first model, and not counted."""
+    if count < 2:
+        raise MergeError(f"models holds {count}, and this needs at least two models")
 
     def kernel(name: str, row: Row) -> Tensor:
-        count = len(row) - 1
         return based(row, [ratio(row) / count] * count)  # (3)
 
     return Recipe(kernel)

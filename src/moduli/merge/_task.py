@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ._coefficients import Coefficient, Coefficients, per_model
+from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._linear import weighted_sum
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["based", "labels", "sums", "task_arithmetic", "task_vector"]
+__all__ = ["based", "difference", "labels", "sums", "task_arithmetic", "task_vector"]
 
 
 @on_paths
@@ -43,12 +43,7 @@ def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", inte
     Reference:
         Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089.
     """
-
-    def difference(name: str, row: Row) -> Tensor:
-        return row[0] - row[1]
-
-    recipe = Recipe(difference, keeps=lambda name: False)
-    return run(recipe, [model, base], ["model", "base"], buffers=buffers, integers=integers)
+    return run(difference(2), [model, base], ["model", "base"], buffers=buffers, integers=integers)
 
 
 @on_paths
@@ -88,17 +83,26 @@ def task_arithmetic(
         Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089.
     """
     models = sequence(models)
-    recipe = sums(per_model(scale, len(models), "scale"))
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
+    return run(sums(len(models), scale), [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
-def sums(scales: Sequence[Coefficients]) -> Recipe:
-    """The recipe of `task_arithmetic`; the base is the first model."""
+def difference(count: int) -> Recipe:
+    """The recipe of `task_vector`."""
+
+    def kernel(name: str, row: Row) -> Tensor:
+        return row[0] - row[1]
+
+    return Recipe(kernel, keeps=lambda name: False, elementwise=True)
+
+
+def sums(count: int, scale: Coefficient | Sequence[Coefficient]) -> Recipe:
+    """The recipe of `task_arithmetic`; the base is the first model, and not counted."""
+    scales = per_model(scale, count, "scale")
 
     def kernel(name: str, row: Row) -> Tensor:
         return based(row, [scale(name) for scale in scales])
 
-    return Recipe(kernel, tuple(scales), elementwise=True)
+    return Recipe(kernel, scales, elementwise=True)
 
 
 def based(row: Row, scales: Sequence[float]) -> Tensor:

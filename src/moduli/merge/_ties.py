@@ -26,7 +26,7 @@ from ._task import labels
 from ._trim import cut_whole, real, trimmed, trimmed_whole
 from ._views import ModelT, sequence
 
-__all__ = ["Elect", "elected", "elections", "ties"]
+__all__ = ["Elect", "Fusion", "elections", "ties"]
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
@@ -85,42 +85,101 @@ def ties(
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
     models = sequence(models)
-    if trim not in ("tensor", "model"):
-        raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
-    recipe = elections(
-        per_model(density, len(models), "density", low=0.0, high=1.0),
-        Coefficients(scale, "scale"),
-        per_model([1.0] * len(models) if weights is None else weights, len(models), "weights"),
-        normalize,
-        elect,
-        whole=trim == "model",
-    )
+    recipe = elections(len(models), density, scale, weights, normalize, elect, trim)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def elections(
-    densities: Sequence[Coefficients],
-    scale: Coefficients,
-    weights: Sequence[Coefficients],
+    count: int,
+    density: Coefficient | Sequence[Coefficient],
+    scale: Coefficient,
+    weights: Sequence[Coefficient] | None,
     normalize: bool,
     elect: Elect,
-    whole: bool = False,
+    trim: Literal["tensor", "model"],
 ) -> Recipe:
-    """The recipe of `ties`; the base is the first model."""
-    if elect not in ("sum", "count"):
-        raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
-
-    def merged(name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
-        return elected(row, sparse, scale(name), [weight(name) for weight in weights], normalize, elect)
+    """The recipe of `ties`; the base is the first model, and not counted."""
+    if trim not in ("tensor", "model"):
+        raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
+    fusion = Fusion(count, density, scale, weights, "ties", normalize, elect)
+    densities = fusion.densities
 
     def kernel(name: str, row: Row) -> Tensor:
-        return merged(name, row, lambda index, delta: trimmed(delta, densities[index](name)))  # (1)
+        return fusion(name, row, lambda index, delta: trimmed(delta, densities[index](name)))  # (1)
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
-        return lambda name, row: merged(name, row, lambda index, delta: trimmed_whole(delta, cuts[index], name))  # (1)
+        return lambda name, row: fusion(name, row, lambda index, delta: trimmed_whole(delta, cuts[index], name))  # (1)
 
-    return Recipe(kernel, (*densities, scale, *weights), survey=survey if whole else None)
+    return Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None)
+
+
+class Fusion:
+    """How task vectors that were made sparse are added to their base: θ = θ_base + λ Σ_t w_t δ̂_t, or with elected signs.
+
+    Args:
+        count: How many models there are, without the base.
+        density: How much of each vector is kept.
+        scale: λ.
+        weights: One per model; equal by default.
+        then: Whether the vectors are summed ("linear"), or signs are elected first ("ties").
+        normalize: Whether to divide by the weights, of those that agree where signs are elected.
+        elect: How signs are elected.
+
+    Raises:
+        MergeError: If a coefficient or a choice is none that there is.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        density: Coefficient | Sequence[Coefficient],
+        scale: Coefficient,
+        weights: Sequence[Coefficient] | None,
+        then: Literal["linear", "ties"],
+        normalize: bool,
+        elect: Elect = "sum",
+    ) -> None:
+        if then not in ("linear", "ties"):
+            raise MergeError(f"then is {then!r}; it must be 'linear' or 'ties'")
+        if elect not in ("sum", "count"):
+            raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
+        self.densities = per_model(density, count, "density", low=0.0, high=1.0)
+        self.scale, self.weights = Coefficients(scale, "scale"), per_model(weights, count, "weights")
+        self.then, self.normalize, self.elect = then, normalize, elect
+
+    @property
+    def coefficients(self) -> tuple[Coefficients, ...]:
+        """All of them, to be checked against the names."""
+        return *self.densities, self.scale, *self.weights
+
+    def factors(self, name: str) -> list[float]:
+        """λ w_t for a name, of vectors that are summed.
+
+        Raises:
+            MergeError: If the weights are to be normalised and add up to 0.
+        """
+        numbers = [weight(name) for weight in self.weights]
+        total = sum(numbers) if self.normalize else 1.0
+        if total == 0:
+            raise MergeError(
+                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
+                "normalize=False for a plain sum"
+            )
+        return [self.scale(name) * number / total for number in numbers]
+
+    def __call__(self, name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Merge one name; `sparse` makes a task vector, given as a real tensor of its own, sparse, by its model's index."""
+        if self.then == "ties":
+            numbers = [weight(name) for weight in self.weights]
+            return elected(row, sparse, self.scale(name), numbers, self.normalize, self.elect)
+        first = row[0]
+        base = real(first)
+        result = base.clone()
+        for place, factor in enumerate(self.factors(name)):
+            if factor != 0:
+                result.add_(sparse(place, real(row[place + 1]) - base), alpha=factor)
+        return torch.view_as_complex(result) if first.is_complex() else result
 
 
 def elected(
