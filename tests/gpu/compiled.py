@@ -45,7 +45,7 @@ def make_kernel(function, dtypes, scalars, tensors=()):
             (slot.node, dtypes[slot.role] if slot.role is not None else graph.nodes[slot.node].dtype, slot.role)
         )
     made = TritonKernel(graph, outputs, "kernel")
-    return made.source(tuple(i in tensors for i in range(scalars)))[0], made.block, made.warps
+    return made.source(tuple(i in tensors for i in range(scalars))).text, made.block, made.warps
 
 
 def compile_for(source, block, warps, target):

@@ -12,10 +12,10 @@ Whole-model arithmetic and optimizer steps are pointwise functions applied to lo
   forms give the same result; `explain` says which one runs and why, read from the plan that runs;
 * a **reduction** (`sum`, `dot`, `norm`, `amax`) turns lists into one number, accumulated in double.
 
-Read `_trace` (a function becomes a graph; `_reads` notices what it read besides its arguments), `_graph`, `_emit_c` with
-`_c_operations` (the graph as C), `_foreach`, `_plan` (what lists look like, where they are, which form; `_prepare` makes
-plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` with `_triton_operations`
-(the graph as a Triton kernel), `_table` (the addresses it reads, on the device) and `_triton` (launches, reductions).
+Read `_trace` (a function becomes a graph; `_reads` notices what it read besides its arguments), `_graph`, `_operations` (each
+operation in all languages), `_emit_c` (the graph as C), `_foreach`, `_plan` (what lists look like, where they are, which
+form; `_prepare` makes plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` (the graph as a Triton
+kernel), `_table` (the addresses it reads, on the device) and `_triton` (launches, reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
 `eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to

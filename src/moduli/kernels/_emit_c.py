@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ._c_operations import EMIT, PRELUDE, Expr, NoCFormError, ctype, literal
-from ._graph import Graph, Node, Ref
+from ._graph import Graph
+from ._operations import C, NoFormError, write_node
 
-__all__ = ["NoCFormError", "emit"]
+__all__ = ["emit"]
 
 _STORAGE = {
     torch.float64: ("double", "{p}[k]", "{v}"),
@@ -76,55 +76,16 @@ def _vector_math(body: str) -> str:
     return "#ifdef MODULI_VECTOR_MATH\n" + "\n".join(lines) + "\n#endif\n" if lines else ""
 
 
-def _prelude() -> str:
-    double = PRELUDE.replace("T ", "double ").replace("(T)", "(double)")
-    single = PRELUDE.replace("T ", "float ").replace("(T)", "(float)")
-    return _functions(double, "") + _functions(single, "f")
-
-
-def _functions(text: str, suffix: str) -> str:
-    out, rest = [], text
-    while "F(" in rest:
-        head, rest = rest.split("F(", 1)
-        name, rest = rest.split(")", 1)
-        out += [head, name, suffix]
-    return "".join(out) + rest
-
-
-def _value(graph: Graph, node: Node) -> str:
-    """The C expression of one node, in the type of its own dtype."""
-    args = dict(node.args)
-    own = ctype(node.dtype)
-    if node.op == "constant":
-        value = args["value"]
-        return Expr(graph, node).cast(value.index, own) if isinstance(value, Ref) else f"({own}){literal(value)}"
-    if node.op == "cast":
-        source = args["self"].index
-        text = Expr(graph, node).cast(source, own)
-        # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float.
-        if node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source].dtype is not node.dtype:
-            kind = "half" if node.dtype is torch.float16 else "bfloat"
-            return f"m_from_{kind}(m_to_{kind}({text}))"
-        return text
-    if node.op not in EMIT:
-        raise NoCFormError(f"aten.{node.op}")
-    expression = Expr(graph, node)
-    try:
-        return EMIT[node.op](expression)
-    except KeyError as error:
-        raise NoCFormError(f"aten.{node.op} without {error}") from error
-
-
 def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
     """The source of a kernel: roles are read through tables 0..R-1, outputs written through tables R..R+W-1.
 
-    `outputs` pairs the node to store with the dtype of the storage. Raises `NoCFormError` for a graph beyond C.
+    `outputs` pairs the node to store with the dtype of the storage. Raises `NoFormError` for a graph beyond C.
     """
     preamble, loads, body = [], [], []
     live = graph.live()
     for index in live:
         node = graph.nodes[index]
-        kind = ctype(node.dtype)
+        kind = C.name_type(node.dtype)
         if node.op == "role":
             position = dict(node.args)["position"]
             storage, load, _ = _STORAGE[node.dtype]
@@ -133,14 +94,14 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
         elif node.op == "scalar":
             preamble.append(f"const double t{index} = s[{dict(node.args)['position']}];")
         else:
-            line = f"const {kind} t{index} = {_value(graph, node)};"
+            line = f"const {kind} t{index} = {write_node(C, graph, node)};"
             (body if node.vector else preamble).append(line)
     stores = []
     for position, (index, dtype) in enumerate(outputs):
         if dtype not in _STORAGE:
-            raise NoCFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
+            raise NoFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
         storage, _, store = _STORAGE[dtype]
-        text = Expr(graph, Node("store", (), dtype, dtype, vector=True)).cast(index, ctype(dtype))
+        text = C.convert(graph, index, C.name_type(dtype))
         loads.append(f"{storage} *const w{position} = ({storage} *)tables[{graph.roles + position}][i];")
         stores.append(f"w{position}[k] = {store.format(v=text)};")
     inner = "\n        ".join(body + stores)
@@ -182,5 +143,4 @@ void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, 
 }}
 """
     helpers = HALF if "m_from_half" in loop or "m_to_half" in loop or "bfloat" in loop else ""
-    prelude = _prelude() if "m_" in inner + before else ""
-    return headers() + _vector_math(prelude + loop) + helpers + prelude + loop
+    return headers() + _vector_math(loop) + helpers + loop

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ._graph import Graph, Node, Ref
-from ._triton_operations import EMIT_TRITON, NoTritonFormError, TritonArguments, describe_number, largest, name_type
+from ._operations import TRITON, NoFormError, write_node
 
 __all__ = ["emit_reduction", "emit_result", "emit_triton", "needed_numbers"]
 
@@ -23,7 +23,6 @@ _STORAGE = {
     torch.bfloat16: "tl.bfloat16",
     torch.bool: "tl.int8",
 }
-_NARROW = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
 
 _HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 
@@ -51,7 +50,7 @@ def _is_literal(node: Node) -> bool:
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
     """The source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
 
-    Numbers are `needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoTritonFormError`.
+    Numbers are `needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoFormError`.
     """
     live = graph.live()
     numbers = set(needed_numbers(graph, placed))
@@ -62,29 +61,28 @@ def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed
         if node.op == "role":
             position = dict(node.args)["position"]
             if node.dtype not in _STORAGE:
-                raise NoTritonFormError(f"a list of dtype {str(node.dtype).removeprefix('torch.')}")
+                raise NoFormError(f"a list of dtype {str(node.dtype).removeprefix('torch.')}")
             loaded[position] = _STORAGE[node.dtype]
             value = f"tl.load(p{position} + at@MASK@)"
-            value = f"({value} != 0)" if node.dtype is torch.bool else f"{value}.to({name_type(node.dtype)})"
+            value = f"({value} != 0)" if node.dtype is torch.bool else f"{value}.to({TRITON.name_type(node.dtype)})"
             body.append(f"t{index} = {value}")
         elif node.vector:
-            body.append(f"t{index} = {_value(graph, node)}")
+            body.append(f"t{index} = {write_node(TRITON, graph, node)}")
         elif index in numbers:
-            kind = name_type(node.dtype)
+            kind = TRITON.name_type(node.dtype)
             number = f"tl.full((), n{index}, {kind if kind != 'tl.int1' else 'tl.float64'})"
             scalars.append(f"t{index} = {number} != 0" if kind == "tl.int1" else f"t{index} = {number}")
         elif index in placed and node.op == "scalar":
             tensors.append(index)
             scalars.append(f"t{index} = tl.load(q{index}).to(tl.float64)")
         elif index in placed or _is_literal(node):
-            scalars.append(f"t{index} = {_value(graph, node)}")
+            scalars.append(f"t{index} = {write_node(TRITON, graph, node)}")
     for position, (index, dtype) in enumerate(outputs):
         if dtype not in _STORAGE:
-            raise NoTritonFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
+            raise NoFormError(f"a result of dtype {str(dtype).removeprefix('torch.')}")
         where = graph.roles + position
         loaded[where] = _STORAGE[dtype]
-        store = Node("store", (), dtype, dtype, vector=True)
-        text = TritonArguments(graph, store).cast(index, name_type(dtype))
+        text = TRITON.convert(graph, index, TRITON.name_type(dtype))
         body.append(f"tl.store(p{where} + at, ({text}).to({_STORAGE[dtype]})@MASK@)")
     columns = graph.roles + len(outputs) + 1
     parameters = ["rows", "chunks", *(f'n{i}: "fp64"' for i in sorted(numbers)), *(f"q{i}" for i in tensors)]
@@ -121,29 +119,6 @@ def _find_chunk(chunk: str, columns: int, loaded: dict[int, str], indent: str = 
     return [indent + line for line in lines]
 
 
-def _value(graph: Graph, node: Node) -> str:
-    """The expression of one node, in the type of its own dtype."""
-    args, own = dict(node.args), name_type(node.dtype)
-    arguments = TritonArguments(graph, node)
-    if node.op == "constant":
-        value = args["value"]
-        return arguments.cast(value.index, own) if isinstance(value, Ref) else describe_number(value, own)
-    if node.op == "cast":
-        source = args["self"].index
-        text = arguments.cast(source, own)
-        # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
-        if node.dtype in _NARROW and graph.nodes[source].dtype is not node.dtype:
-            return f"({text}).to({_NARROW[node.dtype]}).to(tl.float32)"
-        return text
-    if node.op not in EMIT_TRITON:
-        raise NoTritonFormError(f"aten.{node.op}")
-    try:
-        text = EMIT_TRITON[node.op](arguments)
-    except KeyError as error:
-        raise NoTritonFormError(f"aten.{node.op} without {error}") from error
-    return text if node.compute is node.dtype or own == "tl.int1" else f"({text}).to({own})"
-
-
 _STARTS = {"amax": 'float("-inf")'}
 _TERMS = {
     "sum": "x0",
@@ -162,14 +137,14 @@ def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
     """
     for dtype in dtypes:
         if dtype not in _STORAGE or dtype is torch.bool:
-            raise NoTritonFormError(f"a reduction of dtype {str(dtype).removeprefix('torch.')}")
+            raise NoFormError(f"a reduction of dtype {str(dtype).removeprefix('torch.')}")
     loaded = {position: _STORAGE[dtype] for position, dtype in enumerate(dtypes)}
     peak = kind in ("largest", "amax")
     start = _STARTS.get(kind, "0.0")
     term = f"tl.where(mask, {_TERMS[kind]}, {start})" if peak else _TERMS[kind]
     full = [f"x{p} = tl.load(p{p} + at).to(tl.float64)" for p in loaded] + [f"term = {_TERMS[kind]}"]
     cut = [f"x{p} = tl.load(p{p} + at, mask=mask, other=0).to(tl.float64)" for p in loaded] + [f"term = {term}"]
-    join = largest("term", "total") if peak else "total + term"
+    join = "tl.where((term > total) | (term != term), term, total)" if peak else "total + term"
     lines = [
         'def kernel(rows, chunks, partial, count: "i64", programs: "i64", ALIGNED: tl.constexpr, BLOCK: tl.constexpr):',
         "    own = tl.program_id(0).to(tl.int64)",

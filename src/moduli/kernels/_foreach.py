@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from .._torch import has_dispatch_mode, run_outside
 from ._contract import contract
 from ._graph import COMPUTE, Graph, Node, Ref
+from ._operations import OPERATIONS
+from ._scalars import apply_node, evaluate_scalars, find_placed
 
 __all__ = ["BLOCK", "Cuts", "Program"]
 
@@ -22,16 +23,6 @@ __all__ = ["BLOCK", "Cuts", "Program"]
 BLOCK = 131072
 #: Elements of small tensors in a group: there calling costs more than arithmetic.
 GROUP = 1 << 20
-
-_UNARY = {"neg", "abs", "sqrt", "exp", "reciprocal", "sign", "log", "tanh", "sigmoid", "floor", "ceil", "round"}
-_UNARY |= {"trunc", "frac", "erf", "expm1", "log1p", "rsqrt"}
-_BINARY = {"add", "sub", "mul", "div", "maximum", "minimum"}
-_COMMUTES = {"add", "mul", "maximum", "minimum"}
-_NAMED = {"lerp": ("self", "end", "weight"), "pow": ("self", "exponent")}
-_NAMED |= dict.fromkeys(("addcmul", "addcdiv"), ("self", "tensor1", "tensor2"))
-_CLAMPS = {"clamp", "clamp_min", "clamp_max"}
-# In these places a foreach function takes a scalar that is a tensor.
-_TENSOR_SCALARS = {"add", "mul", "div"}
 
 Lists = Sequence[Sequence[torch.Tensor]]
 Outputs = Sequence[tuple[int, torch.dtype, int | None]]
@@ -56,8 +47,7 @@ class Program:
         """`outputs`: the node, the dtype of its storage, and the role it overwrites or None."""
         self.graph = graph
         self._outputs = outputs
-        self._scalars = [i for i in graph.live() if not graph.nodes[i].vector]
-        self._sequences: dict[frozenset[int], _Sequence] = {}
+        self._sequences: dict[tuple[bool, ...], _Sequence] = {}
 
     def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
         """Run over lists of disjoint tensors, each contiguous or all at a position with one layout.
@@ -67,34 +57,22 @@ class Program:
         """
         if not lists or not lists[0]:
             return
-        placed = self._place(scalars)
-        sequence = self._sequences.get(placed)
+        tensors = tuple([isinstance(value, torch.Tensor) for value in scalars])
+        sequence = self._sequences.get(tensors)
         if sequence is None:
-            sequence = self._sequences[placed] = _Sequence(contract(self.graph, placed), self._outputs)
+            placed = find_placed(self.graph, tensors)
+            sequence = self._sequences[tensors] = _Sequence(contract(self.graph, placed), self._outputs, placed)
         if not cuts:
             cuts[:] = _cut(lists, targets)
-        sequence.run(lists, targets, scalars, placed, cuts)
-
-    def evaluate(self, scalars: Sequence[Any]) -> dict[int, Any]:
-        """The scalar part of the graph, by node: Python numbers, and 0-d tensors where they follow from one on a device."""
-        return _evaluate_numbers(self.graph, self._scalars, scalars, self._place(scalars))
-
-    def _place(self, scalars: Sequence[Any]) -> frozenset[int]:
-        """The scalars that follow from one on a device."""
-        given = {i for i, value in enumerate(scalars) if isinstance(value, torch.Tensor)}
-        placed: set[int] = set()
-        for index in self._scalars if given else ():
-            node = self.graph.nodes[index]
-            if (node.op == "scalar" and dict(node.args)["position"] in given) or placed & set(node.refs()):
-                placed.add(index)
-        return frozenset(placed)
+        sequence.run(lists, targets, scalars, cuts)
 
 
 class _Sequence:
     """Operations in order, each with the memory it may overwrite."""
 
-    def __init__(self, graph: Graph, outputs: Outputs) -> None:
+    def __init__(self, graph: Graph, outputs: Outputs, placed: frozenset[int]) -> None:
         self.graph = graph
+        self._placed = placed
         nodes, live = graph.nodes, graph.live()
         self._alias = {i: _origin(graph, i) for i in live}
         self._outputs = [(self._alias[index], role) for index, _, role in outputs]
@@ -153,11 +131,9 @@ class _Sequence:
 
     # ------------------------------------------------------------------ running
 
-    def run(
-        self, lists: Lists, targets: Lists, scalars: Sequence[Any], placed: frozenset[int], cuts: list[_Cut]
-    ) -> None:
+    def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
         """Run over lists, as told in `Program.run`."""
-        numbers = _evaluate_numbers(self.graph, self._scalars, scalars, placed)
+        numbers = evaluate_scalars(self.graph, self._scalars, scalars, self._placed)
         for cut in cuts:
             for group in _follow(cut, [*lists, *targets]):
                 self._group(group[: len(lists)], group[len(lists) :], numbers)
@@ -231,46 +207,7 @@ class _Sequence:
             value = values[self._alias.get(index, index)]
             return value[i] if self.graph.nodes[index].vector else value
 
-        return _apply(node, read)
-
-
-def _evaluate_numbers(
-    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int]
-) -> dict[int, Any]:
-    here = [index for index in indices if index not in placed]
-    # They are numbers, also where tensors are fake.
-    outside = run_outside if has_dispatch_mode() else _inside
-    values: dict[int, Any] = outside(_evaluate_here, graph, here, scalars)
-    return _evaluate(graph, [index for index in indices if index in placed], scalars, values)
-
-
-def _evaluate_here(graph: Graph, indices: Sequence[int], scalars: Sequence[Any]) -> dict[int, Any]:
-    return {index: value.item() for index, value in _evaluate(graph, indices, scalars, {}).items()}
-
-
-def _evaluate(graph: Graph, indices: Sequence[int], scalars: Sequence[Any], known: dict[int, Any]) -> dict[int, Any]:
-    values = dict(known)
-    for index in indices:
-        node = graph.nodes[index]
-        args = dict(node.args)
-        source = args.get("value") if node.op == "constant" else args.get("self")
-        if node.op == "scalar":
-            values[index] = _number(scalars[args["position"]], torch.float64)
-        elif node.op in ("constant", "cast"):
-            values[index] = _number(values[source.index] if isinstance(source, Ref) else source, node.dtype)
-        else:
-            values[index] = _apply(node, values.__getitem__)
-    return values
-
-
-def _inside(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
-
-
-def _number(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value if dtype is torch.float64 else value.to(dtype)
-    return torch.tensor(value, dtype=dtype, device="cpu")
+        return apply_node(node, read)
 
 
 def _fit(operand: Any, dtype: torch.dtype) -> Any:
@@ -310,67 +247,41 @@ def _call(
     def alike(*values: Any) -> bool:
         return all(COMPUTE[graph.nodes[v.index].dtype] is COMPUTE[node.dtype] for v in values if vector(v))
 
-    if node.op in _UNARY and not args.get("decimals"):
-        return node.op, (args["self"],), None
-    bounds = [name for name in ("min", "max") if args.get(name) is not None]
-    if node.op in _CLAMPS and len(bounds) == 1 and not vector(args[bounds[0]]) and vector(args["self"]):
-        return f"clamp_{'min' if bounds[0] == 'min' else 'max'}", (args["self"], args[bounds[0]]), None
-    if node.op in _NAMED:
-        operands = tuple(args[name] for name in _NAMED[node.op])
-        fits = vector(operands[0]) and (len(operands) == 2 or vector(operands[1])) and alike(*operands)
-        if node.op in ("addcmul", "addcdiv"):
-            value = args.get("value", 1)
-            return (node.op, operands, ("value", value)) if fits and vector(operands[2]) else None
-        return (node.op, operands, None) if fits and not vector(operands[-1]) else None
-    if node.op not in _BINARY or args.get("rounding_mode") is not None:
+    name = node.op
+    bounds = [bound for bound in ("min", "max") if args.get(bound) is not None]
+    if name == "clamp" and len(bounds) == 1:
+        name = f"clamp_{bounds[0]}"
+    operation = OPERATIONS.get(name)
+    call = None if operation is None else operation.foreach
+    if call is None:
         return None
-    first, second, alpha = args["self"], args["other"], args.get("alpha", 1)
-    plain = alpha == 1 and not isinstance(alpha, Ref)
-    if not vector(first) and node.op in _COMMUTES and plain:
-        first, second = second, first
-    elif vector(second) and node.op in _COMMUTES and plain and last.get(first.index, -1) > last.get(second.index, -1):
-        first, second = second, first  # the one that is used for the last time is overwritten
-    if not vector(first) or not alike(first, second):
+    last_name = call.number or call.either
+    operands = [args[each] for each in (*call.lists, *((last_name,) if last_name else ()))]
+    used = {*call.lists, last_name, call.keyword}
+    if any(value not in (None, 0) for each, value in args.items() if each not in used):
+        return None  # a rounding mode, say
+    keyword = (call.keyword, args.get(call.keyword, 1)) if call.keyword else None
+    plain = keyword is None or (keyword[1] == 1 and not isinstance(keyword[1], Ref))
+    if call.commutes and plain:
+        first, second = operands
+        # The one that is used for the last time is overwritten.
+        later = vector(first) and vector(second) and last.get(first.index, -1) > last.get(second.index, -1)
+        if later or not vector(first):
+            operands = [second, first]
+    lists = len(call.lists)
+    if not all(map(vector, operands[:lists])) or not alike(*operands):
         return None
-    if not vector(second) and (not plain or node.op in ("maximum", "minimum")):
+    if (call.number and vector(operands[-1])) or (call.either and not vector(operands[-1]) and not plain):
         return None
-    return node.op, (first, second), None if plain else ("alpha", alpha)
+    return name, tuple(operands), None if plain and call.keyword == "alpha" else keyword
 
 
 def _takes(node: Node, operands: Sequence[Any], keyword: dict[str, Any]) -> bool:
     """Whether the foreach function takes these scalars: a scalar on a device only in some places."""
     if any(isinstance(value, torch.Tensor) for value in keyword.values()):
         return False
-    return node.op in _TENSOR_SCALARS or not any(isinstance(value, torch.Tensor) for value in operands)
-
-
-def _apply(node: Node, read: Callable[[int], Any]) -> torch.Tensor:
-    """One operation of the graph, with the values that `read` gives for its operands."""
-    given = dict(node.args)
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    function = node.overload
-    for argument in node.overload._schema.arguments:
-        if argument.name not in given:
-            continue
-        value = given[argument.name]
-        if isinstance(value, Ref):
-            value = read(value.index)
-            wanted = "Tensor" in str(argument.type)
-            if wanted:
-                value = _number(value, torch.float64)
-            elif not wanted and isinstance(value, torch.Tensor):
-                if value.device.type == "cpu":
-                    value = value.item()
-                else:
-                    function = getattr(torch, node.op)  # of the overloads it takes the one for tensors
-        if argument.kwarg_only:
-            keywords[argument.name] = value
-        else:
-            positional.append(value)
-    result: Any = function(*positional, **keywords)
-    found: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    return found
+    call = OPERATIONS[node.op].foreach
+    return (call is not None and call.placed) or not any(isinstance(value, torch.Tensor) for value in operands)
 
 
 def _widen(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:

@@ -17,15 +17,14 @@ import torch
 
 from . import _backend
 from ._backend import Kernel, KernelError
-from ._c_operations import NoCFormError
 from ._emit_c import emit
 from ._foreach import Cuts, Program
 from ._graph import COMPUTE, Graph
+from ._operations import NoFormError
 from ._reads import Reads
 from ._runtime import Runtime
 from ._table import Table
 from ._triton import TritonKernel, find_problem
-from ._triton_operations import NoTritonFormError
 
 __all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "describe_dtypes", "form_of", "locate"]
 
@@ -159,7 +158,7 @@ def form_of(
     else:
         try:
             library = _backend.kernel(emit(graph, [(node, dtype) for node, dtype, _ in outputs]))
-        except NoCFormError as missing:
+        except NoFormError as missing:
             reason = f"{missing} has no C form"
         else:
             if isinstance(library, Kernel):
@@ -183,7 +182,7 @@ def _find_triton(
     if problem is None:
         try:
             return TritonKernel(graph, outputs, "fused")
-        except NoTritonFormError as missing:
+        except NoFormError as missing:
             return f"{missing} has no Triton form"
     if asked:
         raise KernelError(f"MODULI_KERNELS=triton, but {problem}")

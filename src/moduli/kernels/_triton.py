@@ -10,13 +10,12 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import math
-import operator
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,8 @@ import torch
 from .._torch import count_references, count_storage_uses, is_fake
 from ._backend import KernelError
 from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
-from ._foreach import Program
-from ._graph import COMPUTE, Graph, Ref
+from ._graph import COMPUTE, Graph
+from ._scalars import evaluate_scalars, find_placed
 from ._table import Table, choose_block
 
 __all__ = ["Launch", "TritonKernel", "build", "find_problem", "reduce_lists", "watch_launches"]
@@ -157,6 +156,15 @@ def _launch(
         kernel[(programs,)](*args, enable_fp_fusion=False, **options)  # each operation rounds as torch's does
 
 
+class _Source(NamedTuple):
+    """A kernel as text, the scalar nodes that the host computes, those it is given, and the scalars given as tensors."""
+
+    text: str
+    host: list[int]
+    numbers: list[int]
+    tensors: list[int]
+
+
 class TritonKernel:
     """A graph as a Triton kernel, with one source for each choice of scalars that are tensors on the device."""
 
@@ -164,8 +172,7 @@ class TritonKernel:
         self.graph = graph
         self.name = name
         self._outputs = [(node, dtype) for node, dtype, _ in outputs]
-        self._program = Program(graph, outputs)
-        self._sources: dict[tuple[bool, ...], tuple[str, list[int], list[int]]] = {}
+        self._sources: dict[tuple[bool, ...], _Source] = {}
         self.source((False,) * graph.scalars)  # what has no Triton form is found out here
         live = [graph.nodes[i] for i in graph.live()]
         wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
@@ -185,24 +192,18 @@ class TritonKernel:
         """How many addresses a row of its table has."""
         return self.graph.roles + len(self._outputs)
 
-    def source(self, tensors: tuple[bool, ...]) -> tuple[str, list[int], list[int]]:
-        """The source, the scalar nodes given as numbers, and the positions of scalars given as tensors."""
+    def source(self, tensors: tuple[bool, ...]) -> _Source:
+        """The kernel for this choice of scalars that are tensors."""
         found = self._sources.get(tensors)
         if found is None:
-            placed: set[int] = set()
-            positions = []
-            for index in self.graph.live():
-                node = self.graph.nodes[index]
-                if node.vector:
-                    continue
-                position = dict(node.args)["position"] if node.op == "scalar" else None
-                if position is not None and tensors[position]:
-                    positions.append(position)
-                    placed.add(index)
-                elif placed & set(node.refs()):
-                    placed.add(index)
-            text = emit_triton(self.graph, self._outputs, placed)
-            found = self._sources[tensors] = (text, needed_numbers(self.graph, placed), positions)
+            placed = find_placed(self.graph, tensors)
+            nodes = self.graph.nodes
+            found = self._sources[tensors] = _Source(
+                emit_triton(self.graph, self._outputs, placed),
+                [i for i in self.graph.live() if not nodes[i].vector and i not in placed],
+                needed_numbers(self.graph, placed),
+                [dict(nodes[i].args)["position"] for i in sorted(placed) if nodes[i].op == "scalar"],
+            )
         return found
 
     def make_table(self, device: torch.device, sizes: Sequence[int]) -> Table:
@@ -211,77 +212,28 @@ class TritonKernel:
 
     def run(self, table: Table, addresses: Sequence[np.ndarray[Any, Any]] | None, scalars: Sequence[Any]) -> None:
         """Launch it; without addresses the tensors are fake, and what would be launched is reported only."""
-        text, numbers, positions = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
-        values = self._evaluate(numbers, scalars)
+        source = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
+        found = evaluate_scalars(self.graph, source.host, scalars, frozenset())
+        numbers = [float(found[index]) for index in source.numbers]
         with table.lock:
             if addresses is None:
                 table.pretend()
                 kernel = None
             else:
                 table.point(addresses)
-                kernel = build(text)
-            tensors = [scalars[position] for position in positions]
-            tensors = [value if value.device == table.device else value.to(table.device) for value in tensors]
+                kernel = build(source.text)
+            tensors = [scalars[position].to(table.device) for position in source.tensors]
             _launch(
                 self.name,
                 kernel,
                 table,
                 table.programs,
                 self.width * table.elements,
-                [table.rows, table.chunks, *values, *tensors],
+                [table.rows, table.chunks, *numbers, *tensors],
                 ALIGNED=table.aligned,
                 BLOCK=table.block,
                 num_warps=self.warps,
             )
-
-    def _evaluate(self, wanted: Sequence[int], scalars: Sequence[Any]) -> list[float]:
-        """The scalar part of the graph that follows from numbers, on the host."""
-        known: dict[int, Any] = {}
-        try:
-            return [float(self._number(index, scalars, known)) for index in wanted]
-        except (KeyError, ArithmeticError, ValueError, TypeError):
-            # What Python has no word for, or refuses (a division by zero), is done as torch does it.
-            found = self._program.evaluate(scalars)
-            return [float(found[index]) for index in wanted]
-
-    def _number(self, index: int, scalars: Sequence[Any], known: dict[int, Any]) -> Any:
-        if index in known:
-            return known[index]
-        node = self.graph.nodes[index]
-        args = {
-            name: self._number(value.index, scalars, known) if isinstance(value, Ref) else value
-            for name, value in node.args
-        }
-        if node.op == "scalar":
-            found: Any = float(scalars[args["position"]])
-        elif node.op in ("constant", "cast"):
-            found = args["value"] if node.op == "constant" else args["self"]
-            if node.dtype not in (torch.float64, torch.bool):
-                found = torch.tensor(found, dtype=node.dtype).item()
-        else:
-            found = _HOST[node.op](args)
-        known[index] = found
-        return found
-
-
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[dict[str, Any]], Any]:
-    return lambda args: function(args["self"], args["other"])
-
-
-_HOST: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "add": lambda args: args["self"] + args["other"] * args.get("alpha", 1),
-    "sub": lambda args: args["self"] - args["other"] * args.get("alpha", 1),
-    "rsub": lambda args: args["other"] - args["self"] * args.get("alpha", 1),
-    "mul": _binary(operator.mul),
-    "div": lambda args: args["self"] / args["other"] if args.get("rounding_mode") is None else _HOST["-"](args),
-    "pow": lambda args: math.pow(args["self"], args["exponent"]),
-    "sqrt": lambda args: math.sqrt(args["self"]),
-    "neg": lambda args: -args["self"],
-    "abs": lambda args: abs(args["self"]),
-    "reciprocal": lambda args: 1.0 / args["self"],
-    "where": lambda args: args["self"] if args["condition"] else args["other"],
-    **{name: _binary(getattr(operator, name)) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
-}
 
 
 # ---------------------------------------------------------------------- reductions

@@ -1,0 +1,608 @@
+"""The table of operations: each is one formula, which every language writes in its own words.
+
+A formula is Python over the arguments of a node. In C and in Triton the arguments are text (`Term`), so that the formula
+writes an expression; on the host they are numbers, and it computes the value. The second column says which foreach function of
+torch does the same. An operation that is not here runs as torch runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ._graph import COMPUTE, Graph, Node, Ref
+
+__all__ = ["C", "OPERATIONS", "TRITON", "ForeachCall", "Language", "NoFormError", "compute_number", "write_node"]
+
+#: Functions of libm, of libdevice and of Python's `math`, most of them under the names of aten.
+_FUNCTIONS_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos"]
+_FUNCTIONS_1 += ["atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]
+_FUNCTIONS_2 = ["fmod", "hypot", "atan2", "copysign", "nextafter"]
+_FUNCTIONS = frozenset([*_FUNCTIONS_1, *_FUNCTIONS_2, "abs", "rint", "pow"])
+
+
+class NoFormError(Exception):
+    """A graph that a language has no words for; the message says which part."""
+
+
+class Language:
+    """How one language writes types, numbers, functions and choices."""
+
+    types: dict[torch.dtype, str]
+
+    def name_type(self, dtype: torch.dtype) -> str:
+        """The type in which values of this dtype are computed."""
+        if dtype not in COMPUTE:
+            raise NoFormError(f"values of dtype {str(dtype).removeprefix('torch.')}")
+        return self.types[COMPUTE[dtype]]
+
+    def convert(self, graph: Graph, index: int, kind: str) -> str:
+        """The value of a node in another type."""
+        if self.name_type(graph.nodes[index].dtype) == kind:
+            return f"t{index}"
+        return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast(f"t{index}", kind)
+
+    def number(self, value: Any, kind: str) -> str:
+        """A number of a type, without loss."""
+        raise NotImplementedError
+
+    def cast(self, text: str, kind: str) -> str:
+        """A value in another type that is not the one of truth values."""
+        raise NotImplementedError
+
+    def narrow(self, text: str, dtype: torch.dtype) -> str:
+        """A value rounded to a dtype of two bytes and widened again."""
+        raise NotImplementedError
+
+    def call(self, name: str, kind: str, *args: str) -> str:
+        """One of the functions, of values of a type."""
+        raise NotImplementedError
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        """One of two values."""
+        raise NotImplementedError
+
+
+class _CLanguage(Language):
+    types = {torch.float64: "double", torch.float32: "float", torch.bool: "int"}
+
+    def number(self, value: Any, kind: str) -> str:
+        number = float(value)
+        if math.isnan(number):
+            return f"({kind})NAN"
+        return f"({kind})({'-' * (number < 0)}INFINITY)" if math.isinf(number) else f"({kind})({number.hex()})"
+
+    def cast(self, text: str, kind: str) -> str:
+        return f"(({kind}){text})"
+
+    def narrow(self, text: str, dtype: torch.dtype) -> str:
+        kind = "half" if dtype is torch.float16 else "bfloat"
+        return f"m_from_{kind}(m_to_{kind}({text}))"
+
+    def call(self, name: str, kind: str, *args: str) -> str:
+        own = "fabs" if name == "abs" else name
+        return f"{own}{'f' if kind == 'float' else ''}({', '.join(args)})"
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        return f"({condition} ? {a} : {b})"
+
+
+class _TritonLanguage(Language):
+    types = {torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"}
+
+    def number(self, value: Any, kind: str) -> str:
+        # A bare number would be one of float32.
+        if kind == "tl.int1":
+            return f"tl.full((), {bool(value)}, tl.int1)"
+        number = float(value)
+        text = repr(number) if math.isfinite(number) else f'float("{number}")'
+        return f"tl.full((), {text}, {kind})"
+
+    def cast(self, text: str, kind: str) -> str:
+        return f"{text}.to({kind})"
+
+    def narrow(self, text: str, dtype: torch.dtype) -> str:
+        return f"({text}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
+
+    def call(self, name: str, kind: str, *args: str) -> str:
+        return f"{'tl' if name == 'abs' else 'lib'}.{name}({', '.join(args)})"
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        return f"tl.where({condition}, {a}, {b})"
+
+
+C, TRITON = _CLanguage(), _TritonLanguage()
+
+
+def write_node(language: Language, graph: Graph, node: Node) -> str:
+    """The expression of a constant, a cast or an operation, in the type of its own dtype."""
+    args, own = dict(node.args), language.name_type(node.dtype)
+    if node.op in ("constant", "cast"):
+        source = args["value" if node.op == "constant" else "self"]
+        if not isinstance(source, Ref):
+            if isinstance(source, complex):
+                raise NoFormError("complex numbers")
+            return language.number(source, own)
+        text = language.convert(graph, source.index, own)
+        # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
+        narrow = node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source.index].dtype is not node.dtype
+        return language.narrow(text, node.dtype) if narrow and node.op == "cast" else text
+    text = _find(node).formula(_WrittenArguments(language, graph, node)).text
+    return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast(f"({text})", own)
+
+
+def compute_number(node: Node, read: Callable[[int], Any]) -> Any:
+    """The value of an operation on numbers of the host. An ArithmeticError or ValueError is what Python makes of infinities."""
+    return _find(node).formula(_NumberArguments(node, read))
+
+
+def _find(node: Node) -> Operation:
+    if node.op not in OPERATIONS:
+        raise NoFormError(f"aten.{node.op}")
+    return OPERATIONS[node.op]
+
+
+class Arguments:
+    """The arguments of one node, as a formula sees them: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.given = {name: value for name, value in node.args if value is not None}
+
+    def __getitem__(self, name: str) -> Any:
+        """An argument in the type that the node computes in."""
+        value = self._argument(name)
+        if isinstance(value, Ref):
+            return self.read(value.index)
+        if not isinstance(value, int | float):
+            raise NoFormError(f"an argument {name}={value!r}")
+        return self.write(value)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _FUNCTIONS:
+            raise AttributeError(name)
+        return lambda *args: self.call(name, *args)
+
+    @property
+    def x(self) -> Any:
+        """The argument `self`."""
+        return self["self"]
+
+    @property
+    def y(self) -> Any:
+        """The argument `other`."""
+        return self["other"]
+
+    def _argument(self, name: str | bool) -> Any:
+        if isinstance(name, bool):
+            return name
+        if name not in self.given:
+            raise NoFormError(f"aten.{self.node.op} without {name}")
+        return self.given[name]
+
+    def constant(self, name: str) -> Any:
+        """The argument itself if it is a constant, otherwise None."""
+        value = self.given.get(name)
+        return None if isinstance(value, Ref) else value
+
+    def max(self, a: Any, b: Any) -> Any:
+        """The larger of two values; a NaN wins."""
+        return self.choose((a > b) | (a != a), a, b)
+
+    def min(self, a: Any, b: Any) -> Any:
+        """The smaller of two values; a NaN wins."""
+        return self.choose((a < b) | (a != a), a, b)
+
+    def truth(self, name: str | bool) -> Any:
+        """An argument as a truth value, or one that is given."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> Any:
+        """The value of another node, in the type that this one computes in."""
+        raise NotImplementedError
+
+    def write(self, value: Any) -> Any:
+        """A number in that type."""
+        raise NotImplementedError
+
+    def call(self, name: str, *args: Any) -> Any:
+        """One of the functions."""
+        raise NotImplementedError
+
+    def choose(self, condition: Any, a: Any, b: Any) -> Any:
+        """One of two values."""
+        raise NotImplementedError
+
+
+class _WrittenArguments(Arguments):
+    """Arguments as text of a language."""
+
+    def __init__(self, language: Language, graph: Graph, node: Node) -> None:
+        super().__init__(node)
+        self.language = language
+        self.graph = graph
+        self.type = language.name_type(node.compute)
+
+    def truth(self, name: str | bool) -> Term:
+        value, kind = self._argument(name), self.language.types[torch.bool]
+        if isinstance(value, Ref):
+            return Term(self, self.language.convert(self.graph, value.index, kind))
+        return Term(self, self.language.number(bool(value), kind))
+
+    def read(self, index: int) -> Term:
+        return Term(self, self.language.convert(self.graph, index, self.type))
+
+    def write(self, value: Any) -> Term:
+        return Term(self, self.language.number(value, self.type))
+
+    def take(self, value: Any) -> str:
+        """The text of a term, or of a number of the formula."""
+        if isinstance(value, Term):
+            return value.text
+        if self.node.compute is torch.bool:
+            raise NoFormError("arithmetic of bool values")
+        return self.language.number(value, self.type)
+
+    def call(self, name: str, *args: Any) -> Term:
+        if self.node.compute is torch.bool:
+            raise NoFormError(f"{name} of bool values")
+        return Term(self, self.language.call(name, self.type, *map(self.take, args)))
+
+    def choose(self, condition: Any, a: Any, b: Any) -> Term:
+        return Term(self, self.language.choose(self.take(condition), self.take(a), self.take(b)))
+
+
+class Term:
+    """An expression as text; arithmetic with it writes a longer one."""
+
+    __slots__ = ("arguments", "text")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, arguments: _WrittenArguments, text: str) -> None:
+        self.arguments = arguments
+        self.text = text
+
+    def _join(self, sign: str, other: Any, reverse: bool = False) -> Term:
+        texts = [self.text, self.arguments.take(other)]
+        return Term(self.arguments, f"({f' {sign} '.join(reversed(texts) if reverse else texts)})")
+
+    def __neg__(self) -> Term:
+        return Term(self.arguments, f"(-{self.text})")
+
+    def __add__(self, other: Any) -> Term:
+        return self._join("+", other)
+
+    def __radd__(self, other: Any) -> Term:
+        return self._join("+", other, reverse=True)
+
+    def __sub__(self, other: Any) -> Term:
+        return self._join("-", other)
+
+    def __rsub__(self, other: Any) -> Term:
+        return self._join("-", other, reverse=True)
+
+    def __mul__(self, other: Any) -> Term:
+        return self._join("*", other)
+
+    def __rmul__(self, other: Any) -> Term:
+        return self._join("*", other, reverse=True)
+
+    def __truediv__(self, other: Any) -> Term:
+        return self._join("/", other)
+
+    def __rtruediv__(self, other: Any) -> Term:
+        return self._join("/", other, reverse=True)
+
+    def __lt__(self, other: Any) -> Term:
+        return self._join("<", other)
+
+    def __le__(self, other: Any) -> Term:
+        return self._join("<=", other)
+
+    def __gt__(self, other: Any) -> Term:
+        return self._join(">", other)
+
+    def __ge__(self, other: Any) -> Term:
+        return self._join(">=", other)
+
+    def __eq__(self, other: Any) -> Term:  # type: ignore[override]
+        return self._join("==", other)
+
+    def __ne__(self, other: Any) -> Term:  # type: ignore[override]
+        return self._join("!=", other)
+
+    def __and__(self, other: Any) -> Term:
+        return self._join("&", other)
+
+    def __or__(self, other: Any) -> Term:
+        return self._join("|", other)
+
+    def __xor__(self, other: Any) -> Term:
+        return self._join("^", other)
+
+
+class _NumberArguments(Arguments):
+    """Arguments as numbers of the host, in double."""
+
+    def __init__(self, node: Node, read: Callable[[int], Any]) -> None:
+        super().__init__(node)
+        if node.compute not in (torch.float64, torch.bool):
+            raise NoFormError(f"numbers of dtype {str(node.compute).removeprefix('torch.')}")
+        self._read = read
+
+    def truth(self, name: str | bool) -> bool:
+        value = self._argument(name)
+        return bool(self._read(value.index) if isinstance(value, Ref) else value)
+
+    def read(self, index: int) -> Any:
+        return self._read(index)
+
+    def write(self, value: Any) -> Any:
+        return float(value)
+
+    def call(self, name: str, *args: Any) -> float:
+        if name in ("abs", "rint"):
+            return float(abs(*args) if name == "abs" else round(*args))
+        return float(getattr(math, name)(*args))
+
+    def choose(self, condition: Any, a: Any, b: Any) -> Any:
+        return a if condition else b
+
+
+# ---------------------------------------------------------------------- the table
+
+
+class ForeachCall(NamedTuple):
+    """A foreach function of torch with the name of the operation.
+
+    `lists` are the arguments that have to be lists, `number` the last one where it has to be a number, `either` where it may
+    be both, `keyword` one by name. Where it `commutes` the first two may change places; where it is `placed` the last
+    argument may be a 0-d tensor on the device of the lists.
+    """
+
+    lists: tuple[str, ...] = ("self",)
+    number: str | None = None
+    either: str | None = None
+    keyword: str | None = None
+    commutes: bool = False
+    placed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row: the formula, and the foreach function of the same name where torch has one."""
+
+    formula: Callable[[Any], Any]
+    foreach: ForeachCall | None = None
+
+
+def _scale_other(e: Any) -> Any:
+    return e.y if e.constant("alpha") == 1 else e.y * e["alpha"]
+
+
+def _add(e: Any) -> Any:
+    return e.truth("self") | e.truth("other") if e.node.compute is torch.bool else e.x + _scale_other(e)
+
+
+def _mul(e: Any) -> Any:
+    return e.truth("self") & e.truth("other") if e.node.compute is torch.bool else e.x * e.y
+
+
+def _find_remainder(e: Any) -> tuple[Any, Any]:
+    """The remainder of the sign of the dividend, and whether its sign is not that of the divisor."""
+    rest = e.fmod(e.x, e.y)
+    return rest, (rest != 0) & ((e.y < 0) != (rest < 0))
+
+
+def _remainder(e: Any) -> Any:
+    rest, other_sign = _find_remainder(e)
+    return e.choose(other_sign, rest + e.y, rest)
+
+
+def _floor_divide(e: Any) -> Any:
+    a, b = e.x, e.y
+    rest, other_sign = _find_remainder(e)
+    lower = (a - rest) / b - e.choose(other_sign, 1, 0)
+    floored = e.floor(lower)
+    nearest = e.choose(lower - floored > 0.5, floored + 1, floored)
+    return e.choose(b == 0, a / b, e.choose(lower == 0, e.copysign(a * 0, a / b), nearest))
+
+
+def _div(e: Any) -> Any:
+    mode = e.constant("rounding_mode")
+    if mode == "floor":
+        return _floor_divide(e)
+    return e.trunc(e.x / e.y) if mode == "trunc" else e.x / e.y
+
+
+def _round(e: Any) -> Any:
+    if e.constant("decimals"):
+        raise NoFormError("rounding to decimals")
+    return e.rint(e.x)  # halves to even, as torch does
+
+
+def _pow(e: Any) -> Any:
+    base, power = e["self"], e.constant("exponent")
+    # The powers that torch computes without pow(), so that results agree and loops vectorise.
+    short = {
+        0.5: lambda: e.sqrt(base),
+        1: lambda: base,
+        2: lambda: base * base,
+        3: lambda: base * base * base,
+        -0.5: lambda: 1 / e.sqrt(base),
+        -1: lambda: 1 / base,
+        -2: lambda: 1 / (base * base),
+    }
+    return short[power]() if power in short else e.pow(base, e["exponent"])
+
+
+def _clamp(e: Any) -> Any:
+    value = e.x
+    if "min" in e.given:
+        value = e.max(value, e["min"])
+    return e.min(value, e["max"]) if "max" in e.given else value
+
+
+def _gelu(e: Any) -> Any:
+    x = e.x
+    if e.constant("approximate") == "tanh":
+        return 0.5 * x * (1 + e.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
+    return 0.5 * x * (1 + e.erf(x * math.sqrt(0.5)))
+
+
+def _logit(e: Any) -> Any:
+    x = e.min(e.max(e.x, e["eps"]), 1 - e["eps"]) if "eps" in e.given else e.x
+    return e.log(x / (1 - x))
+
+
+def _nan_to_num(e: Any) -> Any:
+    top = 0.0 if e.node.compute is torch.bool else torch.finfo(COMPUTE[e.node.compute]).max
+    nan, high, low = (
+        e[name] if name in e.given else value for name, value in (("nan", 0), ("posinf", top), ("neginf", -top))
+    )
+    return e.choose(e.x != e.x, nan, e.choose(e.x == math.inf, high, e.choose(e.x == -math.inf, low, e.x)))
+
+
+def _sign(e: Any) -> Any:
+    return e.choose(e.x > 0, 1, e.choose(e.x < 0, -1, 0))
+
+
+def _logaddexp(e: Any) -> Any:
+    a, b = e.x, e.y
+    return e.choose((e.abs(a) == math.inf) & (a == b), a, e.max(a, b) + e.log1p(e.exp(-e.abs(a - b))))
+
+
+def _lerp(e: Any) -> Any:
+    start, end, weight = e.x, e["end"], e["weight"]
+    return e.choose(e.abs(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+
+
+def _softplus(e: Any) -> Any:
+    scaled = e.x * e["beta"]
+    return e.choose(scaled > e["threshold"], e.x, e.log1p(e.exp(scaled)) / e["beta"])
+
+
+def _elu(e: Any) -> Any:
+    return e.choose(e.x < 0, e.expm1(e.x * e["input_scale"]) * (e["alpha"] * e["scale"]), e.x * e["scale"])
+
+
+def _sinc(e: Any) -> Any:
+    angle = e.x * math.pi
+    return e.choose(e.x == 0, 1, e.sin(angle) / angle)
+
+
+def _signbit(e: Any) -> Any:
+    # Not signbit(): vectorised, it crashes some compilers. The one is an element of a vector, as libdevice wants it.
+    return e.copysign(e.choose(e.x == e.x, 1, 1), e.x) < 0
+
+
+def _function_1(name: str) -> Operation:
+    return Operation(lambda e: e.call(name, e.x))
+
+
+def _function_2(name: str) -> Operation:
+    return Operation(lambda e: e.call(name, e.x, e.y))
+
+
+OPERATIONS: dict[str, Operation] = {name: _function_1(name) for name in _FUNCTIONS_1}
+OPERATIONS |= {name: _function_2(name) for name in _FUNCTIONS_2}
+OPERATIONS |= {
+    "abs": Operation(lambda e: e.abs(e.x)),
+    "neg": Operation(lambda e: -e.x),
+    "sign": Operation(_sign),
+    "sgn": Operation(_sign),
+    "reciprocal": Operation(lambda e: 1 / e.x),
+    "rsqrt": Operation(lambda e: 1 / e.sqrt(e.x)),
+    "frac": Operation(lambda e: e.x - e.trunc(e.x)),
+    "round": Operation(_round),
+    "sigmoid": Operation(lambda e: 1 / (1 + e.exp(-e.x))),
+}
+_UNARY = [
+    "neg",
+    "abs",
+    "sqrt",
+    "exp",
+    "reciprocal",
+    "sign",
+    "log",
+    "tanh",
+    "sigmoid",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+]
+_UNARY += ["frac", "erf", "expm1", "log1p", "rsqrt"]
+OPERATIONS |= {name: Operation(OPERATIONS[name].formula, ForeachCall()) for name in _UNARY}
+OPERATIONS |= {
+    "add": Operation(_add, ForeachCall(either="other", keyword="alpha", commutes=True, placed=True)),
+    "sub": Operation(lambda e: e.x - _scale_other(e), ForeachCall(either="other", keyword="alpha")),
+    "rsub": Operation(lambda e: e.y - e.x * e["alpha"]),
+    "mul": Operation(_mul, ForeachCall(either="other", commutes=True, placed=True)),
+    "div": Operation(_div, ForeachCall(either="other", placed=True)),
+    "maximum": Operation(lambda e: e.max(e.x, e.y), ForeachCall(("self", "other"), commutes=True)),
+    "minimum": Operation(lambda e: e.min(e.x, e.y), ForeachCall(("self", "other"), commutes=True)),
+    "lerp": Operation(_lerp, ForeachCall(("self", "end"), number="weight")),
+    "pow": Operation(_pow, ForeachCall(number="exponent")),
+    "addcmul": Operation(
+        lambda e: e.x + e["value"] * e["tensor1"] * e["tensor2"],
+        ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
+    ),
+    "addcdiv": Operation(
+        lambda e: e.x + e["value"] * e["tensor1"] / e["tensor2"],
+        ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
+    ),
+    "clamp": Operation(_clamp),
+    "clamp_min": Operation(_clamp, ForeachCall(number="min")),
+    "clamp_max": Operation(_clamp, ForeachCall(number="max")),
+    "floor_divide": Operation(_floor_divide),
+    "remainder": Operation(_remainder),
+    "fmax": Operation(lambda e: e.choose((e.x >= e.y) | (e.y != e.y), e.x, e.y)),
+    "fmin": Operation(lambda e: e.choose((e.x <= e.y) | (e.y != e.y), e.x, e.y)),
+    "logaddexp": Operation(_logaddexp),
+    "xlogy": Operation(lambda e: e.choose(e.y != e.y, e.y, e.choose(e.x == 0, 0, e.x * e.log(e.y)))),
+    "sinc": Operation(_sinc),
+    "rad2deg": Operation(lambda e: e.x * (180 / math.pi)),
+    "deg2rad": Operation(lambda e: e.x * (math.pi / 180)),
+    "nan_to_num": Operation(_nan_to_num),
+    "logit": Operation(_logit),
+    "heaviside": Operation(lambda e: e.choose(e.x == 0, e["values"], e.choose(e.x > 0, 1, 0))),
+    # Activations.
+    "silu": Operation(lambda e: e.x / (1 + e.exp(-e.x))),
+    "mish": Operation(lambda e: e.x * e.tanh(e.log1p(e.exp(e.x)))),
+    "gelu": Operation(_gelu),
+    "relu": Operation(lambda e: e.max(e.x, 0)),
+    "leaky_relu": Operation(lambda e: e.choose(e.x > 0, e.x, e.x * e["negative_slope"])),
+    "elu": Operation(_elu),
+    "celu": Operation(lambda e: e.choose(e.x > 0, e.x, e["alpha"] * e.expm1(e.x / e["alpha"]))),
+    "softplus": Operation(_softplus),
+    "log_sigmoid_forward": Operation(lambda e: e.min(e.x, 0) - e.log1p(e.exp(-e.abs(e.x)))),
+    "hardtanh": Operation(lambda e: e.min(e.max(e.x, e["min_val"]), e["max_val"])),
+    "hardsigmoid": Operation(lambda e: e.min(e.max(e.x + 3, 0), 6) / 6),
+    "hardswish": Operation(lambda e: e.x * e.min(e.max(e.x + 3, 0), 6) / 6),
+    "threshold": Operation(lambda e: e.choose(e.x <= e["threshold"], e["value"], e.x)),
+    # Questions and choices.
+    "eq": Operation(lambda e: e.x == e.y),
+    "ne": Operation(lambda e: e.x != e.y),
+    "lt": Operation(lambda e: e.x < e.y),
+    "le": Operation(lambda e: e.x <= e.y),
+    "gt": Operation(lambda e: e.x > e.y),
+    "ge": Operation(lambda e: e.x >= e.y),
+    "isnan": Operation(lambda e: e.x != e.x),
+    "isinf": Operation(lambda e: e.abs(e.x) == math.inf),
+    "isposinf": Operation(lambda e: e.x == math.inf),
+    "isneginf": Operation(lambda e: e.x == -math.inf),
+    "signbit": Operation(_signbit),
+    "logical_and": Operation(lambda e: e.truth("self") & e.truth("other")),
+    "logical_or": Operation(lambda e: e.truth("self") | e.truth("other")),
+    "logical_xor": Operation(lambda e: e.truth("self") ^ e.truth("other")),
+    "logical_not": Operation(lambda e: e.truth("self") ^ e.truth(True)),
+    "where": Operation(lambda e: e.choose(e.truth("condition"), e.x, e.y)),
+    "masked_fill": Operation(lambda e: e.choose(e.truth("mask"), e["value"], e.x)),
+}
+for _name in ("and", "or", "xor", "not"):  # of truth values; integers run as torch runs them
+    OPERATIONS[f"bitwise_{_name}"] = OPERATIONS[f"logical_{_name}"]

@@ -1,0 +1,87 @@
+"""The scalar part of a graph: numbers for the whole call, computed on the host before the pass over the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import run_outside
+from ._graph import Graph, Node, Ref
+from ._operations import NoFormError, compute_number
+
+__all__ = ["apply_node", "evaluate_scalars", "find_placed"]
+
+
+def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
+    """The scalar nodes that follow from scalars which are tensors on a device."""
+    placed: set[int] = set()
+    for index in graph.live() if any(tensors) else ():
+        node = graph.nodes[index]
+        own = node.op == "scalar" and tensors[dict(node.args)["position"]]
+        if own or (not node.vector and placed.intersection(node.refs())):
+            placed.add(index)
+    return frozenset(placed)
+
+
+def evaluate_scalars(
+    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int]
+) -> dict[int, Any]:
+    """The values of scalar nodes in order: Python numbers, and 0-d tensors where they are placed on a device."""
+    values: dict[int, Any] = {}
+    for index in indices:
+        node = graph.nodes[index]
+        args = dict(node.args)
+        if node.op == "scalar":
+            found = scalars[args["position"]]
+        elif node.op in ("constant", "cast"):
+            source = args["value" if node.op == "constant" else "self"]
+            found = values[source.index] if isinstance(source, Ref) else source
+            if isinstance(found, torch.Tensor):
+                found = found if node.dtype is torch.float64 else found.to(node.dtype)
+            elif node.dtype is not torch.float64:
+                found = run_outside(_round_number, found, node.dtype)
+        elif index in placed:
+            found = apply_node(node, values.__getitem__)
+        else:
+            try:
+                found = compute_number(node, values.__getitem__)
+            except (NoFormError, ArithmeticError, ValueError):
+                # What Python refuses (a division by zero) or has no word for is done as torch does it.
+                found = run_outside(apply_node, node, values.__getitem__).item()
+        values[index] = found
+    return values
+
+
+def _round_number(value: Any, dtype: torch.dtype) -> Any:
+    return torch.tensor(value, dtype=dtype, device="cpu").item()
+
+
+def apply_node(node: Node, read: Callable[[int], Any]) -> torch.Tensor:
+    """One operation of the graph by torch, with the values that `read` gives for its operands."""
+    given = dict(node.args)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    function = node.overload
+    for argument in node.overload._schema.arguments:
+        if argument.name not in given:
+            continue
+        value = given[argument.name]
+        if isinstance(value, Ref):
+            value = read(value.index)
+            if "Tensor" in str(argument.type):
+                if not isinstance(value, torch.Tensor):
+                    value = torch.tensor(value, dtype=torch.float64, device="cpu")
+            elif isinstance(value, torch.Tensor):
+                if value.device.type == "cpu":
+                    value = value.item()
+                else:
+                    function = getattr(torch, node.op)  # of the overloads it takes the one for tensors
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    result: Any = function(*positional, **keywords)
+    found: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return found
