@@ -8,8 +8,9 @@ torch does the same. An operation that is not here runs as torch runs it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,9 +31,14 @@ class NoFormError(Exception):
 
 
 class Language:
-    """How one language writes types, numbers, functions and choices."""
+    """How one language writes types, numbers, functions and choices: as terms that hold text."""
 
     types: dict[torch.dtype, str]
+    write_number: Callable[[Any, str], str]
+    cast: Callable[[str, str], str]  # a value in another type that is not the one of truth values
+    narrow: Callable[[str, torch.dtype], str]  # rounded to a dtype of two bytes and widened again
+    write_call: Callable[[str, str, str], str]
+    write_choice: Callable[[str, str, str], str]
 
     def name_type(self, dtype: torch.dtype) -> str:
         """The type in which values of this dtype are computed."""
@@ -46,73 +52,143 @@ class Language:
             return f"t{index}"
         return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast(f"t{index}", kind)
 
-    def number(self, value: Any, kind: str) -> str:
-        """A number of a type, without loss."""
-        raise NotImplementedError
+    def read(self, graph: Graph, index: int, kind: str) -> Term:
+        """The value of a node, for a formula."""
+        return Term(self, kind, self.convert(graph, index, kind))
 
-    def cast(self, text: str, kind: str) -> str:
-        """A value in another type that is not the one of truth values."""
-        raise NotImplementedError
+    def number(self, value: Any, kind: str) -> Term:
+        """A number, for a formula."""
+        return Term(self, kind, self.write_number(value, kind))
 
-    def narrow(self, text: str, dtype: torch.dtype) -> str:
-        """A value rounded to a dtype of two bytes and widened again."""
-        raise NotImplementedError
+    def take(self, value: Any, kind: str) -> str:
+        """The text of a term, or of a number in a formula."""
+        if isinstance(value, Term):
+            return value.text
+        if kind == self.types[torch.bool]:
+            raise NoFormError("arithmetic of bool values")
+        return self.write_number(value, kind)
 
-    def call(self, name: str, kind: str, *args: str) -> str:
-        """One of the functions, of values of a type."""
-        raise NotImplementedError
+    def call(self, name: str, kind: str, *args: Any) -> Term:
+        """One of the functions."""
+        if kind == self.types[torch.bool]:
+            raise NoFormError(f"{name} of bool values")
+        return Term(self, kind, self.write_call(name, kind, ", ".join(self.take(value, kind) for value in args)))
 
-    def choose(self, condition: str, a: str, b: str) -> str:
-        """One of two values."""
-        raise NotImplementedError
+    def choose(self, kind: str, *values: Any) -> Term:
+        """By a condition, one of two values."""
+        return Term(self, kind, self.write_choice(*(self.take(value, kind) for value in values)))
+
+
+def _operator(sign: str, *, reverse: bool = False) -> Any:
+    def write(term: Term, other: Any) -> Term:
+        texts = [term.text, term.language.take(other, term.kind)]
+        return Term(term.language, term.kind, f"({f' {sign} '.join(reversed(texts) if reverse else texts)})")
+
+    return write
+
+
+class Term:
+    """An expression as text; arithmetic with it writes a longer one."""
+
+    __slots__ = ("kind", "language", "text")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, language: Language, kind: str, text: str) -> None:
+        self.language = language
+        self.kind = kind
+        self.text = text
+
+    def __neg__(self) -> Term:
+        return Term(self.language, self.kind, f"(-{self.text})")
+
+    __add__, __radd__ = _operator("+"), _operator("+", reverse=True)
+    __sub__, __rsub__ = _operator("-"), _operator("-", reverse=True)
+    __mul__, __rmul__ = _operator("*"), _operator("*", reverse=True)
+    __truediv__, __rtruediv__ = _operator("/"), _operator("/", reverse=True)
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("<", "<=", ">", ">="))
+    __eq__, __ne__ = map(_operator, ("==", "!="))
+    __and__, __or__, __xor__ = map(_operator, ("&", "|", "^"))
 
 
 class _CLanguage(Language):
     types = {torch.float64: "double", torch.float32: "float", torch.bool: "int"}
 
-    def number(self, value: Any, kind: str) -> str:
+    @staticmethod
+    def write_number(value: Any, kind: str) -> str:
         number = float(value)
         if math.isnan(number):
             return f"({kind})NAN"
         return f"({kind})({'-' * (number < 0)}INFINITY)" if math.isinf(number) else f"({kind})({number.hex()})"
 
-    def cast(self, text: str, kind: str) -> str:
+    @staticmethod
+    def cast(text: str, kind: str) -> str:
         return f"(({kind}){text})"
 
-    def narrow(self, text: str, dtype: torch.dtype) -> str:
+    @staticmethod
+    def narrow(text: str, dtype: torch.dtype) -> str:
         kind = "half" if dtype is torch.float16 else "bfloat"
         return f"m_from_{kind}(m_to_{kind}({text}))"
 
-    def call(self, name: str, kind: str, *args: str) -> str:
-        own = "fabs" if name == "abs" else name
-        return f"{own}{'f' if kind == 'float' else ''}({', '.join(args)})"
+    @staticmethod
+    def write_call(name: str, kind: str, args: str) -> str:
+        return f"{'fabs' if name == 'abs' else name}{'f' if kind == 'float' else ''}({args})"
 
-    def choose(self, condition: str, a: str, b: str) -> str:
+    @staticmethod
+    def write_choice(condition: str, a: str, b: str) -> str:
         return f"({condition} ? {a} : {b})"
 
 
 class _TritonLanguage(Language):
     types = {torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"}
 
-    def number(self, value: Any, kind: str) -> str:
+    @staticmethod
+    def write_number(value: Any, kind: str) -> str:
         # A bare number would be one of float32.
-        if kind == "tl.int1":
-            return f"tl.full((), {bool(value)}, tl.int1)"
-        number = float(value)
+        number = bool(value) if kind == "tl.int1" else float(value)
         text = repr(number) if math.isfinite(number) else f'float("{number}")'
         return f"tl.full((), {text}, {kind})"
 
-    def cast(self, text: str, kind: str) -> str:
+    @staticmethod
+    def cast(text: str, kind: str) -> str:
         return f"{text}.to({kind})"
 
-    def narrow(self, text: str, dtype: torch.dtype) -> str:
+    @staticmethod
+    def narrow(text: str, dtype: torch.dtype) -> str:
         return f"({text}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
 
-    def call(self, name: str, kind: str, *args: str) -> str:
-        return f"{'tl' if name == 'abs' else 'lib'}.{name}({', '.join(args)})"
+    @staticmethod
+    def write_call(name: str, kind: str, args: str) -> str:
+        return f"{'tl' if name == 'abs' else 'lib'}.{name}({args})"
 
-    def choose(self, condition: str, a: str, b: str) -> str:
+    @staticmethod
+    def write_choice(condition: str, a: str, b: str) -> str:
         return f"tl.where({condition}, {a}, {b})"
+
+
+class _Host:
+    """Formulas on numbers of the host, in double: what other languages write is computed."""
+
+    @staticmethod
+    def name_type(dtype: torch.dtype) -> Any:
+        if dtype not in (torch.float64, torch.bool):
+            raise NoFormError(f"numbers of dtype {str(dtype).removeprefix('torch.')}")
+        return float if dtype is torch.float64 else bool
+
+    @staticmethod
+    def read(values: Mapping[int, Any], index: int, kind: Any) -> Any:
+        return kind(values[index])
+
+    @staticmethod
+    def number(value: Any, kind: Any) -> Any:
+        return kind(value)
+
+    @staticmethod
+    def call(name: str, kind: Any, *args: Any) -> Any:
+        return kind(abs(*args) if name == "abs" else round(*args) if name == "rint" else getattr(math, name)(*args))
+
+    @staticmethod
+    def choose(kind: Any, condition: Any, a: Any, b: Any) -> Any:
+        return a if condition else b
 
 
 C, TRITON = _CLanguage(), _TritonLanguage()
@@ -126,46 +202,44 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
         if not isinstance(source, Ref):
             if isinstance(source, complex):
                 raise NoFormError("complex numbers")
-            return language.number(source, own)
+            return language.write_number(source, own)
         text = language.convert(graph, source.index, own)
         # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
         narrow = node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source.index].dtype is not node.dtype
         return language.narrow(text, node.dtype) if narrow and node.op == "cast" else text
-    text = _find(node).formula(_WrittenArguments(language, graph, node)).text
+    text = _apply_formula(language, graph, node).text
     return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast(f"({text})", own)
 
 
-def compute_number(node: Node, read: Callable[[int], Any]) -> Any:
+def compute_number(node: Node, values: Mapping[int, Any]) -> Any:
     """The value of an operation on numbers of the host. An ArithmeticError or ValueError is what Python makes of infinities."""
-    return _find(node).formula(_NumberArguments(node, read))
+    return _apply_formula(_Host, values, node)
 
 
-def _find(node: Node) -> Operation:
+def _apply_formula(language: Any, source: Any, node: Node) -> Any:
     if node.op not in OPERATIONS:
         raise NoFormError(f"aten.{node.op}")
-    return OPERATIONS[node.op]
+    return OPERATIONS[node.op].formula(Arguments(language, source, node))
 
 
 class Arguments:
     """The arguments of one node, as a formula sees them: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, language: Any, source: Any, node: Node) -> None:
         self.node = node
         self.given = {name: value for name, value in node.args if value is not None}
+        self._language, self._source = language, source
+        self._kind = language.name_type(node.compute)
+        self.choose = partial(language.choose, self._kind)
 
     def __getitem__(self, name: str) -> Any:
         """An argument in the type that the node computes in."""
-        value = self._argument(name)
-        if isinstance(value, Ref):
-            return self.read(value.index)
-        if not isinstance(value, int | float):
-            raise NoFormError(f"an argument {name}={value!r}")
-        return self.write(value)
+        return self._read(name, self._kind)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _FUNCTIONS:
             raise AttributeError(name)
-        return lambda *args: self.call(name, *args)
+        return partial(self._language.call, name, self._kind)
 
     @property
     def x(self) -> Any:
@@ -177,12 +251,19 @@ class Arguments:
         """The argument `other`."""
         return self["other"]
 
-    def _argument(self, name: str | bool) -> Any:
-        if isinstance(name, bool):
-            return name
-        if name not in self.given:
+    def truth(self, name: str | bool) -> Any:
+        """An argument as a truth value, or one that is given."""
+        return self._read(name, self._language.name_type(torch.bool))
+
+    def _read(self, name: str | bool, kind: Any) -> Any:
+        if name not in self.given and not isinstance(name, bool):
             raise NoFormError(f"aten.{self.node.op} without {name}")
-        return self.given[name]
+        value = name if isinstance(name, bool) else self.given[name]
+        if isinstance(value, Ref):
+            return self._language.read(self._source, value.index, kind)
+        if not isinstance(value, int | float):
+            raise NoFormError(f"an argument {name}={value!r}")
+        return self._language.number(value, kind)
 
     def constant(self, name: str) -> Any:
         """The argument itself if it is a constant, otherwise None."""
@@ -196,161 +277,6 @@ class Arguments:
     def min(self, a: Any, b: Any) -> Any:
         """The smaller of two values; a NaN wins."""
         return self.choose((a < b) | (a != a), a, b)
-
-    def truth(self, name: str | bool) -> Any:
-        """An argument as a truth value, or one that is given."""
-        raise NotImplementedError
-
-    def read(self, index: int) -> Any:
-        """The value of another node, in the type that this one computes in."""
-        raise NotImplementedError
-
-    def write(self, value: Any) -> Any:
-        """A number in that type."""
-        raise NotImplementedError
-
-    def call(self, name: str, *args: Any) -> Any:
-        """One of the functions."""
-        raise NotImplementedError
-
-    def choose(self, condition: Any, a: Any, b: Any) -> Any:
-        """One of two values."""
-        raise NotImplementedError
-
-
-class _WrittenArguments(Arguments):
-    """Arguments as text of a language."""
-
-    def __init__(self, language: Language, graph: Graph, node: Node) -> None:
-        super().__init__(node)
-        self.language = language
-        self.graph = graph
-        self.type = language.name_type(node.compute)
-
-    def truth(self, name: str | bool) -> Term:
-        value, kind = self._argument(name), self.language.types[torch.bool]
-        if isinstance(value, Ref):
-            return Term(self, self.language.convert(self.graph, value.index, kind))
-        return Term(self, self.language.number(bool(value), kind))
-
-    def read(self, index: int) -> Term:
-        return Term(self, self.language.convert(self.graph, index, self.type))
-
-    def write(self, value: Any) -> Term:
-        return Term(self, self.language.number(value, self.type))
-
-    def take(self, value: Any) -> str:
-        """The text of a term, or of a number of the formula."""
-        if isinstance(value, Term):
-            return value.text
-        if self.node.compute is torch.bool:
-            raise NoFormError("arithmetic of bool values")
-        return self.language.number(value, self.type)
-
-    def call(self, name: str, *args: Any) -> Term:
-        if self.node.compute is torch.bool:
-            raise NoFormError(f"{name} of bool values")
-        return Term(self, self.language.call(name, self.type, *map(self.take, args)))
-
-    def choose(self, condition: Any, a: Any, b: Any) -> Term:
-        return Term(self, self.language.choose(self.take(condition), self.take(a), self.take(b)))
-
-
-class Term:
-    """An expression as text; arithmetic with it writes a longer one."""
-
-    __slots__ = ("arguments", "text")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, arguments: _WrittenArguments, text: str) -> None:
-        self.arguments = arguments
-        self.text = text
-
-    def _join(self, sign: str, other: Any, reverse: bool = False) -> Term:
-        texts = [self.text, self.arguments.take(other)]
-        return Term(self.arguments, f"({f' {sign} '.join(reversed(texts) if reverse else texts)})")
-
-    def __neg__(self) -> Term:
-        return Term(self.arguments, f"(-{self.text})")
-
-    def __add__(self, other: Any) -> Term:
-        return self._join("+", other)
-
-    def __radd__(self, other: Any) -> Term:
-        return self._join("+", other, reverse=True)
-
-    def __sub__(self, other: Any) -> Term:
-        return self._join("-", other)
-
-    def __rsub__(self, other: Any) -> Term:
-        return self._join("-", other, reverse=True)
-
-    def __mul__(self, other: Any) -> Term:
-        return self._join("*", other)
-
-    def __rmul__(self, other: Any) -> Term:
-        return self._join("*", other, reverse=True)
-
-    def __truediv__(self, other: Any) -> Term:
-        return self._join("/", other)
-
-    def __rtruediv__(self, other: Any) -> Term:
-        return self._join("/", other, reverse=True)
-
-    def __lt__(self, other: Any) -> Term:
-        return self._join("<", other)
-
-    def __le__(self, other: Any) -> Term:
-        return self._join("<=", other)
-
-    def __gt__(self, other: Any) -> Term:
-        return self._join(">", other)
-
-    def __ge__(self, other: Any) -> Term:
-        return self._join(">=", other)
-
-    def __eq__(self, other: Any) -> Term:  # type: ignore[override]
-        return self._join("==", other)
-
-    def __ne__(self, other: Any) -> Term:  # type: ignore[override]
-        return self._join("!=", other)
-
-    def __and__(self, other: Any) -> Term:
-        return self._join("&", other)
-
-    def __or__(self, other: Any) -> Term:
-        return self._join("|", other)
-
-    def __xor__(self, other: Any) -> Term:
-        return self._join("^", other)
-
-
-class _NumberArguments(Arguments):
-    """Arguments as numbers of the host, in double."""
-
-    def __init__(self, node: Node, read: Callable[[int], Any]) -> None:
-        super().__init__(node)
-        if node.compute not in (torch.float64, torch.bool):
-            raise NoFormError(f"numbers of dtype {str(node.compute).removeprefix('torch.')}")
-        self._read = read
-
-    def truth(self, name: str | bool) -> bool:
-        value = self._argument(name)
-        return bool(self._read(value.index) if isinstance(value, Ref) else value)
-
-    def read(self, index: int) -> Any:
-        return self._read(index)
-
-    def write(self, value: Any) -> Any:
-        return float(value)
-
-    def call(self, name: str, *args: Any) -> float:
-        if name in ("abs", "rint"):
-            return float(abs(*args) if name == "abs" else round(*args))
-        return float(getattr(math, name)(*args))
-
-    def choose(self, condition: Any, a: Any, b: Any) -> Any:
-        return a if condition else b
 
 
 # ---------------------------------------------------------------------- the table
@@ -501,11 +427,11 @@ def _signbit(e: Any) -> Any:
 
 
 def _function_1(name: str) -> Operation:
-    return Operation(lambda e: e.call(name, e.x))
+    return Operation(lambda e: getattr(e, name)(e.x))
 
 
 def _function_2(name: str) -> Operation:
-    return Operation(lambda e: e.call(name, e.x, e.y))
+    return Operation(lambda e: getattr(e, name)(e.x, e.y))
 
 
 OPERATIONS: dict[str, Operation] = {name: _function_1(name) for name in _FUNCTIONS_1}

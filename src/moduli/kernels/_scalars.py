@@ -46,7 +46,7 @@ def evaluate_scalars(
             found = apply_node(node, values.__getitem__)
         else:
             try:
-                found = compute_number(node, values.__getitem__)
+                found = compute_number(node, values)
             except (NoFormError, ArithmeticError, ValueError):
                 # What Python refuses (a division by zero) or has no word for is done as torch does it.
                 found = run_outside(apply_node, node, values.__getitem__).item()
