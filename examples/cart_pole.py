@@ -48,7 +48,7 @@ def main() -> None:
         lambda model: fallen(model, starts),
         method="cmaes",
         vectorised=True,
-        budget=2000,
+        budget=500,
         target=0.0,
         sigma=0.5,
     )

@@ -15,6 +15,7 @@ from torch import nn
 
 from evolve.work import bowl
 from moduli.evolve import EvaluationError, EvaluationWarning, Pool, Reason, SearchResult, search
+from moduli.evolve._pool import _await_exit_code
 from moduli.evolve._search import METHODS, choose_method
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,6 +333,23 @@ def test_a_program_without_a_guard_is_told_in_a_sentence(tmp_path, start):
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.strip().endswith('put what it runs under `if __name__ == "__main__":`')
     assert len(done.stderr.splitlines()) < 30
+
+
+def test_an_exit_code_that_another_thread_collects_is_waited_for():
+    class Collected:
+        """What `waitpid` tells the second of two threads: nothing, until the first has written the code down."""
+
+        asked = 0
+
+        def join(self, timeout):
+            pass
+
+        @property
+        def exitcode(self):
+            self.asked += 1
+            return 77 if self.asked > 3 else None
+
+    assert _await_exit_code(Collected()) == 77
 
 
 ORPHANS = """

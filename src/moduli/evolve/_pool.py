@@ -10,6 +10,7 @@ import pickle
 import signal
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, TimeoutError, wait
@@ -139,9 +140,7 @@ class Pool(Workers):
                 f"a worker did not start within {self.start_timeout} seconds: what it imports, or the fitness, takes longer"
             ) from None
         except BrokenProcessPool as error:
-            process = self._staff[worker][1]
-            process.join(10)
-            code = process.exitcode
+            code = _await_exit_code(self._staff[worker][1])
             self.close()
             if code == _UNGUARDED:
                 raise RuntimeError(
@@ -212,6 +211,16 @@ class Pool(Workers):
 
 _UNGUARDED = 77
 """The exit code of a worker that was asked for a pool while it imported the program."""
+
+
+def _await_exit_code(process: Any, seconds: float = 10) -> int | None:
+    """The exit code of a process that ended, which the executor's own thread may be collecting: the one that comes second to
+    `waitpid` learns nothing from it, and has to wait until the other has written the code down."""
+    end = time.monotonic() + seconds
+    process.join(seconds)
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return process.exitcode  # type: ignore[no-any-return]
 
 
 def _leave_if_imported() -> None:
