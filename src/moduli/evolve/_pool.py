@@ -214,8 +214,10 @@ _UNGUARDED = 77
 
 
 def _await_exit_code(process: Any, seconds: float = 10) -> int | None:
-    """The exit code of a process that ended, which the executor's own thread may be collecting: the one that comes second to
-    `waitpid` learns nothing from it, and has to wait until the other has written the code down."""
+    """The exit code of a process that ended, which the executor's own thread may be collecting.
+
+    The one that comes second to `waitpid` learns nothing from it, and has to wait until the other has written the code down.
+    """
     end = time.monotonic() + seconds
     process.join(seconds)
     while process.exitcode is None and time.monotonic() < end:
