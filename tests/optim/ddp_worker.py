@@ -58,4 +58,4 @@ def main(rank, store, out, kinds):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split(","))
+    main(int(sys.argv[1]), sys.argv[3], sys.argv[4], sys.argv[5].split(","))

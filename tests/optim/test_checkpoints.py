@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.launching import launch
+from launching import launch
 
 CHAINS = ["clip", "soap", "muon", "prodigy", "averaged"]
 FLAT = ["clip", "prodigy"]
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 
 def run(folder, count, kind, task, names):
     store = folder / f"store-{kind}-{task}-{count}"
-    launch("checkpoint_worker.py", count, lambda rank: (store, folder, kind, task, *names))
+    launch("optim/checkpoint_worker.py", count, lambda rank: (store, folder, kind, task, *names))
 
 
 def test_two_processes_save_and_two_or_one_go_on(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.launching import check, run
+from optim.wrapping import check, run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 

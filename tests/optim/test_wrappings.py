@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.launching import check, run
+from optim.wrapping import check, run
 
 # At least one of each kind of need, and what users train large models with; `--all` runs every row and every preset.
 QUICK = [

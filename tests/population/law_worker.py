@@ -75,4 +75,4 @@ def main(rank, store, out, every):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[3], sys.argv[4], int(sys.argv[5]))

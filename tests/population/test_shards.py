@@ -1,21 +1,14 @@
 """Members over two and four processes move as in one, and what is saved there is read anywhere."""
 
 import copy
-import importlib.util
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-HERE = Path(__file__).resolve().parent
-SPEC = importlib.util.spec_from_file_location("shard_worker", HERE / "shard_worker.py")
-worker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(worker)
+from launching import launch
+from population import shard_worker as worker
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +33,8 @@ def alone():
 def run(size, tmp_path, saved):
     torch.save({name: each["saved"] for name, each in saved.items()}, tmp_path / "saved.pt")
     files = [tmp_path / f"out{rank}.pt" for rank in range(size)]
-    launch(
-        "shard_worker.py",
-        [[rank, size, tmp_path / "store", file, tmp_path / "saved.pt"] for rank, file in enumerate(files)],
-    )
+    launch("population/shard_worker.py", size, lambda rank: (tmp_path / "store", files[rank], tmp_path / "saved.pt"))
     return [torch.load(file, weights_only=True) for file in files]
-
-
-def launch(program, arguments):
-    """One process for each list of arguments."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(HERE.parent.parent / "src"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, HERE / program, *map(str, each)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for each in arguments
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -108,7 +75,7 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
 def test_every_link_on_two_processes_is_as_on_one(tmp_path, pytestconfig):
     every = 1 if pytestconfig.getoption("--all") else 12
     files = [tmp_path / f"{rank}.json" for rank in range(2)]
-    launch("law_worker.py", [[rank, tmp_path / "store", file, every] for rank, file in enumerate(files)])
+    launch("population/law_worker.py", 2, lambda rank: (tmp_path / "store", files[rank], every))
     for file in files:
         found = json.loads(file.read_text())
         assert not found["failed"]

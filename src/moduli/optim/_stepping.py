@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _differentiable, _fusion, _members
 from ._ascent import NegatedEvaluator
 from ._closure import Evaluator
-from ._matrices import MemberEvaluator, OtherPresenceError
+from ._member_evaluator import MemberEvaluator, OtherPresenceError
 from ._needs import ClosureError, Need
 from ._shards import ShardEvaluator
 from .objective import Objective

@@ -223,8 +223,6 @@ class Calls(Core):
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk)
         leaves = self._stacked()
-        if self._tape is not None and torch.is_grad_enabled():
-            leaves = self._tape(leaves)
         buffers = list(self._buffers.values())
 
         def call(how: EvaluationPlan) -> Any:

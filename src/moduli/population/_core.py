@@ -35,7 +35,6 @@ class Core:
         "_members",
         "_parent",
         "_shard",
-        "_tape",
         "_values",
         "layout",
         "template",
@@ -55,8 +54,6 @@ class Core:
     _evaluator: PopulationEvaluator
     # Which of the members of several processes these are.
     _shard: Shard | None
-    # What an optimizer differentiates calls with respect to, for the time of an evaluation, in place of the leaves.
-    _tape: Callable[[list[Tensor]], list[Tensor]] | None
     # A population that this one is a part of: its storage, leaves and members see what happens here.
     _parent: Core | None
     # Parameters that operations on this population leave alone, whatever their configurations.
@@ -89,7 +86,6 @@ class Core:
         self._members = Members()
         self._graph = False
         self._shard = None
-        self._tape = None
         self._parent = None
         self._fixed = frozenset()
 

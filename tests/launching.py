@@ -1,0 +1,41 @@
+"""Starts worker programs, one for each process of a group, and waits for all of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+
+
+def launch(worker, count, arguments):
+    """Run a program of the tests in several processes, as `worker rank count *arguments`; one that fails is an error.
+
+    Args:
+        worker: Its path from the folder of all tests.
+        count: How many processes.
+        arguments: What else it is given, a function of the rank.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(TESTS.parent / "src"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(TESTS / worker), str(rank), str(count), *map(str, arguments(rank))],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=3600)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
