@@ -112,6 +112,49 @@ def test_gradients_without_a_closure():
     torch.testing.assert_close(pop.matrix, loop(adam, 3), rtol=1e-10, atol=1e-10)
 
 
+def test_a_closure_that_calls_backward_is_differentiated_once():
+    """Also where it keeps the graph, so that a second backward would not fail but count twice."""
+    pop, x, y = swarm(), *data()
+    opt = mo.Optimizer(pop, *adam())
+
+    def evaluate():
+        opt.zero_grad()
+        losses = pop.losses(lambda f: (f(x) - y).square().mean())
+        losses.sum().backward(retain_graph=True)
+        return losses
+
+    for _ in range(3):
+        opt.step(evaluate)
+    torch.testing.assert_close(pop.matrix, loop(adam, 3), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
+@pytest.mark.parametrize("closure_given", [False, True])
+def test_gradients_zeroed_in_place_and_added_to_are_those_of_all_processes(closure_given):
+    """Where each process adds its own to the columns that the last step has shown, all are averaged again."""
+    pop, x, y = swarm(), *data()
+    opt = mo.Optimizer(pop, m.LR(0.1))
+    seen = []
+
+    def reduce(gradient):
+        seen.append(gradient.clone())
+        return 2 * gradient
+
+    opt.rows.reduce = reduce
+
+    def evaluate():
+        opt.zero_grad(set_to_none=False)
+        losses = pop.losses(lambda f: (f(x) - y).square().mean())
+        losses.sum().backward()
+        return losses
+
+    for k in range(3):
+        start = pop.matrix.clone()
+        opt.step(evaluate) if closure_given else (evaluate(), opt.step())
+        torch.testing.assert_close(pop.matrix, start - 0.2 * seen[-1], rtol=1e-12, atol=1e-14)
+        assert len(seen) == k + 1
+    assert not torch.equal(seen[0], seen[1])
+
 def test_leaves_used_directly_and_calls_add_up():
     pop, x = swarm(), data()[0]
     leaf = dict(pop.named_parameters())["0.bias"]
