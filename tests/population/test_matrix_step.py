@@ -128,6 +128,27 @@ def test_a_closure_that_calls_backward_is_differentiated_once():
     torch.testing.assert_close(pop.matrix, loop(adam, 3), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("calls_backward", [False, True])
+def test_members_ascend_by_their_own_gradients(calls_backward):
+    x, y = data()
+    pops = {sign: swarm() for sign in (1, -1)}
+    for sign, pop in pops.items():
+        opt = mo.Optimizer(pop, *adam(), maximize=sign < 0)
+
+        def evaluate(pop=pop, opt=opt, sign=sign):
+            opt.zero_grad()
+            losses = pop.losses(lambda f: sign * (f(x) - y).square().mean())
+            losses.sum().backward()
+            return losses
+
+        for _ in range(3):
+            closed = mo.closure(lambda pop=pop, sign=sign: pop.losses(lambda f: sign * (f(x) - y).square().mean()))
+            opt.step(evaluate if calls_backward else closed)
+    torch.testing.assert_close(pops[-1].matrix, pops[1].matrix, rtol=1e-12, atol=1e-12)
+    for down, up in zip(pops[1].parameters(), pops[-1].parameters(), strict=True):
+        torch.testing.assert_close(up.grad, -down.grad, rtol=1e-12, atol=1e-14)  # of the user's loss
+
+
 @pytest.mark.filterwarnings("ignore:grad and param do not obey")
 @pytest.mark.parametrize("closure_given", [False, True])
 def test_gradients_zeroed_in_place_and_added_to_are_those_of_all_processes(closure_given):
@@ -154,6 +175,7 @@ def test_gradients_zeroed_in_place_and_added_to_are_those_of_all_processes(closu
         torch.testing.assert_close(pop.matrix, start - 0.2 * seen[-1], rtol=1e-12, atol=1e-14)
         assert len(seen) == k + 1
     assert not torch.equal(seen[0], seen[1])
+
 
 def test_leaves_used_directly_and_calls_add_up():
     pop, x = swarm(), data()[0]

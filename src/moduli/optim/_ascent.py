@@ -32,7 +32,6 @@ class NegatedEvaluator(Evaluator):
 
     def __init__(self, source: Callable[..., Any]) -> None:
         super().__init__(source)
-        self._made: list[Tensor] = []
         self._differentiated = False
 
     def value(self) -> Any:
@@ -47,16 +46,15 @@ class NegatedEvaluator(Evaluator):
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """Minus the loss, and its gradient."""
+        self._differentiated = True
         loss = super().gradient(params, scalar)
         for param in params:
             if param.grad is not None:
                 param.grad = -param.grad
-                self._made.append(param.grad)
         return None if loss is None else -loss
 
     def restore(self, params: Iterable[Tensor]) -> None:
         """Leave users the gradients of their loss."""
-        made = {id(grad) for grad in self._made}
-        for param in params:
-            if param.grad is not None and (self._differentiated or id(param.grad) in made):
+        for param in params if self._differentiated else ():
+            if param.grad is not None:
                 param.grad = -param.grad

@@ -164,9 +164,9 @@ class MemberMatrices:
         """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
         for block in self.blocks:
             known, whole = block.tensor.grad, block.gather()
-            if whole is not None and self.reduce is not None:
-                if whole is not known or block.reduced != whole._version:
-                    whole = self.reduce(whole)  # all processes train the same members, each on its own data
+            old = whole is known and (whole is None or block.reduced == whole._version)
+            if not old and whole is not None and self.reduce is not None:
+                whole = self.reduce(whole)  # all processes train the same members, each on its own data
             if whole is None or whole is known:
                 block.tensor.grad = whole
                 continue
