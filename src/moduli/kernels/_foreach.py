@@ -1,19 +1,22 @@
 """The form without a compiler: the graph, operation by operation, through torch's foreach functions.
 
-On an accelerator each operation is one launch for all tensors. On the CPU the lists are cut into groups that stay in the
-cache between operations. Nothing is read back: a scalar that lives on a device stays there.
+On an accelerator each operation is one launch for all tensors, and values lie in memory that is kept from call to call: after
+the first one nothing is allocated. On the CPU the lists are cut into groups that stay in the cache between operations.
+Nothing is read back: a scalar that lives on a device stays there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ._contract import contract
 from ._graph import COMPUTE, Graph, Node, Ref
+from ._memory import KeptMemory, Memory
 from ._operations import OPERATIONS
 from ._scalars import apply_node, evaluate_scalars, find_placed
 
@@ -30,14 +33,15 @@ Outputs = Sequence[tuple[int, torch.dtype, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operation: its node, how the foreach function is called (or None), and whether it may overwrite."""
+    """One operation: its node, the foreach function (or None) and its operands, whether it may overwrite, and its memory."""
 
     index: int
     node: Node
-    function: Callable[..., Any] | None
+    function: str | None
     operands: tuple[Any, ...]
     keyword: tuple[str, Any] | None
     in_place: bool
+    slot: tuple[torch.dtype, int] | None
 
 
 class Program:
@@ -64,6 +68,8 @@ class Program:
             sequence = self._sequences[tensors] = _Sequence(contract(self.graph, placed), self._outputs, placed)
         if not cuts:
             cuts[:] = _cut(lists, targets)
+        if not cuts:
+            return  # every tensor is empty
         sequence.run(lists, targets, scalars, cuts)
 
 
@@ -86,8 +92,14 @@ class _Sequence:
             self._last[index] = len(nodes)
         # Where the value of a node lies: in a role that is overwritten anyway, or in memory of its own.
         self._home: dict[int, int | None] = {}
+        self._slots: dict[int, tuple[torch.dtype, int]] = {}
         over = self._chains(outputs)
-        self._steps = [self._step(i, over) for i in vectors]
+        self._steps = []
+        for i in vectors:
+            self._steps.append(self._step(i, over))
+            for j in self._refs(nodes[i]):
+                if self._last[j] == i:  # its memory is free for what comes next
+                    self._slots.pop(j, None)
 
     def _refs(self, node: Node) -> list[int]:
         return [self._alias[j] for j in node.refs() if self.graph.nodes[j].vector]
@@ -113,11 +125,12 @@ class _Sequence:
         if node.op == "role":
             position = dict(node.args)["position"]
             self._home[index] = position if COMPUTE[node.dtype] is node.dtype else None
-            return _Step(index, node, None, (position,), None, in_place=False)
+            slot = self._take_slot(index) if self._home[index] is None else None
+            return _Step(index, node, None, (position,), None, in_place=False, slot=slot)
         self._home[index] = None
         call = _call(self.graph, node, self._alias, self._last) if node.overload is not None else None
         if call is None:
-            return _Step(index, node, None, (), None, in_place=False)
+            return _Step(index, node, None, (), None, in_place=False, slot=None)
         name, operands, keyword = call
         first = operands[0].index
         dies = self._last[first] == index and first not in [ref.index for ref in operands[1:] if isinstance(ref, Ref)]
@@ -126,19 +139,31 @@ class _Sequence:
         in_place = dies and kinds and (home is None or over.get(index) == home)
         if in_place:
             self._home[index] = home
-        function = getattr(torch, f"_foreach_{name}{'_' if in_place else ''}", None)
-        return _Step(index, node, function, operands, keyword, in_place)
+            if first in self._slots:
+                self._slots[index] = self._slots[first]
+        function = name if hasattr(torch, f"_foreach_{name}_") else None
+        slot = None if in_place or function is None else self._take_slot(index)
+        return _Step(index, node, function, operands, keyword, in_place, slot)
+
+    def _take_slot(self, index: int) -> tuple[torch.dtype, int]:
+        """Memory that holds no value which is still to be read."""
+        dtype, used = COMPUTE[self.graph.nodes[index].dtype], set(self._slots.values())
+        free = next(i for i in range(len(used) + 1) if (dtype, i) not in used)
+        self._slots[index] = (dtype, free)
+        return dtype, free
 
     # ------------------------------------------------------------------ running
 
     def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
         """Run over lists, as told in `Program.run`."""
-        numbers = evaluate_scalars(self.graph, self._scalars, scalars, self._placed)
-        for cut in cuts:
-            for group in _follow(cut, [*lists, *targets]):
-                self._group(group[: len(lists)], group[len(lists) :], numbers)
+        first = lists[0][0]
+        with nullcontext() if on_host(first.device) else cuts[0].kept.open(first) as memory:
+            numbers = evaluate_scalars(self.graph, self._scalars, scalars, self._placed, memory)
+            for cut in cuts:
+                for group in _follow(cut, [*lists, *targets]):
+                    self._group(group[: len(lists)], group[len(lists) :], numbers, memory)
 
-    def _group(self, lists: Lists, targets: Lists, numbers: dict[int, Any]) -> None:
+    def _group(self, lists: Lists, targets: Lists, numbers: dict[int, Any], memory: Memory | None) -> None:
         values: dict[int, Any] = dict(numbers)
 
         def read(operand: Any) -> Any:
@@ -147,50 +172,66 @@ class _Sequence:
         for step in self._steps:
             node = step.node
             if node.op == "role":
-                values[step.index] = _widen(lists[step.operands[0]], node.dtype)
+                values[step.index] = _widen(lists[step.operands[0]], step.slot, memory)
                 continue
-            operands = [_fit(read(operand), COMPUTE[node.dtype]) for operand in step.operands]
+            operands = [
+                _fit(read(operand), COMPUTE[node.dtype], (step.index, i), memory)
+                for i, operand in enumerate(step.operands)
+            ]
             keyword = {} if step.keyword is None else {step.keyword[0]: read(step.keyword[1])}
             if step.function is not None and _takes(node, operands, keyword):
-                function = step.function
-                if isinstance(operands[-1], torch.Tensor):  # named, or torch would read it back as a number
-                    function = getattr(torch.ops.aten, step.function.__name__).Tensor
-                result = function(*operands, **keyword)
-                values[step.index] = operands[0] if step.in_place else result
+                values[step.index] = _run_step(step, operands, keyword, memory)
             else:
-                if lists[0][0].device.type == "cpu":
+                if memory is None:
                     made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
                 else:
-                    made = self._joined(node, values, lists[0])
+                    made = self._joined(node, values, lists[0], step.index, memory)
                 if step.in_place:
                     torch._foreach_copy_(operands[0], made)
                     made = operands[0]
                 values[step.index] = made
-        self._store(values, targets)
+        self._store(values, targets, memory)
 
-    def _joined(self, node: Node, values: dict[int, Any], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _joined(
+        self, node: Node, values: dict[int, Any], like: Sequence[torch.Tensor], index: int, memory: Memory
+    ) -> list[torch.Tensor]:
         """One operation that torch has no foreach function for, on all tensors as one vector: launches do not add up."""
         sizes = [tensor.numel() for tensor in like]
-        vectors = {}
-        for index in self._refs(node):
-            vectors[index] = [torch.cat([_flat(tensor) for tensor in values[index]])]
-        whole = like[0].new_empty(sum(sizes)) if not vectors else next(iter(vectors.values()))[0]
-        made = self._single(node, {**values, **vectors}, 0, whole)
-        return [part.view(tensor.shape) for part, tensor in zip(torch.split(made, sizes), like, strict=True)]
+        vectors: dict[int, list[torch.Tensor]] = {}
+        for j in self._refs(node):
+            parts = [_flat(tensor) for tensor in values[j]]
+            key = ("joined", len(vectors), parts[0].dtype)
+            out = memory.get(key)
+            memory[key] = torch.cat(parts) if out is None else torch.cat(parts, out=out)
+            vectors[j] = [memory[key]]
+        out = memory.get(index)
+        whole: Any = out
+        if vectors:
+            whole = next(iter(vectors.values()))[0]
+        elif out is None:
+            whole = like[0].new_empty(sum(sizes))
+        made = memory[index] = self._single(node, {**values, **vectors}, 0, whole, out)
+        # In the order of addresses, as the vectors were read.
+        pieces = zip(torch.split(made, sizes), like, strict=True)
+        return [piece.as_strided(tensor.shape, tensor.stride()) for piece, tensor in pieces]
 
-    def _store(self, values: dict[int, Any], targets: Lists) -> None:
+    def _store(self, values: dict[int, Any], targets: Lists, memory: Memory | None) -> None:
         written = {role for _, role in self._outputs if role is not None}
         found = []
-        for index, role in self._outputs:
+        for place, (index, role) in enumerate(self._outputs):
             home = self._home[index]
             moved = home is not None and home != role and home in written
-            found.append(_copy(values[index]) if moved else values[index])
+            found.append(
+                _copy(values[index], values[index][0].dtype, ("store", place), memory) if moved else values[index]
+            )
         for (index, role), value, target in zip(self._outputs, found, targets, strict=True):
             if role is None or self._home[index] != role:
                 torch._foreach_copy_(list(target), list(value))
 
-    def _single(self, node: Node, values: dict[int, Any], i: int, like: torch.Tensor) -> torch.Tensor:
-        """One operation on one tensor of each list, which are shaped like this one."""
+    def _single(
+        self, node: Node, values: dict[int, Any], i: int, like: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One operation on one tensor of each list, which are shaped like this one; into `out` where that is possible."""
         args = dict(node.args)
         if node.op in ("constant", "cast"):
             source = args["value"] if node.op == "constant" else args["self"]
@@ -198,8 +239,11 @@ class _Sequence:
             if isinstance(value, list | tuple):
                 narrow = node.dtype in (torch.float16, torch.bfloat16)
                 found: torch.Tensor = value[i].to(node.dtype) if narrow else value[i]
-                return found.to(COMPUTE[node.dtype])
-            made = torch.empty_like(like, dtype=COMPUTE[node.dtype])
+                if out is None:
+                    return found.to(COMPUTE[node.dtype])
+                torch._foreach_copy_([out], [found])
+                return out
+            made = torch.empty_like(like, dtype=COMPUTE[node.dtype]) if out is None else out
             made.fill_(value)
             return made
 
@@ -207,12 +251,37 @@ class _Sequence:
             value = values[self._alias.get(index, index)]
             return value[i] if self.graph.nodes[index].vector else value
 
-        return apply_node(node, read)
+        return apply_node(node, read, out)
 
 
-def _fit(operand: Any, dtype: torch.dtype) -> Any:
+def _run_step(step: _Step, operands: list[Any], keyword: dict[str, Any], memory: Memory | None) -> Any:
+    """One foreach function; a value that overwrites nothing goes to memory that is kept, by way of a copy."""
+    in_place = step.in_place
+    if memory is not None and (held := memory.get(step.slot)) is not None:
+        torch._foreach_copy_(held, list(operands[0]))
+        operands, in_place = [held, *operands[1:]], True
+    name = f"_foreach_{step.function}{'_' if in_place else ''}"
+    function = getattr(torch, name)
+    if isinstance(operands[-1], torch.Tensor):  # named, or torch would read it back as a number
+        function = getattr(torch.ops.aten, name).Tensor
+    result = function(*operands, **keyword)
+    result = operands[0] if in_place else result
+    if memory is not None and step.slot is not None:
+        memory[step.slot] = result
+    return result
+
+
+def _fit(operand: Any, dtype: torch.dtype, key: Any, memory: Memory | None) -> Any:
     """A scalar on a device in the dtype of the list beside it: otherwise each tensor would be a launch of its own."""
-    return operand.to(dtype) if isinstance(operand, torch.Tensor) else operand
+    if not isinstance(operand, torch.Tensor) or operand.dtype is dtype:
+        return operand
+    if memory is None:
+        return operand.to(dtype)
+    if key in memory:
+        torch._foreach_copy_([memory[key]], [operand])
+    else:
+        memory[key] = operand.to(dtype)
+    return memory[key]
 
 
 def _origin(graph: Graph, index: int) -> int:
@@ -284,18 +353,19 @@ def _takes(node: Node, operands: Sequence[Any], keyword: dict[str, Any]) -> bool
     return (call is not None and call.placed) or not any(isinstance(value, torch.Tensor) for value in operands)
 
 
-def _widen(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
-    """A role in the dtype that it computes in."""
-    compute = COMPUTE[dtype]
-    if compute is dtype:
-        return tensors
-    made = [torch.empty_like(tensor, dtype=compute) for tensor in tensors]
-    torch._foreach_copy_(made, list(tensors))
-    return made
+def _widen(
+    tensors: Sequence[torch.Tensor], slot: tuple[torch.dtype, int] | None, memory: Memory | None
+) -> Sequence[torch.Tensor]:
+    """A role in the dtype that it computes in: `slot` says which, where that is another."""
+    return tensors if slot is None else _copy(tensors, slot[0], slot, memory)
 
 
-def _copy(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    made = [torch.empty_like(tensor) for tensor in tensors]
+def _copy(tensors: Sequence[torch.Tensor], dtype: torch.dtype, key: Any, memory: Memory | None) -> list[torch.Tensor]:
+    made = None if memory is None else memory.get(key)
+    if made is None:
+        made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if memory is not None:
+        memory[key] = made
     torch._foreach_copy_(made, list(tensors))
     return made
 
@@ -314,6 +384,12 @@ class _Cut:
     indices: list[int] | None  # None for all of them
     flat: list[bool] | None  # which of them have to be read as vectors; None where none has
     blocks: bool = False
+    kept: KeptMemory = field(default_factory=KeptMemory)  # of values on a device
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether tensors on a device are gone through in groups that fit the caches, and not all at once."""
+    return device.type == "cpu"
 
 
 Cuts = list[_Cut]
@@ -330,7 +406,7 @@ def _cut(lists: Lists, targets: Lists) -> Cuts:
         flat = [unlike[i] for i in chosen]
         return _Cut(None if len(chosen) == count else chosen, flat if any(flat) else None)
 
-    if lists[0][0].device.type != "cpu":
+    if not on_host(lists[0][0].device):
         return [close(list(range(count)))]
     found: Cuts = []
     waiting: list[int] = []

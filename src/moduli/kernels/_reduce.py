@@ -15,6 +15,7 @@ from . import _backend
 from ._backend import KernelError
 from ._call import transformed
 from ._compensated_sum import reduce_without_compiler
+from ._device_reduce import join_numbers, reduce_on_device
 from ._plan import Lists
 from ._runtime import CODES, KINDS, Runtime
 from ._sharded import is_sharded, over_processes, over_shards, reduce_counted
@@ -23,7 +24,6 @@ from ._triton import find_problem, reduce_lists
 __all__ = ["amax", "dot", "norm", "sum"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-_ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
 # Between them neither squares nor their sum have overflowed or lost digits.
 _SMALLEST, _LARGEST = 1e-280, 1e300
 _DEVICE = operator.attrgetter("device")
@@ -288,14 +288,7 @@ def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> tor
         found = reduce_lists("squares" if kind == "norm" else kind, lists, root=kind == "norm")
         if found is not None:
             return found
-    wide = torch.float32 if lists[0][0].device.type == "mps" else torch.float64
-    with torch.no_grad():
-        if kind in _ORDERS:
-            each = torch.stack(torch._foreach_norm(list(lists[0]), _ORDERS[kind])).to(wide)
-            total: torch.Tensor = torch.linalg.vector_norm(each, _ORDERS[kind])
-            return total.square() if kind == "squares" else total
-        first, *others = (torch.cat([tensor.reshape(-1) for tensor in tensors]).to(wide) for tensors in lists)
-        return first.amax() if kind == "amax" else torch.dot(first, others[0]) if others else first.sum()
+    return reduce_on_device(kind, lists)
 
 
 def _chooses_triton(device: torch.device) -> bool:
@@ -315,12 +308,8 @@ def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.T
     for device in devices:
         chosen = [i for i, tensor in enumerate(lists[0]) if tensor.device == device]
         part = [[tensors[i] for i in chosen] for tensors in lists]
-        found.append((norm(part[0]) if kind == "norm" else _reduce(kind, part)).to(home))
-    every = torch.stack(found)
-    if kind == "norm":
-        joined: torch.Tensor = torch.linalg.vector_norm(every)
-        return joined
-    return every.amax() if kind in ("largest", "amax") else every.sum()
+        found.append(norm(part[0]) if kind == "norm" else _reduce(kind, part))
+    return join_numbers(kind, found, home)
 
 
 def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 
 from .._torch import run_outside
 from ._graph import Graph, Node, Ref
+from ._memory import Memory
 from ._operations import NoFormError, compute_number
 
 __all__ = ["apply_node", "evaluate_scalars", "find_placed"]
@@ -26,9 +28,12 @@ def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
 
 
 def evaluate_scalars(
-    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int]
+    graph: Graph, indices: Sequence[int], scalars: Sequence[Any], placed: frozenset[int], memory: Memory | None = None
 ) -> dict[int, Any]:
-    """The values of scalar nodes in order: Python numbers, and 0-d tensors where they are placed on a device."""
+    """The values of scalar nodes in order: Python numbers, and 0-d tensors where they are placed on a device.
+
+    Those lie in `memory`, if it is given, and are overwritten by the next call that is given it.
+    """
     values: dict[int, Any] = {}
     for index in indices:
         node = graph.nodes[index]
@@ -43,7 +48,9 @@ def evaluate_scalars(
             elif node.dtype is not torch.float64:
                 found = run_outside(_round_number, found, node.dtype)
         elif index in placed:
-            found = apply_node(node, values.__getitem__)
+            found = apply_node(node, values.__getitem__, None if memory is None else memory.get(index))
+            if memory is not None:
+                memory[index] = found
         else:
             try:
                 found = compute_number(node, values)
@@ -58,12 +65,13 @@ def _round_number(value: Any, dtype: torch.dtype) -> Any:
     return torch.tensor(value, dtype=dtype, device="cpu").item()
 
 
-def apply_node(node: Node, read: Callable[[int], Any]) -> torch.Tensor:
-    """One operation of the graph by torch, with the values that `read` gives for its operands."""
+def apply_node(node: Node, read: Callable[[int], Any], out: torch.Tensor | None = None) -> torch.Tensor:
+    """One operation of the graph by torch, with the values that `read` gives for its operands; into `out`, if it can."""
     given = dict(node.args)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    function = node.overload
+    function: Any = node.overload
+    into: Any = None if out is None else _find_out(node.overload)
     for argument in node.overload._schema.arguments:
         if argument.name not in given:
             continue
@@ -77,11 +85,25 @@ def apply_node(node: Node, read: Callable[[int], Any]) -> torch.Tensor:
                 if value.device.type == "cpu":
                     value = value.item()
                 else:
-                    function = getattr(torch, node.op)  # of the overloads it takes the one for tensors
+                    function = into = getattr(torch, node.op)  # of the overloads it takes the one for tensors
         if argument.kwarg_only:
             keywords[argument.name] = value
         else:
             positional.append(value)
+    if out is not None and into is not None:
+        function, keywords = into, {**keywords, "out": out}
     result: Any = function(*positional, **keywords)
     found: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return found
+
+
+@cache
+def _find_out(overload: Any) -> Any:
+    """The overload that takes the same arguments and memory for its result; None where there is none."""
+    wanted = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+    for name in overload.overloadpacket.overloads():
+        found = getattr(overload.overloadpacket, name)
+        arguments = [(a.name, str(a.type)) for a in found._schema.arguments if not a.is_out]
+        if arguments == wanted and len(found._schema.arguments) == len(arguments) + 1:
+            return found
+    return None

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._torch import count_references, count_storage_uses, is_fake
+from .._torch import is_fake
 from ._backend import KernelError
 from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
 from ._graph import COMPUTE, Graph
+from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
 from ._table import Table, choose_block
 
@@ -248,21 +249,7 @@ class _Partial:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.partial = torch.empty(_PROGRAMS, dtype=torch.float64, device=table.device)
-        self.result: torch.Tensor | None = None
-        self._uses = 0
-
-    def take_result(self) -> torch.Tensor:
-        """A place for the result: that of the last one, where it is not held by anyone else."""
-        held = self.result
-        if held is not None and count_references(held) <= 3 and _count_uses(held) <= self._uses:
-            return held
-        held = self.result = torch.empty((), dtype=torch.float64, device=self.table.device)
-        self._uses = _count_uses(held)
-        return held
-
-
-def _count_uses(tensor: torch.Tensor) -> int:
-    return 0 if is_fake(tensor) else count_storage_uses(tensor)
+        self.result: Memory = {}
 
 
 def reduce_lists(kind: str, lists: Sequence[Sequence[torch.Tensor]], root: bool = False) -> torch.Tensor | None:
@@ -304,7 +291,7 @@ def reduce_lists(kind: str, lists: Sequence[Sequence[torch.Tensor]], root: bool 
         size = table.elements * sum(dtype.itemsize for dtype in dtypes)
         args = [table.rows, table.chunks, found.partial, table.programs, programs]
         _launch(kind, kernels[0], table, programs, size, args, ALIGNED=table.aligned, BLOCK=block, num_warps=warps)
-        result = found.take_result()
+        result = take_result(found.result, table.device)
         _launch(
             f"{kind}, result",
             kernels[1],
