@@ -155,6 +155,87 @@ def test_a_shell_can_be_built_anywhere():
     assert made(x).shape == (5, 2)
 
 
+def test_a_part_that_was_looked_into_is_part_of_the_model():
+    a, b = Net(), Net()
+    made = a + b
+    part = made.l1
+    assert part is made.l1
+    assert "_modules" not in made.__dict__
+    assert made._modules["l1"] is part
+    assert made.l1 is part
+    torch.testing.assert_close(made.head.weight, a.head.weight + b.head.weight)
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in a.named_parameters()]
+    assert all(type(p) is nn.Parameter and p.requires_grad for p in made.parameters())
+
+
+@pytest.mark.parametrize("act", [lambda made, net: made + net, lambda made, net: 0.5 * made + net])
+def test_what_was_done_to_a_part_counts_in_the_next_operation(act):
+    a, b = Net(), Net()
+    made = a + b
+    made.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
+    with torch.no_grad():
+        made.l1.bias.fill_(3.0)
+    kept = made.l1.bias
+    result = act(made, 0 * a)
+    factor = 1.0 if act(1.0, 0.0) == 1.0 else 0.5
+    assert torch.equal(result.l1.weight, torch.full((4, 3), 7.0 * factor))
+    assert torch.equal(result.l1.bias, torch.full((4,), 3.0 * factor))
+    assert torch.equal(kept, torch.full((4,), 3.0))
+
+
+def test_a_part_of_a_nameless_result_is_not_written_over():
+    a, b, parts = Net(), Net(), []
+
+    def look(made):
+        parts.append(made.l1.weight)
+        return made
+
+    expected = a.l1.weight + b.l1.weight
+    _ = a + look(a + b)
+    torch.testing.assert_close(parts[0], expected)
+
+
+def test_an_edit_of_a_part_reaches_relatives():
+    a = Net()
+    made = a + a
+    part = made.l1
+    part.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    a.touch()
+    assert torch.equal(a.l1.scale, torch.ones(2))
+    assert made.l1 is part
+
+
+def test_parts_that_share_a_module_or_refer_to_others():
+    class Shared(NytoModule):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Sequential(nn.Linear(2, 2))
+            self.y = nn.Sequential(self.x[0])
+            self.z = nn.Linear(2, 2)
+            self.z.friends = [self.x]
+
+    made = Shared() * 2
+    assert made.x[0] is made.y[0]
+    assert made.z.friends[0] is made.x
+    made = Shared() * 2
+    assert made.z.friends[0] is made.x
+
+
+def test_a_copy_of_a_result_that_was_looked_into_in_part():
+    class Copying(Net):
+        def __deepcopy__(self, memo):
+            twin = object.__new__(type(self))
+            twin.__dict__.update({key: copy.deepcopy(held, memo) for key, held in self.__dict__.items()})
+            return twin
+
+    made = Copying() * 2
+    made.l1.weight = nn.Parameter(torch.full((4, 3), 7.0))
+    twin = copy.deepcopy(made)
+    assert torch.equal(twin.l1.weight, torch.full((4, 3), 7.0))
+    assert twin.l1 is not made.l1
+    torch.testing.assert_close(dict(twin.named_parameters()), dict(made.named_parameters()))
+
+
 def test_vmap_over_a_factor():
     net = Net()
     x, factors = torch.randn(3), torch.tensor([0.5, 2.0])

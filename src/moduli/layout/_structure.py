@@ -61,6 +61,7 @@ class Structure:
     Attributes:
         layout: The layout of parameters and buffers.
         modules: One `ModuleEntry` per distinct module, the root first, breadth first.
+        notes: What other rooms worked out of it, by room, to be worked out once.
 
     Example:
         >>> from moduli.layout import read
@@ -71,10 +72,11 @@ class Structure:
         ['', '0', '1']
     """
 
-    __slots__ = ("__weakref__", "_key", "_limit", "_pick", "layout", "modules")
+    __slots__ = ("__weakref__", "_key", "_limit", "_pick", "layout", "modules", "notes")
 
     layout: Layout
     modules: tuple[ModuleEntry, ...]
+    notes: dict[str, Any]
     _key: _Key
     _limit: int
     _pick: tuple[Callable[[list[Any]], list[Any]], ...]
@@ -259,11 +261,13 @@ def _sizes(tensors: list[Any]) -> list[Any]:
 
 def _first_places(things: list[Any]) -> list[int]:
     """For each place, the first place that holds the same thing, or -1 for None; empty if all things are distinct."""
-    ids = list(map(id, things))
-    firsts: dict[int, int] = {_NONE: -1}
-    if len(set(ids) - firsts.keys()) == len(ids) - ids.count(_NONE):
+    ids = set(map(id, things))
+    if len(ids) == len(things) and _NONE not in ids:
         return []
-    return [firsts.setdefault(key, place) for place, key in enumerate(ids)]
+    firsts: dict[int, int] = {_NONE: -1}
+    places = [firsts.setdefault(id(thing), place) for place, thing in enumerate(things)]
+    # None in several places is no tie.
+    return places if len(ids - {_NONE}) < len(things) - places.count(-1) else []
 
 
 def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
@@ -303,6 +307,7 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     firsts = key.module_ties or range(len(scan.modules))
     modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
     structure = Structure()
+    structure.notes = {}
     structure._key, structure._limit, structure.layout = key, len(scan.modules), layout
     structure._pick = (
         _picker(parameters, len(scan.parameters)),

@@ -82,14 +82,14 @@ def binary(
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other, spare=temporary[1]))
         first, second = (right, left) if reflected else (left, right)
-
-        def combine(places: list[int] | None) -> Values:
-            if (fn is operator.add or fn is operator.sub) and not is_composing():
-                return _add(first, second, 1 if fn is operator.add else -1, places)
-            return apply(fn, pick(first.values(), places), pick(second.values(), places))
-
         others = operating(left, right) if left.buffers else None
-        return derive(left, combine, fn, others, closed=fn in _CLOSED)
+        compute: Callable[[list[int] | None], Values]
+        if (fn is operator.add or fn is operator.sub) and not is_composing():
+            sign = 1 if fn is operator.add else -1
+            compute = lambda places: _add(first, second, sign, places)  # noqa: E731
+        else:
+            compute = lambda places: apply(fn, pick(first.values(), places), pick(second.values(), places))  # noqa: E731
+        return derive(left, compute, fn, others, closed=fn in _CLOSED)
     value = number(other)
     if value is None:
         return NotImplemented
@@ -97,14 +97,14 @@ def binary(
         return _scale(left, value)
     parts = broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else None
 
-    def compute(places: list[int] | None) -> Values:
+    def act(places: list[int] | None) -> Values:
         held = pick(left.values(), places)
         given = value if parts is None else pick(parts, places)
         return apply(fn, given, held) if reflected else apply(fn, held, given)
 
     if parts is not None:
-        return derive(left, compute)
-    return derive(left, compute, lambda held: fn(value, held) if reflected else fn(held, value), operating(left))
+        return derive(left, act)
+    return derive(left, act, lambda held: fn(value, held) if reflected else fn(held, value), operating(left))
 
 
 def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | None = None) -> nn.Module:
@@ -222,13 +222,14 @@ def _derive(left: Operand, compute: Any, act: Any, others: Any, closed: bool, gr
     if not closed:
         for place in range(len(tensors)) if places is None else places:
             tensors[place] = _fit(left.layout.entries[place], tensors[place])
-    for place, each in inert.items():
+    for place, each in inert.items() if inert else ():
         if not each.clone:
             tensors[place] = left.parameter(place)
     buffers = result_buffers(left, act, others) if left.buffers else []
     result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
     result.graph, result.kinds = graph, kinds
-    result.shared = any(not each.clone for each in inert.values())
+    if inert:
+        result.shared = any(not each.clone for each in inert.values())
     return _make_shell(result)
 
 
@@ -333,10 +334,11 @@ def rebuild(
         held[place] = (buffers or {}).get(entry.name, held[place])
     made: nn.Module = object.__new__(left.structure.modules[0].kind)
     record = made.__dict__[RECORD] = ParticleRecord(version, states[0].get(RECORD, ()))
-    modules = assemble(made, left.structure, states, parameters, held)
+    modules = {0: made}
+    assemble(modules, range(len(states) - 1, -1, -1), left.structure, states, parameters, held)
     adorn(modules, states, facts_of(left.structure).particles)
     if left.reading is not None:
-        record.saw(left.reading._replace(modules=modules), states)
+        record.saw(left.reading._replace(modules=[modules[place] for place in range(len(modules))]), states)
     version.data.species.enter(made)
     return made
 

@@ -40,7 +40,7 @@ def is_temporary(pending: Pending, count: int, which: int, reflected: bool = Fal
         which: 0 for the operand whose method is called, 1 for the other one.
         reflected: Whether the method is a reflected one, such as `__rmul__`.
     """
-    if pending.graph or pending.shared:
+    if pending.graph or pending.shared or pending.parts:
         return False
     if not all(group.dtype.is_floating_point for group in pending.structure.layout.groups):
         return False

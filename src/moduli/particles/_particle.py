@@ -20,7 +20,7 @@ from ._fold import count_operand, is_temporary
 from ._identity import begin_here
 from ._operators import Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Species, build, record_of
+from ._record import Species, build, get_part, record_of
 from ._skeleton import PENDING, RECORD
 from ._species import adopt_child, adopt_children, edit, kernel_of, touch, touch_one, version_of
 from .base import NytoModuleBase, ParticleKernelImp
@@ -41,6 +41,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     def __getattr__(self, name: str) -> Any:
         if PENDING in self.__dict__:
             # In a result that was not looked into yet, the registries are missing.
+            part = get_part(self, name)
+            if part is not None:
+                return part
             build(self)
             return getattr(self, name)
         return super().__getattr__(name)

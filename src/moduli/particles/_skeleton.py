@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -145,18 +144,25 @@ def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
 def restore(state: State, tables: Sequence[Any]) -> State:
     """Attributes for a new module; `tables` has its modules, parameters and buffers by key."""
     made: State = {key: OrderedDict() for key in HOOKS}
-    for key, held in state.items():
-        made[key] = held if type(held) is not _Linked else _resolve(held.value, tables)
+    made |= state
+    if _Linked in map(type, state.values()):
+        made |= {key: _resolve(held.value, tables) for key, held in state.items() if type(held) is _Linked}
+    if RECORD in state:
+        del made[RECORD]
     if "_labelled" in state and type(state["_labelled"]) is not _Linked:
         made["_labelled"] = {}
-    made.pop(RECORD, None)
     return made
 
 
 def plain_attributes(state: State) -> tuple[State, list[str]]:
     """The attributes that can be had without building anything, and the names of the others."""
-    plain = {key: held for key, held in state.items() if type(held) is not _Linked and key not in _UNSEEN}
-    return plain, [key for key in state if key not in plain and key not in _UNSEEN and key not in HOOKS]
+    plain = state.copy()
+    for key in _UNSEEN & state.keys():
+        del plain[key]
+    linked = [key for key, held in plain.items() if type(held) is _Linked]
+    for key in linked:
+        del plain[key]
+    return plain, [key for key in linked if key not in HOOKS]
 
 
 _UNSEEN = frozenset((RECORD, "_labelled"))
@@ -176,30 +182,54 @@ def _resolve(value: Any, tables: Sequence[Any]) -> Any:
 
 
 def assemble(
-    root: nn.Module, structure: Structure, states: Sequence[State], parameters: Sequence[Any], buffers: Sequence[Any]
-) -> list[nn.Module]:
-    """Make a model in `root`, an empty object of the right class; returns its modules.
+    modules: dict[int, nn.Module],
+    places: Iterable[int],
+    structure: Structure,
+    states: Sequence[State],
+    parameters: Sequence[Any],
+    buffers: Sequence[Any],
+) -> None:
+    """Make modules of a model.
 
-    Nothing of it is visible in `root` before all of it is, so that other threads may look meanwhile.
+    Args:
+        modules: The modules that there are already, by place; those that are made are added. A root is an empty object.
+        places: Which to make. Nothing is visible in the last one before it is in all others, so that other threads may look
+            at it meanwhile.
+        structure: What the model looks like.
+        states: The plain attributes of every module.
+        parameters: One per entry of the layout.
+        buffers: One per buffer of the layout.
+
+    Raises:
+        KeyError: If an attribute refers to a module that is not made.
     """
-    modules = [root, *(object.__new__(entry.kind) for entry in structure.modules[1:])]
+    entries, restoring = structure.modules, facts_of(structure).restoring
+    for place in places:
+        if place not in modules:
+            modules[place] = object.__new__(entries[place].kind)
     tables = modules, parameters, buffers
     # An empty place is -1.
-    held, kept, below = [*parameters, None], [*buffers, None], [*modules, None]
-    restoring = facts_of(structure).restoring
-    for place in range(len(modules) - 1, -1, -1):
-        entry = structure.modules[place]
+    held, kept = [*parameters, None], [*buffers, None]
+    for place in places:
+        entry = entries[place]
         made = restore(states[place], tables)
         made["_parameters"] = {name: held[i] for name, i in entry.parameters} if entry.parameters else {}
         made["_buffers"] = {name: kept[i] for name, i in entry.buffers} if entry.buffers else {}
         made["_non_persistent_buffers_set"] = set(entry.transient)
-        made["_modules"] = {name: below[i] for name, i in entry.children} if entry.children else {}
+        children = entry.children
+        made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
         if place in restoring:
             twin: Any = object.__new__(entry.kind)
             twin.__setstate__(made)
             made = twin.__dict__
         modules[place].__dict__.update(made)
-    return modules
+
+
+class Part(NamedTuple):
+    """A child of the root that can be made alone, with all that is below it: the places of its modules and parameters."""
+
+    places: tuple[int, ...]
+    parameters: tuple[int, ...]
 
 
 class Facts(NamedTuple):
@@ -209,27 +239,39 @@ class Facts(NamedTuple):
         restoring: Their copies need the `__setstate__` of their class, as recurrent layers of torch do.
         labelling: They may own labelled tensors.
         particles: They are particles inside the particle.
+        parts: The children of the root that hold no particle, by name.
     """
 
     restoring: frozenset[int]
     labelling: tuple[int, ...]
     particles: tuple[int, ...]
+    parts: dict[str, Part]
 
 
 def facts_of(structure: Structure) -> Facts:
     """The facts of a structure, worked out once."""
-    known = _FACTS.get(structure)
+    known: Facts | None = structure.notes.get("particles")
     if known is None:
         kinds = [entry.kind for entry in structure.modules]
-        known = _FACTS[structure] = Facts(
+        particles = tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel"))
+        parts = {name: _find_part(structure, top) for name, top in structure.modules[0].children if top >= 0}
+        known = structure.notes["particles"] = Facts(
             frozenset(place for place, kind in enumerate(kinds) if _restores_itself(kind)),
             tuple(place for place, kind in enumerate(kinds) if issubclass(kind, LabellingModule)),
-            tuple(place for place, kind in enumerate(kinds) if place and hasattr(kind, "_particle_kernel")),
+            particles,
+            {name: part for name, part in parts.items() if not {*part.places} & {*particles}},
         )
     return known
 
 
-_FACTS: WeakKeyDictionary[Structure, Facts] = WeakKeyDictionary()
+def _find_part(structure: Structure, top: int) -> Part:
+    places, found = [top], {top}
+    for place in places:
+        below = {i for _, i in structure.modules[place].children if i >= 0} - found
+        places += below
+        found |= below
+    held = {i for place in places for _, i in structure.modules[place].parameters if i >= 0}
+    return Part(tuple(places), tuple(sorted(held)))
 
 
 def _restores_itself(kind: type) -> bool:

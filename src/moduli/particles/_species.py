@@ -306,8 +306,9 @@ def touch(root: nn.Module) -> None:
     with species.lock:
         for ref in list(species.members.values()):
             other = ref()
-            if other is None or other is root or PENDING in other.__dict__:
+            if other is None or other is root:
                 continue
+            build(other)
             held = record_of(other)
             if (
                 held.version is None
