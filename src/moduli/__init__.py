@@ -215,8 +215,12 @@ if TYPE_CHECKING:
     from .particles import adopt, differentiable
     from .population import Population
 
-# The `moduli` script answers without torch what needs none; in a program torch is told about labelled tensors at once.
-if "moduli_command" not in _sys.modules:
+# The command answers without torch what needs none; in a program torch is told about labelled tensors at once. While Python
+# imports this package for `python -m moduli`, the first argument is still "-m"; another package may import it then, too.
+_is_command = "moduli_command" in _sys.modules or (
+    _sys.argv[:1] == ["-m"] and ("-m", "moduli") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
+)
+if not _is_command:
     from ._loading import allow_labels as _allow_labels
     from ._torch import require_torch as _require_torch
 

@@ -132,6 +132,7 @@ def hour(call, folder):
         (["race", "rosenbrok"], "rosenbrock"),
         (["race", "rosenbrock", "--with", "Adma | LR(1)"], "Adma"),
         (["race", "wave.py:problem", "-o", "base"], "is a directory"),
+        (["race", "wave.py:problem", "-o", "."], ". is a directory"),
         (["fit", "wave.py:probelm"], "has no 'probelm'"),
         (["merge", "tiles", "base", "math", "-o", "x"], "'tiles' is not a recipe"),
         (["merge", "lerp", "base", "maths", "-o", "x", "--set", "t=0.5"], "there is no file maths"),
@@ -168,6 +169,14 @@ def test_in_a_pipe_in_the_locale_c(tmp_path):
     assert (code, "Traceback" in err) == (0, False), err
     assert "\x1b" not in out + err
     assert all(line == line.rstrip() and len(line) <= 100 for line in out.splitlines())
+
+
+def test_in_a_locale_of_ascii(tmp_path):
+    call = Piped(tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    (tmp_path / "wave.py").write_text(WAVE.replace("amplitude", "größe"), encoding="utf-8")
+    code, out, err = call("fit", "wave.py:problem", "--steps", "20")
+    assert (code, err) == (0, "")
+    assert re.search(r"gr\\xf6\\xdfe = .* \+- 0\.00\d", out), out
 
 
 def test_a_fit_that_is_interrupted_is_resumed(tmp_path):

@@ -13,31 +13,49 @@ from moduli.cli import _catalogue, _files
 from moduli.cli._links import _search
 
 PROGRAM = """
-import sys
-from moduli_command import main
-try:
-    main()
-finally:
-    print("torch" in sys.modules, "numpy" in sys.modules, file=sys.stderr)
+import atexit, sys
+atexit.register(lambda: print("torch" in sys.modules, "numpy" in sys.modules, file=sys.stderr))
 """
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["--help"], ["links"], ["links", "Adam"], ["merge", "--help"], ["links", "Adma"]]
+    "words",
+    [
+        "moduli_command --version",
+        "moduli_command --help",
+        "moduli_command links",
+        "moduli_command links Adma",
+        "moduli_command merge --help",
+        "moduli --version",
+        "moduli links Adam",
+    ],
 )
-def test_torch_is_imported_by_commands_that_need_it(arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def test_torch_is_imported_by_commands_that_need_it(words, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [sys.executable, "-m", *words.split()],
         capture_output=True,
         text=True,
         env=environment,
         timeout=600,
         check=False,
     )
-    assert done.returncode == (2 if arguments[-1] == "Adma" else 0), done.stderr
-    stale = arguments[0] == "links" and _catalogue.find_changes(_kept()["sources"])  # another test says so
+    assert done.returncode == (2 if "Adma" in words else 0), done.stderr
+    stale = "links" in words and _catalogue.find_changes(_kept()["sources"])  # another test says so
     assert done.stderr.splitlines()[-1] == ("True True" if stale else "False False")
+
+
+def test_a_package_that_imports_moduli_while_it_is_started_has_all_of_it(tmp_path):
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "__init__.py").write_text("import sys, moduli\nprint('torch' in sys.modules)\n")
+    (tmp_path / "another" / "__main__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    words = [sys.executable, "-m", "another", "-m", "moduli.py"]
+    assert (
+        subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600, check=True).stdout
+        == "True\n"
+    )
 
 
 def _kept() -> dict[str, Any]:

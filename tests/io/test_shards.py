@@ -325,11 +325,21 @@ parameters:
     mio.merge_recipe(tmp_path / "slerp.yaml", tmp_path / "second")
     t = {f"*.layers.<{at}-{at}>.*attn*": at / 3 for at in range(4)} | {"*": 0.5}
     same(loaded(tmp_path / "second"), merge.slerp(base, math, t))
+    # A filter may be any part of a name, that of the layers included; integers and what it leaves out have no number.
+    (tmp_path / "slerp.yaml").write_text(
+        slerp.replace("attn", "layers.1").replace("- value: 0.5", "- value: [0.5, 0.1]")
+    )
+    mio.merge_recipe(tmp_path / "slerp.yaml", tmp_path / "fourth")
+    falls = {f"*.layers.<{at}-{at}>.*": 0.5 - 0.4 * at / 3 for at in (0, 2, 3)} | {"*": 0.5}
+    same(loaded(tmp_path / "fourth"), merge.slerp(base, math, {"*.layers.<1-1>.*": 1 / 3, **falls}))
     weights = [f"- model: {name}\n  parameters:\n    weight: {weight}\n" for name, weight in (("math", 1), ("code", 3))]
     linear = "merge_method: linear\nmodels:\n" + "".join(weights)
     (tmp_path / "linear.yml").write_text(linear)
     mio.merge_recipe(tmp_path / "linear.yml", tmp_path / "third")
     same(loaded(tmp_path / "third"), merge.linear([math, code], [1, 3]))
+
+
+SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.safetensors.index.json\nparameters:"
 
 
 @pytest.mark.parametrize(
@@ -345,6 +355,10 @@ parameters:
         ),
         ("merge_method: linear\nmodels:\n  - model: base\nparameters:\n  magic: 1", "'magic' is not here"),
         ("merge_method: linear\nmodels:\n  - model: base\ndtype: int4", "dtype 'int4'"),
+        (f"{SLERP}\n  t:\n    - filter: atn\n      value: 1\n    - value: 0", "contains the filter 'atn'"),
+        (f"{SLERP}\n  t:\n    - filter: attn\n      value: 1", "no value for 'model.embed_tokens.weight'"),
+        (f"{SLERP}\n  t: []", "no number|no value"),
+        (f"{SLERP}\n  t: [a, 1]", "no filter with a value"),
         ("models: []", "no merge_method"),
         ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("a: 1\n   b: 2", "mapping values are not allowed"),

@@ -87,6 +87,12 @@ def test_patterns_work_wherever_a_coefficient_is_taken():
         assert_same(model.head, a.head, exactly=False)
 
 
+def test_a_coefficient_may_be_a_function_of_the_name():
+    a, b = siblings(TwoParts(), 2)
+    found = merge.lerp(a, b, lambda name: 0.25 if name.startswith("head") else 1.0)
+    assert_same(found, merge.lerp(a, b, {"head*": 0.25, "*": 1.0}))
+
+
 def test_coefficients_that_do_not_fit_are_refused():
     a, b = siblings(TwoParts(), 2)
     with refused("t has no number for 'head.weight'", "'encoder.*'", "add one"):
@@ -95,6 +101,8 @@ def test_coefficients_that_do_not_fit_are_refused():
         merge.lerp(a, b, {"encodr.*": 0.5, "*": 0.1})
     with refused("weights[1]['head.*'] is nan"):
         merge.linear([a, b], [1, {"head.*": float("nan"), "*": 1}])
+    with refused("t of 'encoder.weight' is nan; it must be finite"):
+        merge.lerp(a, b, lambda name: float("nan"))
     with refused("density is 1.5; it must be at least 0 and at most 1"):
         merge.ties(a, [b], 1.5)
     with refused("density[0] is -0.1"):
@@ -111,7 +119,7 @@ def test_coefficients_that_do_not_fit_are_refused():
         merge.dare(a, [b, b], 0.5, weights=[1, -1])
     with refused("all weights for 'encoder.weight' are 0"):
         merge.fisher([a, b], [{}, {}], [0, 0])
-    with refused("density is a mapping, but is used for whole models here"):
+    with refused("density has numbers by name, but is used for whole models here"):
         merge.ties(a, [b], {"head.*": 0.5, "*": 1.0}, trim="model")
     for wrong in ("0.5", None, torch.ones(2), {"*": "0.5"}, {3: 0.5}):
         with pytest.raises(TypeError, match="must be a number, or a mapping from glob patterns"):

@@ -125,9 +125,10 @@ def fitted_lines(parameters: dict[str, Any], errors: dict[str, Any] | None) -> l
     flat = [(escape(name + place), value) for name, held in parameters.items() for place, value in _flat(held)]
     beside = [value for held in (errors or {}).values() for _, value in _flat(held)]
     width = max((len(name) for name, _ in flat), default=0)
+    sign = "±" if "utf" in (sys.stdout.encoding or "").lower() else "+-"
     lines = []
     for at, (name, value) in enumerate(flat):
-        error = f" ± {number(beside[at], 2)}" if at < len(beside) else ""
+        error = f" {sign} {number(beside[at], 2)}" if at < len(beside) else ""
         lines.append(f"  {name:{width}} = {number(value, 6)}{error}")
     return lines
 

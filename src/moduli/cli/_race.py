@@ -79,8 +79,9 @@ def race(
         return
     from .. import lab
 
+    _check_place(output)  # before its suffix is looked at: a directory may have no name of its own, as `.`
     kept = file or output.with_suffix(".jsonl")
-    for place in (output, kept, picture, table):
+    for place in (kept, picture, table):
         _check_place(place)
     if picture is not None and find_spec("matplotlib") is None:
         wrong("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")

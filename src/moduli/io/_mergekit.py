@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -188,12 +189,12 @@ def _options(
     names: list[str] = []
 
     def numbers(value: Any) -> Any:
-        """A number; or numbers by layer and by filter, as patterns."""
+        """A number; or numbers by layer and by filter, as a function of the name."""
         if not isinstance(value, list):
             return value
         if not names:
             names.extend(TensorFiles(first))
-        return _patterns(value, names, what)
+        return _number_by_name(value, names, what)
 
     options: dict[str, Any] = {}
     for key, value in shared.items():
@@ -232,34 +233,38 @@ def _options(
     return options
 
 
-def _patterns(value: list[Any], names: list[str], what: str) -> dict[str, float]:
-    """A gradient over layers, or filters with numbers or gradients, as numbers by pattern."""
+def _number_by_name(value: list[Any], names: list[str], what: str) -> Callable[[str], float]:
+    """What a gradient over layers, or filters with numbers or gradients, give for each name."""
     if all(isinstance(each, int | float) for each in value):
         value = [{"value": value}]
-    counts = [int(number) for name in names for number in re.findall(r"\.(?:layers|h|blocks|layer)\.([0-9]+)\.", name)]
-    layers = max(counts, default=-1) + 1
-    found: dict[str, float] = {}
+    rules: list[tuple[str, list[float]]] = []
     for each in value:
         if not isinstance(each, dict) or "value" not in each or set(each) - {"filter", "value"}:
             raise MergeError(f"{what}: {each!r} is no filter with a value")
-        inside = f"*{each['filter']}*" if each.get("filter") else "*"
-        if not isinstance(each["value"], list):
-            found.setdefault(inside, float(each["value"]))
-            continue
-        points = [float(point) for point in each["value"]]
-        if layers < 1 or len(points) < 1:
-            raise MergeError(
-                f"{what}: {each['value']!r} is a gradient over layers, and the first model has no numbered layers"
-            )
-        for layer in range(layers):
-            place = layer / max(layers - 1, 1) * (len(points) - 1)
-            low = min(int(place), max(len(points) - 2, 0))
-            high = min(low + 1, len(points) - 1)
-            number = points[low] + (points[high] - points[low]) * (place - low)
-            for group in ("layers", "h", "blocks", "layer"):
-                pattern = f"*.{group}.<{layer}-{layer}>.{inside}"
-                if any(f".{group}.{layer}." in name and (inside == "*" or each["filter"] in name) for name in names):
-                    found.setdefault(pattern, number)
-        if inside == "*":
-            found.setdefault("*", points[0])
-    return found
+        points = each["value"] if isinstance(each["value"], list) else [each["value"]]
+        if not points or not all(isinstance(point, int | float) for point in points):
+            raise MergeError(f"{what}: {each['value']!r} is no number and no list of numbers")
+        part = "" if each.get("filter") in (None, "*") else str(each["filter"])
+        if not any(part in name for name in names):
+            raise MergeError(f"{what}: no name of the first model contains the filter {part!r}; correct or remove it")
+        rules.append((part, [float(point) for point in points]))
+    last = max(map(_layer, names), default=0)
+    if last < 1 and any(len(points) > 1 for _, points in rules):
+        raise MergeError(f"{what} has a gradient over layers, and the first model has no numbered layers")
+
+    def number(name: str) -> float:
+        points = next((points for part, points in rules if part in name), None)
+        if points is None:
+            raise MergeError(f"{what} has no value for {name!r}: no filter is part of it; add a value without a filter")
+        place = max(_layer(name), 0) / max(last, 1) * (len(points) - 1)
+        low = min(int(place), len(points) - 1)
+        high = min(low + 1, len(points) - 1)
+        return points[low] + (points[high] - points[low]) * (place - low)
+
+    return number
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a name is in; -1 if it is in none."""
+    found = re.search(r"\.(?:layers|h|blocks|layer)\.([0-9]+)\.", f".{name}")
+    return int(found[1]) if found is not None else -1

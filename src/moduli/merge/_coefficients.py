@@ -1,7 +1,7 @@
 """Coefficients: one number for every name, or numbers by glob pattern."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase, translate
 from functools import cache
 from math import isfinite
@@ -12,8 +12,9 @@ from ._errors import MergeError
 
 __all__ = ["Coefficient", "Coefficients", "layered", "per_model"]
 
-Coefficient: TypeAlias = float | Mapping[str, float]
-"""A number, or a mapping from glob patterns of parameter names to numbers; the first pattern that matches wins.
+Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
+"""A number; a mapping from glob patterns of parameter names to numbers, of which the first that matches wins; or a function
+from a name to its number.
 
 In a pattern `<0-15>` stands for a whole number from 0 to 15: ``{"*.layers.<0-15>.*": 0.3, "*": 0.7}``.
 """
@@ -23,38 +24,48 @@ class Coefficients:
     """A coefficient that was checked, and is looked up by name.
 
     Args:
-        value: A number, or a mapping from glob pattern to number.
+        value: A number, a mapping from glob pattern to number, or a function from a name to a number.
         what: What errors call it, such as `"t"` or `"weights[1]"`.
         low: The least number allowed.
         high: The greatest number allowed.
 
     Raises:
         MergeError: If a number is not finite or is out of bounds, or the mapping is empty.
-        TypeError: If the value is neither a number nor such a mapping.
+        TypeError: If the value is none of them.
     """
 
-    __slots__ = ("_patterns", "_what")
+    __slots__ = ("_bounds", "_patterns", "_what")
 
     def __init__(
         self, value: Coefficient, what: str, *, low: float = float("-inf"), high: float = float("inf")
     ) -> None:
+        self._what, self._bounds = what, (low, high)
+        self._patterns: list[tuple[str, float]] | Callable[[str], float]
+        if callable(value):
+            self._patterns = value
+            return
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else [("*", value)]
-        self._what = what
-        self._patterns: list[tuple[str, float]] = []
-        for pattern, number in items:
-            where = f"{what}[{pattern!r}]" if isinstance(value, Mapping) else what
-            if not isinstance(pattern, str) or not isinstance(number, Real):
-                raise TypeError(
-                    f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
-                    "parameter names to numbers"
-                )
-            number = float(number)
-            if not isfinite(number) or not low <= number <= high:
-                bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
-                raise MergeError(f"{where} is {number}; it must be {bounds or 'finite'}")
-            self._patterns.append((pattern, number))
+        self._patterns = [
+            (
+                pattern,
+                self._check_number(number, f"{what}[{pattern!r}]" if isinstance(value, Mapping) else what, pattern),
+            )
+            for pattern, number in items
+        ]
         if not self._patterns:
             raise MergeError(f"{what} is an empty mapping; give a number, or at least {{'*': number}}")
+
+    def _check_number(self, number: Any, where: str, pattern: Any = "") -> float:
+        if not isinstance(pattern, str) or not isinstance(number, Real):
+            raise TypeError(
+                f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
+                "parameter names to numbers"
+            )
+        low, high = self._bounds
+        if not isfinite(number) or not low <= number <= high:
+            bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
+            raise MergeError(f"{where} is {float(number)}; it must be {bounds or 'finite'}")
+        return float(number)
 
     def __call__(self, name: str) -> float:
         """The number for a name.
@@ -62,6 +73,8 @@ class Coefficients:
         Raises:
             MergeError: If no pattern matches the name.
         """
+        if callable(self._patterns):
+            return self._check_number(self._patterns(name), f"{self._what} of {name!r}")
         for pattern, number in self._patterns:
             if _matches(name, pattern):
                 return number
@@ -76,10 +89,10 @@ class Coefficients:
         """The number, where there is one for all names.
 
         Raises:
-            MergeError: If there are numbers by pattern.
+            MergeError: If there are numbers by name.
         """
-        if [pattern for pattern, _ in self._patterns] != ["*"]:
-            raise MergeError(f"{self._what} is a mapping, but is used for whole models here; give one number")
+        if callable(self._patterns) or [pattern for pattern, _ in self._patterns] != ["*"]:
+            raise MergeError(f"{self._what} has numbers by name, but is used for whole models here; give one number")
         return self._patterns[0][1]
 
     def check(self, names: Sequence[str]) -> None:
@@ -90,7 +103,7 @@ class Coefficients:
         """
         for name in names:
             self(name)
-        for pattern, _ in self._patterns:
+        for pattern, _ in () if callable(self._patterns) else self._patterns:
             if pattern != "*" and not any(_matches(name, pattern) for name in names):
                 shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
                 raise MergeError(
