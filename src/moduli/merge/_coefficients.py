@@ -61,11 +61,11 @@ class Coefficients:
                 f"{where} is {type(number).__name__}; it must be a number, or a mapping from glob patterns of "
                 "parameter names to numbers"
             )
-        low, high = self._bounds
-        if not isfinite(number) or not low <= number <= high:
+        found, (low, high) = float(number), self._bounds
+        if not isfinite(found) or not low <= found <= high:
             bounds = f"at least {low:g}" * isfinite(low) + f" and at most {high:g}" * isfinite(high)
-            raise MergeError(f"{where} is {float(number)}; it must be {bounds or 'finite'}")
-        return float(number)
+            raise MergeError(f"{where} is {found}; it must be {bounds or 'finite'}")
+        return found
 
     def __call__(self, name: str) -> float:
         """The number for a name.
