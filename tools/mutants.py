@@ -314,7 +314,7 @@ LINKS = [
         ("tests/m/test_matrix_links.py", "tests/m/test_adaptive.py", "-k", "ortho or muon or polar"),
         (
             ("(a / safe, b / safe**3, c / safe**5)", "(a, b, c)"),
-            ("gram = torch.addmm(half, half, rest, beta=a)", "gram = half"),
+            ("gram = multiply_symmetric(half, rest, half, beta=a)", "gram = half"),
         ),
     ),
     Link(
@@ -336,6 +336,40 @@ LINKS = [
             ('t = state["step"] - 1\n', 't = state["step"]\n'),
             (".index_select(axis, order)", ""),
             ("        if mean is not None:\n", "        if False:\n"),
+        ),
+    ),
+    Link(
+        "SPSA1",
+        "grad_approximation/_spsa1.py",
+        ("SPSA1",),
+        (),
+        (
+            ("slope = value() / (h * count)", "slope = value() / h"),
+            ("param.copy_(x + h * v)", "param.copy_(x - h * v)"),
+        ),
+    ),
+    Link(
+        "RandomHvp",
+        "misc/_curvature.py",
+        ("RandomHvp",),
+        (),
+        (
+            ("(v.conj() * Hv if self.zHz else Hv) / self.n_samples", "v.conj() * Hv"),
+            ("v.conj() * Hv if self.zHz else Hv", "Hv"),
+        ),
+    ),
+    Link(
+        "WeightDropout and RandomReinitialize",
+        "weight_decay/_random.py",
+        ("WeightDropout", "RandomReinitialize"),
+        (),
+        (
+            ("param.masked_fill_(dropped, 0)", "param.masked_fill_(~dropped, 0)"),
+            ('state["stored"] = param.detach().clone()', 'state["stored"] = torch.zeros_like(param)'),
+            (
+                'again = coin < self.settings[params[0]]["p_reinit"]',
+                'again = coin > self.settings[params[0]]["p_reinit"]',
+            ),
         ),
     ),
 ]

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moduli.testing import Case as Row
 
-__all__ = ["Row", "collect", "formula"]
+__all__ = ["Row", "collect", "formula", "formula_of_closure"]
 
 
 def formula(step: Callable[[Tensor, Tensor, dict[str, Any], int], Tensor]) -> Callable[..., None]:
@@ -26,6 +27,26 @@ def formula(step: Callable[[Tensor, Tensor, dict[str, Any], int], Tensor]) -> Ca
             param.data.sub_(step(param.data, grad, memory.setdefault(i, {}), t))
 
     return move
+
+
+def formula_of_closure(
+    move: Callable[[list[Tensor], Callable[[], Tensor], dict[str, Any]], None],
+) -> type[torch.optim.Optimizer]:
+    """A reference for `Row` from a step of all parameters: `move(params, evaluate, memory)` writes into them.
+
+    `evaluate()` is the loss where they are now, and leaves their gradients in `.grad`.
+    """
+
+    class Formula(torch.optim.Optimizer):
+        def __init__(self, params: Sequence[Tensor]) -> None:
+            super().__init__(params, {})
+            self.memory: dict[str, Any] = {}
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], Tensor]) -> None:
+            move(self.param_groups[0]["params"], torch.enable_grad()(closure), self.memory)
+
+    return Formula
 
 
 def collect(folder: Path = Path(__file__).parent / "rows") -> list[Row]:

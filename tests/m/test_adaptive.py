@@ -146,11 +146,12 @@ def test_shampoo_inner_is_used():
     assert not torch.allclose(plain[0], inner[0])
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_soap_is_its_paper(every):
+def soap(every, beta=0.95):
+    """SOAP, written out; of a step size of 0.05."""
+
     def update(x, g, memory, t):
         if t == 1:  # the step that makes the basis is skipped
-            memory.update(L=0.05 * g @ g.T, R=0.05 * g.T @ g, m=torch.zeros_like(g), v=torch.zeros_like(g))
+            memory.update(L=(1 - beta) * g @ g.T, R=(1 - beta) * g.T @ g, m=torch.zeros_like(g), v=torch.zeros_like(g))
             memory["QL"], memory["QR"] = (torch.linalg.eigh(memory[key])[1].flip(-1) for key in "LR")
             return torch.zeros_like(g)
         t = t - 1
@@ -160,18 +161,45 @@ def test_soap_is_its_paper(every):
         memory["v"] = 0.95 * memory["v"] + 0.05 * rotated**2
         scaled = (mean / (1 - 0.95**t)) / ((memory["v"] / (1 - 0.95**t)).sqrt() + 1e-8)
         out = memory["QL"] @ scaled @ memory["QR"].T
-        memory["L"] = 0.95 * memory["L"] + 0.05 * g @ g.T
-        memory["R"] = 0.95 * memory["R"] + 0.05 * g.T @ g
+        memory["L"] = beta * memory["L"] + (1 - beta) * g @ g.T
+        memory["R"] = beta * memory["R"] + (1 - beta) * g.T @ g
         if t % every == 0:
             for key, axis in (("L", 0), ("R", 1)):
                 C, Q = memory[key], memory["Q" + key]
                 order = torch.diag(Q.T @ C @ Q).argsort(descending=True)
+                memory["orders"] = memory.get("orders", 0) + (order.tolist() != sorted(order.tolist()))
                 memory["v"] = memory["v"].index_select(axis, order)
                 memory["Q" + key] = torch.linalg.qr(C @ Q[:, order])[0]
         return 0.05 * out
 
+    return update
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_soap_is_its_paper(every):
     ours = run(lambda p: [m.SOAP(precond_freq=every), m.LR(0.05)], shapes=MATRIX)
-    close(ours, run(formula(update), shapes=MATRIX), 1e-7)
+    close(ours, run(formula(soap(every)), shapes=MATRIX), 1e-7)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_soap_puts_its_moments_in_the_order_of_the_eigenvalues(inside):
+    """Gradients whose large directions become the small ones, so that eigenvectors change places."""
+    generator, memory = torch.Generator().manual_seed(0), {}
+    link, update, w = (
+        m.SOAP(precond_freq=1, shampoo_beta=0.5, proj_exp_avg=inside),
+        soap(1, 0.5),
+        torch.zeros(3, 3).double(),
+    )
+    scale, orders = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64), 0
+    for t in range(1, 13):
+        g = torch.randn(3, 3, generator=generator, dtype=torch.float64) * scale[:, None] * scale
+        scale = scale.flip(0) if t % 4 == 0 else scale
+        before = memory.get("orders", 0)
+        expected = update(w, g, memory, t)
+        orders += memory.get("orders", 0) > before
+        found = optim.step_tensors(link, [g.clone()], params=[w])[0]
+        close([0.05 * found], [expected], 1e-7)
+    assert orders > 1
 
 
 def test_soap_in_a_fixed_basis_is_adam():

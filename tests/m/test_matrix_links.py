@@ -41,6 +41,39 @@ def test_polar_express_has_two_spellings_and_is_nearer_for_as_many_products():
     assert (one[0] - left @ right).norm() < 0.6 * (newton - left @ right).norm()
 
 
+def test_polar_express_takes_singular_values_where_its_paper_does():
+    """Five iterations on singular values alone, by the coefficients of the authors' Listing 1, with their safety of 1.01."""
+    table = (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    )
+    u = randn(6, 8)
+    left, s, right = torch.linalg.svd(u, full_matrices=False)
+    x = s / (1.01 * s.norm())
+    for a, b, c in table:
+        x = a / 1.01 * x + b / 1.01**3 * x**3 + c / 1.01**5 * x**5
+    out = optim.step_tensors(m.Orthogonalize(method="polar_express"), [u.clone()])[0]
+    torch.testing.assert_close(out, left @ torch.diag(x) @ right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [384, 500, 1030])
+def test_symmetric_products_are_products(size):
+    from moduli.m.adaptive._axes import multiply_symmetric
+
+    x, base = randn(size, 7), randn(size, size, seed=1)
+    base = base + base.mT
+    torch.testing.assert_close(multiply_symmetric(x, x.mT), x @ x.mT)
+    torch.testing.assert_close(multiply_symmetric(x, x.mT, base, beta=0.5, alpha=2.0), 0.5 * base + 2 * x @ x.mT)
+    stacked = torch.stack([x, 2 * x])
+    torch.testing.assert_close(torch.vmap(lambda a: multiply_symmetric(a, a.mT))(stacked), stacked @ stacked.mT)
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(multiply_symmetric(x, x.mT).sum(), x)
+    torch.testing.assert_close(grad, 2 * x.detach().sum(0).expand_as(x))
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -134,3 +134,24 @@ def test_a_breakpoint_in_a_hook_is_reached_at_every_step():
         w.grad = torch.ones_like(w)
         opt.step()
     assert reached == [(1.0, 0.0), (1.0, -1.0), (1.0, -2.0)]
+
+
+@pytest.mark.parametrize("move", ["derivatives_at", "move_to"])
+def test_derivatives_where_the_step_began_after_the_parameters_were_moved(move):
+    def look(objective):
+        first = objective.derivatives(2)
+        if move == "derivatives_at":
+            objective.derivatives_at(torch.tensor([3.0, 5.0], dtype=D), 2)
+        else:
+            start = [param.detach().clone() for param in objective.params]
+            objective.move_to([torch.zeros_like(param) for param in objective.params])
+            objective.move_to(start)
+        return first, objective.derivatives(2), objective.hessian_vector_product([torch.ones(2, dtype=D)])[0]
+
+    link = Looks(look)
+    w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=D))
+    mo.Optimizer([w], link, m.LR(0.0)).step(mo.closure(lambda: (w**4).sum()))
+    first, again, (product,) = link.seen
+    torch.testing.assert_close(first[2], torch.diag(torch.tensor([12.0, 48.0], dtype=D)))
+    torch.testing.assert_close(again[2], first[2])
+    torch.testing.assert_close(product, torch.tensor([12.0, 48.0], dtype=D))

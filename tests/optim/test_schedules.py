@@ -72,3 +72,12 @@ def test_any_setting_takes_them_and_they_are_saved_by_pickle():
 def test_impossible_schedules_are_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_after_is_zero_first():
+    rate = schedules.After(2, schedules.Cosine(1.0, steps=4))
+    assert [rate(t) for t in (0, 1)] == [0.0, 0.0]
+    assert rate(2) == schedules.Cosine(1.0, steps=4)(2)
+    assert schedules.After(1, 0.5)(1) == 0.5
+    with pytest.raises(ValueError, match="whole number"):
+        schedules.After(1.5, 0.1)

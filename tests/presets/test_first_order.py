@@ -110,3 +110,14 @@ def test_scion_steps_within_its_balls():
     values = torch.linalg.svdvals(net[0].weight.detach())
     assert values[0] <= 2.0 * (4 / 6) ** 0.5 * 1.2
     torch.testing.assert_close(net[0].bias.detach(), torch.full((4,), 3.0), rtol=1e-2, atol=1e-2)
+
+
+def test_soap_decays_nothing_in_the_step_that_it_skips():
+    w = torch.nn.Parameter(torch.ones(3, 4))
+    opt = mo.Optimizer([w], presets.soap(0.1, weight_decay=0.5))
+    w.grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    opt.step()
+    assert torch.equal(w, torch.ones(3, 4))
+    w.grad = torch.zeros(3, 4)
+    opt.step()
+    torch.testing.assert_close(w.detach(), torch.full((3, 4), 0.95))

@@ -20,6 +20,8 @@ class Moving:
 
     params: list[Tensor]
     _starts: dict[Tensor, Tensor]  # shared by all copies of an objective
+    _graph: tuple[Tensor, list[Tensor]] | None = None
+    _residuals: Tensor | None = None
     _elsewhere_graph: tuple[Tensor, list[Tensor]] | None = None
 
     def _remember_start(self, values: Sequence[Tensor] | None = None) -> None:
@@ -52,6 +54,7 @@ class Moving:
                 for param, value, grad in zip(self.params, before, grads, strict=True):
                     param.copy_(value)
                     param.grad = grad
+            self._forget_graph()
 
     def move_to(self, point: Sequence[Tensor]) -> None:
         """Put the parameters at a point, in place. Where the step fails later, they return to its start."""
@@ -59,6 +62,11 @@ class Moving:
         with torch.no_grad():
             for param, value in zip(self.params, point, strict=True):
                 param.copy_(value)
+        self._forget_graph()
+
+    def _forget_graph(self) -> None:
+        """What autograd saved of the parameters at the start was written over: differentiated again, it is evaluated again."""
+        self._graph = self._residuals = None
 
     def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
         """The loss where the parameters are now; its gradient is left in `.grad`, with a graph in `_elsewhere_graph`."""

@@ -86,8 +86,6 @@ class Objective(Curvature, Moving):
     tail: Any = None
     shards: Any = None  # where the parameters are pieces that this process holds
     local: Objective | None = None  # where they are gathered whole: the objective over pieces
-    _graph: tuple[Tensor, list[Tensor]] | None = None
-    _residuals: Tensor | None = None
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["WSD", "Cosine"]
+__all__ = ["WSD", "After", "Cosine"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,33 @@ class WSD:
         else:
             left = 1 - (math.sqrt(done) if self.shape == "sqrt" else done)
         return self.floor + (self.peak - self.floor) * left
+
+
+@dataclass(frozen=True)
+class After:
+    """Zero for the first steps, then a value, which may be a function of the step itself.
+
+    Args:
+        steps: How many steps it is zero for.
+        value: What it is then.
+
+    Example:
+        >>> from moduli.optim import schedules
+        >>> [schedules.After(1, 0.01)(t) for t in (0, 1, 2)]
+        [0.0, 0.01, 0.01]
+    """
+
+    steps: int
+    value: Any
+
+    def __post_init__(self) -> None:
+        _check("After", self.steps + 1, 0)
+
+    def __call__(self, step: int) -> Any:
+        """The value at a step, from zero."""
+        if step < self.steps:
+            return 0.0
+        return self.value(step) if callable(self.value) else self.value
 
 
 def _check(name: str, steps: int, warmup: int) -> None:

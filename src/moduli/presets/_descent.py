@@ -6,13 +6,16 @@ from typing import Any
 
 from ..m import LR, NAG, HeavyBall, WeightDecay
 from ..optim import Module
+from ..optim.schedules import After
 
 __all__ = ["momentum", "nesterov", "sgd"]
 
 
-def _decay(weight_decay: Any) -> list[Module]:
-    """An L2 penalty before everything else, if any."""
-    return [] if isinstance(weight_decay, int | float) and weight_decay == 0 else [WeightDecay(weight_decay)]
+def _decay(weight_decay: Any, after: int = 0) -> list[Module]:
+    """Weight decay, if any, after some steps without."""
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return []
+    return [WeightDecay(After(after, weight_decay) if after else weight_decay)]
 
 
 def sgd(lr: Any = 1e-2, *, weight_decay: Any = 0.0) -> list[Module]:

@@ -281,7 +281,7 @@ def soap(
         beta1: Memory of the mean.
         beta2: Memory of the mean square, and of the covariances.
         precond_freq: The basis follows at every n-th step.
-        weight_decay: How much of the weights each step takes away, times `lr`; also the first, which moves nothing else.
+        weight_decay: How much of the weights each step takes away, times `lr`; not the first, which only makes the basis.
 
     Example:
         >>> from moduli import optim, presets
@@ -289,7 +289,8 @@ def soap(
         Chain(SOAP, WeightDecay, LR)
     """
     link = SOAP(beta1=beta1, beta2=beta2, shampoo_beta=beta2, precond_freq=precond_freq)
-    return [link, *_decay(weight_decay), LR(lr)]
+    # The authors' code skips its first step, weight decay and all.
+    return [link, *_decay(weight_decay, after=1), LR(lr)]
 
 
 def shampoo(lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weight_decay: Any = 0.0) -> list[Module]:

@@ -3,8 +3,8 @@
 import torch
 
 from laws.helpers import quiet, scaled_loss
-from laws.registry import Row, formula
-from moduli import m
+from laws.registry import Row, formula, formula_of_closure
+from moduli import m, optim
 
 __all__ = ["ROWS"]
 
@@ -26,34 +26,37 @@ def _previous(x, g, memory, t):
     return LR * memory["all"][max(t - 3, 0)]
 
 
+def _by_loss(update):
+    def move(params, evaluate, memory):
+        loss = evaluate()
+        for param in params:
+            param -= SMALL * update(param.grad, loss)
+
+    return formula_of_closure(move)
+
+
 def _homotopy(slope):
     """Descent on h(f): the gradient times h'(f). `slope` is h'."""
-
-    class Formula(torch.optim.Optimizer):
-        def __init__(self, params):
-            super().__init__(params, {})
-
-        @torch.no_grad()
-        def step(self, closure):
-            factor = slope(closure())
-            for param in self.param_groups[0]["params"]:
-                param -= SMALL * factor * param.grad
-
-    return Formula
+    return _by_loss(lambda g, f: slope(f) * g)
 
 
-def _by_loss(update):
-    class Formula(torch.optim.Optimizer):
-        def __init__(self, params):
-            super().__init__(params, {})
+# Differences of gradients of eighth order: along z, error h^8.
+_STENCIL = {1: 4 / 5, 2: -1 / 5, 3: 4 / 105, 4: -1 / 280}
 
-        @torch.no_grad()
-        def step(self, closure):
-            loss = closure()
-            for param in self.param_groups[0]["params"]:
-                param -= SMALL * update(param.grad, loss)
 
-    return Formula
+def _random_products(params, evaluate, memory):
+    generator = memory.setdefault("generator", torch.Generator().manual_seed(0))
+    start, total, h = [p.clone() for p in params], [torch.zeros_like(p) for p in params], 0.02
+    for _ in range(2):
+        z = optim.sample_like(params, "normal", generator=generator)
+        for k, weight in ((side * k, side * weight) for k, weight in _STENCIL.items() for side in (1, -1)):
+            for param, x, v in zip(params, start, z, strict=True):
+                param.copy_(x + k * h * v)
+            evaluate()
+            for sum_, v, param in zip(total, z, params, strict=True):
+                sum_ += v * param.grad * (weight / h / 2)
+    for param, x, product in zip(params, start, total, strict=True):
+        param.copy_(x - 0.01 * product)
 
 
 def _print(name):
@@ -104,6 +107,7 @@ ROWS = [
         "RandomHvp",
         lambda: [m.RandomHvp(n_samples=2, zHz=True, seed=0), m.LR(0.01)],
         target="",
+        reference=formula_of_closure(_random_products),
         closure=True,
         random=True,
         pieces=False,

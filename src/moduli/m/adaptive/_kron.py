@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._scalars import read
-from ._axes import covariance, merged_shape, multiply, work
+from ._axes import covariance, merged_shape, multiply, multiply_symmetric, work
 
 __all__ = ["balance", "begin", "fit", "largest", "precondition"]
 
@@ -42,7 +42,7 @@ def _products(factors: list[Tensor], geometry: str) -> list[Tensor]:
     """P = Q^H Q of each axis; kept, because it is used at every step and changes only when the factors are fitted."""
     if geometry == "QUAD4P":  # the factors are those of P itself
         return factors
-    return [q.mH @ q if q.dim() == 2 else q.abs().square() for q in factors]
+    return [multiply_symmetric(q.mH, q) if q.dim() == 2 else q.abs().square() for q in factors]
 
 
 def _through(tensor: Tensor, factors: list[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...optim import Across, TensorTransform
 from .._checks import at_least_one, choice
+from ._axes import multiply_symmetric
 
 __all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "as_matrix", "from_matrix", "orthogonalize"]
 
@@ -55,8 +56,8 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     flat = x.reshape(-1, *x.shape[-2:]) if batched else x
     fused = torch.baddbmm if batched else torch.addmm
     for a, b, c in _coefficients(method, steps):
-        gram = flat @ flat.mH
-        flat = fused(flat, fused(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
+        gram = multiply_symmetric(flat, flat.mH)
+        flat = fused(flat, multiply_symmetric(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
     out: Tensor = flat.reshape(x.shape)
     return out
 
@@ -67,18 +68,18 @@ def _by_gram(x: Tensor, steps: int) -> Tensor:
     What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
     far below the width of the band that singular values end in.
     """
-    gram = x @ x.mH
+    gram = multiply_symmetric(x, x.mH)
     product: Tensor | None = None
     for k, (a, b, c) in enumerate(_coefficients("newtonschulz", steps)):
-        rest = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        rest = multiply_symmetric(gram, gram, gram, beta=b, alpha=c)
         if product is None:
             product = rest.clone()
             product.diagonal().add_(a)
         else:
-            product = torch.addmm(product, rest, product, beta=a)
+            product = multiply_symmetric(rest, product, product, beta=a)
         if k + 1 < steps:
-            half = torch.addmm(gram, rest, gram, beta=a)
-            gram = torch.addmm(half, half, rest, beta=a)
+            half = multiply_symmetric(rest, gram, gram, beta=a)
+            gram = multiply_symmetric(half, rest, half, beta=a)
     return x if product is None else product @ x
 
 
@@ -119,8 +120,9 @@ class Orthogonalize(TensorTransform):
             step sizes carry over.
         dual_norm_correction: Multiply by $\langle u, U V^H\rangle$, the nuclear norm of the update: steepest descent in
             the spectral norm.
-        method: "newtonschulz" (a quintic iteration, singular values end between 0.7 and 1.2), "polar_express" (the best
-            quintic for each iteration), "svd" and "eigh" (exact), or "qr" (orthonormal, but not the nearest).
+        method: "newtonschulz" (a quintic iteration, singular values end between 0.7 and 1.2), "polar_express" (or
+            "polarexpress", the best quintic for each iteration), "svd" and "eigh" (exact), or "qr" (orthonormal, but not
+            the nearest).
         steps: Iterations of the first two methods.
         flatten: A tensor with more than two axes is the matrix of its first axis by all others, a convolution's
             (out, in * height * width); False: a batch of matrices.

@@ -17,8 +17,8 @@ class LR(TensorTransform):
     Torch's learning rate schedulers act on it: they write `lr` into the optimizer's groups.
 
     Args:
-        lr: The step size: a number, a 0-d tensor, or a function of the step number; for a population also a tensor with
-            one number per member.
+        lr: The step size: a number, a 0-d tensor, or a function of the step number, such as cosine with warmup and WSD
+            (warmup, stable, decay) of `optim.schedules`; for a population also a tensor with one number per member.
 
     Example:
         >>> import torch, moduli as mo
