@@ -367,8 +367,8 @@ LINKS = [
             ("param.masked_fill_(dropped, 0)", "param.masked_fill_(~dropped, 0)"),
             ('state["stored"] = param.detach().clone()', 'state["stored"] = torch.zeros_like(param)'),
             (
-                'again = coin < self.settings[params[0]]["p_reinit"]',
-                'again = coin > self.settings[params[0]]["p_reinit"]',
+                'coin < self.settings[param]["p_reinit"]',
+                'coin > self.settings[param]["p_reinit"]',
             ),
         ),
     ),

@@ -220,14 +220,14 @@ class RandomReinitialize(Module):
             elif self.store_every is not None and steps % self.store_every == 0:
                 state["stored"].lerp_(param.detach(), 1 - beta)
         coin = float(torch.rand((), generator=self.get_generator("cpu", self.seed)))
-        again = coin < self.settings[params[0]]["p_reinit"]
-        for param in params:
+        again = [coin < self.settings[param]["p_reinit"] for param in params]
+        for param, its in zip(params, again, strict=True):
             state = self.state[param]
             state.pop("chosen", None)
-            if again:
+            if its:
                 generator = self.get_generator(param.device, self.seed)
                 state["chosen"] = _coins(param, self.settings[param]["p_weights"], generator)
-        if again and self.reset_others:
+        if any(again) and self.reset_others:
             objective.post_step_hooks.append(self._reset)
 
     def _reset(self, objective: Objective, modules: Sequence[Module]) -> None:
