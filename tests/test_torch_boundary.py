@@ -482,6 +482,12 @@ def test_count_references(shims):
     assert after == (before + 1 if shims.known else moduli._torch.UNKNOWN)
 
 
+def test_find_storage(shims):
+    tensor, empty = torch.zeros(3), torch.zeros(0)
+    assert shims.find_storage(tensor) == shims.find_storage(tensor[1:]) != shims.find_storage(tensor.clone())
+    assert (shims.find_storage(empty) != shims.find_storage(torch.zeros(0))) == shims.known
+
+
 def test_count_storage_uses(shims):
     tensor = torch.zeros(3)
     before = shims.count_storage_uses(tensor)

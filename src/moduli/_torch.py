@@ -32,6 +32,7 @@ __all__ = [
     "count_references",
     "count_storage_uses",
     "has_autocast",
+    "find_storage",
     "find_tensor_reader",
     "guard_tensors",
     "has_dispatch_mode",
@@ -618,3 +619,15 @@ def count_storage_uses(tensor: torch.Tensor) -> int:
 
 
 _uses: Final = _find("torch._C._storage_Use_Count")
+
+
+def find_storage(tensor: torch.Tensor) -> int:
+    """A number that tensors have in common if they share their memory, also where there is none, as of empty tensors.
+
+    Since torch 2.1: `UntypedStorage._cdata`. Fallback: the address, which is 0 for every empty storage.
+    """
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr() if _storage is None else _storage.__get__(storage))
+
+
+_storage: Final = _find("torch.UntypedStorage._cdata")

@@ -265,23 +265,22 @@ def test_labels_must_agree():
         merge.linear([a.state_dict(), d.state_dict()])
 
 
-def test_shards_are_refused_by_a_sentence():
+def test_shards_are_merged_as_whole_tensors_are():
+    """In one process; `tests/optim/test_processes.py` has two."""
     from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
 
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        states = [
-            {
-                n: DTensor.from_local(t, mesh, [Replicate()])
-                for n, t in nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict().items()
-            }
-            for _ in range(3)
-        ]
+        # Layers of one shape: a DTensor has no address, by which they could be told apart.
+        states = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict() for _ in range(3)]
+        placed = [{n: DTensor.from_local(t, mesh, [Replicate()]) for n, t in state.items()} for state in states]
         for recipe in RECIPES.values():
-            with refused("is a DTensor, of which this process holds a shard", "full_tensor()"):
-                recipe(states)
+            found, expected = recipe(placed), recipe(states)
+            for name, value in expected.items():
+                assert found[name].placements == (Replicate(),)
+                torch.testing.assert_close(found[name].full_tensor(), value)
     finally:
         torch.distributed.destroy_process_group()
 

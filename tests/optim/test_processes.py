@@ -1,19 +1,18 @@
 """Two processes: the numbers of one, or a refusal. They are started once and make all checks of `process_worker`."""
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from optim.launching import launch
 
 HERE = Path(__file__).resolve().parent
 NAMES = [
     node.name
-    for node in ast.parse((HERE / "process_worker.py").read_text()).body
-    if isinstance(node, ast.FunctionDef) and node.decorator_list
+    for source in ("process_worker.py", "sharded_values.py")
+    for node in ast.parse((HERE / source).read_text()).body
+    if isinstance(node, ast.FunctionDef) and any(getattr(each, "id", "") == "check" for each in node.decorator_list)
 ]
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
@@ -23,24 +22,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 def problems(tmp_path_factory):
     """What each process found wrong, by the name of the check."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent / "src"), "GLOO_SOCKET_IFNAME": "lo"}
-    worker = str(HERE / "process_worker.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), str(folder / "store"), str(folder / f"out{rank}")],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
+    launch("process_worker.py", 2, lambda rank: (folder / "store", folder / f"out{rank}"))
     return [ast.literal_eval((folder / f"out{rank}").read_text()) for rank in range(2)]
 
 

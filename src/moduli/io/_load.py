@@ -18,6 +18,7 @@ from ._in_memory import InMemory
 from ._match import NameMap, renaming
 from ._module import ModulePlan, plan
 from ._optimizer import KnownState, class_name, fitted, parameter_names
+from ._processes import choose_by_rank
 from ._read import Reader
 from ._replace import PathLike
 from ._save import PARTS
@@ -89,6 +90,9 @@ def load(
 
     Files that `safetensors` or `torch.save` wrote load into `module`, the latter with `weights_only=True`.
 
+    A model in pieces (DTensors of FSDP2 or tensor parallel) keeps its placements: every process reads the file, and keeps
+    its pieces.
+
     Parameters are matched by name, in the module and in the optimizer. A name on one side only, or another shape, is
     refused, unless an edit of the module's species since the checkpoint was written explains it.
 
@@ -138,7 +142,7 @@ def load(
         if plans
         else []
     )
-    used += tensor_names([source.content.get(part) for part in (*wanted, "extra", "rng", "module")])
+    used += tensor_names([source.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
     verified = source.reader.verify(source.known(used)) if checksums else False
     known = _known(source.saved, module, plans, mapping, strict)
     steps, fresh, dropped = Steps(), [], []
@@ -161,7 +165,7 @@ def load(
     states = None
     if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in source.content):
         source.require("rng")
-        states = source.told(_random.validate, source.decode(source.content["rng"]))
+        states = source.told(_random.validate, source.decode(_choose_states(source.content)))
     steps.run(plans)
     if states is not None:
         _random.restore(states)
@@ -241,6 +245,12 @@ class _SavedSource:
         if not isinstance(name, str) or name not in self.reader.slots:
             raise DamagedFileError(f"it refers to a tensor {name!r} that is not in it")
         return self.reader.copy(name)
+
+
+def _choose_states(content: dict[str, Any]) -> Any:
+    """The random states that this process saved, or those of the one that wrote the file."""
+    by_rank = content.get("rng_by_rank")
+    return (choose_by_rank(by_rank) if isinstance(by_rank, list) else None) or content["rng"]
 
 
 def _module_plan(

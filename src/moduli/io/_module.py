@@ -17,7 +17,7 @@ from moduli.labels import Tensor as LabelledTensor
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor, load_all_or_nothing, virtual
 from moduli.particles import POLICY, buffer_policy
 
-from ..kernels import is_sharded
+from ..layout import cut_like, is_sharded, memory_of
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming
 from ._saved import CONFIG, EXTRA, LABELS, PREFIXES, Saved
@@ -57,19 +57,14 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     for name, value in state.items():
         if not isinstance(name, str):
             raise CheckpointError(f"{name!r} is not a name: the keys of a state dict are strings")
-        if is_sharded(value):
-            raise CheckpointError(
-                f"{name!r} is a DTensor, of which this process holds a piece. Save whole tensors in one process: "
-                "get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)) of "
-                "torch.distributed.checkpoint.state_dict gives mo.save a state dict; or save with torch.distributed.checkpoint"
-            )
         if name.rpartition(".")[2] == EXTRA:
             extra[name] = encode(value, (name,), tensors)
             continue
         _check(name, value)
         if value.numel() and not value.is_meta and value.layout is torch.strided:
             # Tensors are tied if they are the same memory seen the same way.
-            key = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+            plain = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+            key = memory_of(value) if is_sharded(value) else plain
             first = memory.setdefault(key, name)
             if first != name:
                 ties[name] = first
@@ -223,7 +218,7 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
             place = saved.source(source)
             if place not in tensors:
                 tensors[place] = saved.reader.tensor(place)
-            state[name] = tensors[place]
+            state[name] = cut_like(tensors[place], value)
     own = getattr(held, "_metadata", {})
     state._metadata = _restated(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
     policies = _policies_to_set(module, saved)

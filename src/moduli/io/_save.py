@@ -3,17 +3,19 @@
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..layout import any_sharded
 from . import _module, _random
-from ._dtypes import COMPLEX, dtype_name, stored
+from ._dtypes import COMPLEX, dtype_name, in_order, stored
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
 from ._optimizer import class_name, describe, parameter_names
+from ._processes import gather_objects, write_together
 from ._replace import PathLike
 from ._tree import Tensors, encode
 from ._write import write_tensors
@@ -42,6 +44,9 @@ def save(
     configurations, the version of the structure and its edits, the state of optimizer, population and scheduler, and the
     random states of torch, NumPy and Python. The file is written beside the old one, synced to the disk and renamed. No
     copy of the model is made.
+
+    Of a model in pieces (DTensors of FSDP2 or tensor parallel) the file has whole tensors, and loads in any number of
+    processes. All processes that hold pieces call `save`; one tensor after the other is gathered, the first of them writes.
 
     Any program that reads safetensors finds the tensors of the module under their names in the state dict.
 
@@ -87,17 +92,39 @@ def save(
         content["extra"] = encode(extra, ("extra",), tensors)
     if rng or (rng is None and (optimizer is not None or population is not None)):
         content["rng"] = encode(_random.collect(), ("rng",), tensors)
+        pieces = [*found.values(), *tensors.found.values()]
+        if any_sharded(pieces):
+            content["rng_by_rank"] = encode(gather_objects(_random.collect(), pieces), ("rng_by_rank",), tensors)
     if len(content) == 2:
         raise CheckpointError(
             f"there is nothing to save in {str(path)!r}: give a module, an optimizer or something else"
         )
-    write(path, {**found, **tensors.found}, content, checksums=checksums, fsync=fsync)
+    every = {**found, **tensors.found}
+    if any_sharded(every.values()):
+        write_together(path, every, lambda whole: write(path, every, content, whole, checksums=checksums, fsync=fsync))
+    else:
+        write(path, every, content, checksums=checksums, fsync=fsync)
 
 
 def write(
-    path: PathLike, tensors: Mapping[str, Tensor], content: dict[str, Any], *, checksums: bool, fsync: bool
+    path: PathLike,
+    tensors: Mapping[str, Tensor],
+    content: dict[str, Any],
+    stream: Iterable[tuple[str, Tensor]] | None = None,
+    *,
+    checksums: bool,
+    fsync: bool,
 ) -> None:
-    """Write tensors, and JSON that tells about them."""
+    """Write tensors, and JSON that tells about them.
+
+    Args:
+        path: Where to.
+        tensors: The tensors by name.
+        content: The JSON.
+        stream: The tensors to write where they are not those, one at a time.
+        checksums: As for `save`.
+        fsync: As for `save`.
+    """
     like = []
     views: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -107,19 +134,13 @@ def write(
             views[name] = dtype_name(tensor.dtype)
     if views:
         content = {**content, "views": views}
-    # In the order of the data, so that the disk sees one long write.
-    order = sorted(tensors.items(), key=lambda pair: -_width(pair[1]))
-    write_tensors(path, order, like, strings(content), checksums=checksums, fsync=fsync)
+    stream = in_order(tensors) if stream is None else stream
+    write_tensors(path, stream, like, strings(content), checksums=checksums, fsync=fsync)
 
 
 def strings(content: dict[str, Any]) -> dict[str, str]:
     """The metadata of a file."""
     return {"format": "pt", CONTENT: json.dumps(content, separators=(",", ":"), allow_nan=False)}
-
-
-def _width(tensor: Tensor) -> int:
-    dtype = tensor.dtype
-    return COMPLEX.get(dtype, dtype).itemsize
 
 
 def made() -> dict[str, Any]:

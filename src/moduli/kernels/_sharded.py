@@ -10,24 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layout import is_sharded
+
 __all__ = ["is_sharded", "over_processes", "over_shards", "reducing_over"]
 
 LARGEST = ("amax", "largest")
 
 # The process group (None for all processes), and for each tensor of a list whether this process counts it.
 _scope: ContextVar[tuple[Any, Sequence[bool]] | None] = ContextVar("reducing over processes", default=None)
-
-
-def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor, or the class of them; asked by what it can do, since importing the class takes a second.
-
-    Example:
-        >>> import torch
-        >>> from moduli import kernels
-        >>> kernels.is_sharded(torch.ones(2))
-        False
-    """
-    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
 @contextmanager

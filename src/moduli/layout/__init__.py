@@ -10,7 +10,9 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `diff`: the first difference between two structures, as a sentence;
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
-  module what it was?" asks `read`.
+  module what it was?" asks `read`;
+* tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
+  `piece_like` for the ways back.
 
 A layout never goes stale: it is immutable, and `layout_of` compares the live module with what it remembers on every
 call, so an edit anywhere in the tree gives another layout at the next one.
@@ -27,6 +29,20 @@ Example:
 
 from ._difference import Difference, diff
 from ._layout import BufferEntry, Entry, Group, Layout, LayoutError
+from ._pieces import (
+    Box,
+    any_sharded,
+    cut,
+    cut_like,
+    find_box,
+    find_group,
+    is_sharded,
+    make_whole,
+    memory_of,
+    piece_like,
+    piece_of,
+    show_pieces,
+)
 from ._scan import Source, addresses, layout_and_tensors, layout_of
 from ._structure import ModuleEntry, Reading, Structure, read
 
@@ -46,4 +62,16 @@ __all__ = [
     "ModuleEntry",
     "Difference",
     "diff",
+    "Box",
+    "any_sharded",
+    "cut",
+    "cut_like",
+    "find_box",
+    "find_group",
+    "is_sharded",
+    "make_whole",
+    "memory_of",
+    "piece_like",
+    "piece_of",
+    "show_pieces",
 ]

@@ -24,6 +24,7 @@ from torch import Tensor
 from ._coefficients import Coefficient
 from ._driver import Buffers, Integers, run
 from ._paths import on_paths
+from ._processes import share_seed
 from ._recipe import Recipe, Row
 from ._task import based, labels
 from ._ties import Elect, Fusion
@@ -87,7 +88,8 @@ def dare(
         Yu et al., "Language models are Super Mario", ICML 2024, arXiv:2311.03099.
     """
     models = sequence(models)
-    recipe = drops(len(models), density, generator, rescale, then, scale, weights, normalize, elect)
+    seed = share_seed(draw_seed(generator), base)
+    recipe = drops(len(models), density, seed, rescale, then, scale, weights, normalize, elect)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 

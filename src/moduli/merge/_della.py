@@ -22,6 +22,7 @@ from ._dare import draw_seed, draw_uniform
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._paths import on_paths
+from ._processes import share_seed
 from ._recipe import Recipe, Row
 from ._task import labels
 from ._ties import Fusion
@@ -72,7 +73,8 @@ def della(
         Deep, Bhardwaj and Poria, "DELLA-Merging", 2024, arXiv:2406.11617.
     """
     models = sequence(models)
-    recipe = ranked_drops(len(models), density, epsilon, generator, scale, weights, then)
+    seed = share_seed(draw_seed(generator), base)
+    recipe = ranked_drops(len(models), density, epsilon, seed, scale, weights, then)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 

@@ -13,7 +13,9 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from ..layout import cut_like, is_sharded, make_whole, piece_like, piece_of
 from ._errors import MergeError
+from ._processes import hold_together, raise_together
 from ._rebuild import rebuild
 from ._recipe import Recipe
 from ._views import COUNTER, Model, ModelT, View, check, compare, ties, view
@@ -150,12 +152,25 @@ def _values(
 
 
 def _merge_name(recipe: Recipe, views: list[View], name: str) -> Tensor:
-    like, buffer = views[0].look(name), name in views[0].buffers
+    like = views[0].look(name)
+    if not is_sharded(like):
+        return _merge_tensors(recipe, views, name, like)
+    if not recipe.elementwise:
+        # Every process merges whole tensors, with one result, and keeps its piece.
+        return cast(Tensor, cut_like(_merge_tensors(recipe, views, name, like), like))
+    with raise_together(like):
+        piece = _merge_tensors(recipe, views, name, piece_of(like))
+    return cast(Tensor, piece_like(piece, like))
+
+
+def _merge_tensors(recipe: Recipe, views: list[View], name: str, like: Tensor) -> Tensor:
+    buffer = name in views[0].buffers
+    row = _ModelRow(views, name, pieces=recipe.elementwise)
     if not recipe.elementwise or like.numel() < 2 * _PIECE:
-        return _finished(recipe.kernel(name, _ModelRow(views, name)), like.dtype, name, buffer)
+        return _finished(recipe.kernel(name, row), like.dtype, name, buffer)
     device = torch.device("cpu") if like.is_meta else like.device
     merged = torch.empty(like.shape, dtype=like.dtype, device=device)
-    flat, row = merged.view(-1), _ModelRow(views, name)
+    flat = merged.view(-1)
     for start in range(0, like.numel(), _PIECE):
         row.place = slice(start, start + _PIECE)
         flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer)
@@ -165,18 +180,23 @@ def _merge_name(recipe: Recipe, views: list[View], name: str) -> Tensor:
 class _ModelRow:
     """The tensors of one name, or a piece of each; see `Row`.
 
+    Args:
+        views: The models.
+        name: The name.
+        pieces: Whether of DTensors what this process holds is enough; otherwise all processes gather them.
+
     Attributes:
         place: The piece, of the tensors as vectors. They are then read once for all pieces.
     """
 
-    def __init__(self, views: list[View], name: str) -> None:
+    def __init__(self, views: list[View], name: str, pieces: bool = False) -> None:
         like = views[0].look(name)
-        self._views, self._name = views, name
+        self._views, self._name, self._pieces = views, name, pieces
         self.place: slice | None = None
         self._held: dict[int, Tensor] = {}
         self._device = torch.device("cpu") if like.is_meta else like.device
         # Only what it is like: a row may be kept, what was read for it from a file may not.
-        self._like = like.to("meta")
+        self._like = torch.empty(like.shape, dtype=like.dtype, device="meta")
 
     def __len__(self) -> int:
         return len(self._views)
@@ -190,6 +210,8 @@ class _ModelRow:
         if raw is None:
             raw = source.read(self._name)
             compare(self._name, self._views[0], self._like, source, raw)
+            if is_sharded(raw):
+                raw = piece_of(raw) if self._pieces else make_whole(raw)
         if self.place is not None:
             held = self._held[index] = raw.contiguous()
             raw = held.view(-1)[self.place]
@@ -223,11 +245,13 @@ def _keeps(recipe: Recipe, views: list[View], name: str) -> bool:
     if not recipe.keeps(name):
         return False
     first = views[0].read(name)
-    for other in views[1:]:
-        tensor = other.read(name)
-        if tensor.dtype != first.dtype or tensor.device != first.device or not _are_equal(tensor, first):
-            return False
-    return True
+    if not is_sharded(first):
+        return all(_is_same(other.read(name), first) for other in views[1:])
+    return hold_together(all(_is_same(piece_of(other.read(name)), piece_of(first)) for other in views[1:]), first)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and _are_equal(a, b)
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:
@@ -246,7 +270,7 @@ def _check_equal(views: list[View], name: str) -> None:
     for other in views[1:]:
         tensor = other.read(name)
         compare(name, views[0], first, other, tensor)
-        if not torch.equal(tensor.to(first.device), first):
+        if not torch.equal(make_whole(tensor).to(first.device), make_whole(first)):
             raise MergeError(
                 f"{name!r} ({first.dtype}) differs between {views[0].label} and {other.label}, and {first.dtype} has no "
                 "averages; make them equal, or take the first's with integers='first'"

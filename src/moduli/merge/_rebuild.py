@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..layout import any_sharded
+from ..particles import copy_unwrapped
 from ._views import View, is_extra
 
 __all__ = ["rebuild"]
@@ -26,8 +28,8 @@ def rebuild(first: View, values: Iterable[tuple[tuple[str, ...], Tensor | None]]
 
 
 def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor | None]]) -> nn.Module:
-    """A deep copy of a module with other values in its parameters and buffers."""
-    result = copy.deepcopy(first)
+    """A copy of a module with other values in its parameters and buffers: deep, but for models in pieces."""
+    result = copy_unwrapped(first) if any_sharded(first.parameters()) else copy.deepcopy(first)
     tensors = {
         **dict(result.named_parameters(remove_duplicate=False)),
         **dict(result.named_buffers(remove_duplicate=False)),

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import diff, layout_of
+from moduli.layout import diff, is_sharded, layout_of, memory_of, show_pieces
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
 
 from ._errors import MergeError
@@ -79,12 +79,6 @@ class View:
         if tensor.is_meta or tensor.layout is not torch.strided:
             what = "has no data (device 'meta')" if tensor.is_meta else f"has layout {tensor.layout}"
             raise MergeError(f"{name!r} of {self.label} {what}; only dense tensors with data are merged")
-        if hasattr(tensor, "full_tensor"):
-            raise MergeError(
-                f"{name!r} of {self.label} is a DTensor, of which this process holds a shard; gather whole tensors first, for "
-                "instance with torch.distributed.checkpoint.state_dict.get_model_state_dict and "
-                "StateDictOptions(full_state_dict=True), or tensor.full_tensor()"
-            )
         if name in self.moved:
             return align_labels(tensor.detach(), *self.moved[name])
         return tensor.detach()
@@ -108,6 +102,7 @@ def view(model: Model, label: str) -> View:
     """
     if isinstance(model, nn.Module):
         layout_of(model)  # refuses what has no layout, in words
+        show_pieces(model.modules())
         buffers = dict(model.named_buffers(remove_duplicate=False))
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
         return View(model, label, tensors, frozenset(tensors), frozenset(buffers))
@@ -158,6 +153,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
             raise MergeError(f"{name!r}{shape} is missing in {other.label}; merge models of one structure")
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
+            _compare_pieces(name, first, other)
     for name in other.names():
         # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
         if name not in first.keys and name not in other.buffers:
@@ -221,6 +217,22 @@ def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) ->
         )
 
 
+def _compare_pieces(name: str, first: View, other: View) -> None:
+    """Refuse tensors that processes hold in different pieces, or one in pieces beside a whole one."""
+    left, right = first.look(name), other.look(name)
+    if (is_sharded(left) or is_sharded(right)) and _placement(left) != _placement(right):
+        raise MergeError(
+            f"{name!r} is {_placement(left)} in {first.label} and {_placement(right)} in {other.label}; wrap both models "
+            "alike, or merge whole tensors (full_tensor())"
+        )
+
+
+def _placement(tensor: Any) -> str:
+    if not is_sharded(tensor):
+        return "whole (no DTensor)"
+    return f"a DTensor placed {tuple(tensor.placements)} on {tensor.device_mesh}"
+
+
 def _kind(tensor: Tensor) -> object:
     return "real" if tensor.is_floating_point() else "complex" if tensor.is_complex() else tensor.dtype
 
@@ -256,4 +268,6 @@ def _identity(tensor: object, name: str) -> object:
         return name
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
         return id(tensor)  # no memory to compare
+    if is_sharded(tensor):
+        return memory_of(tensor)
     return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()

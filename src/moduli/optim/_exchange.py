@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels import is_sharded
+from ..layout import Box, cut
 
-__all__ = ["Box", "Exchange", "cut", "find_box", "find_group"]
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a piece begins in the whole tensor, and its sizes."""
-
-
-def find_box(tensor: Any) -> Box:
-    """The piece of a tensor that this process holds: all of it, unless it is a DTensor."""
-    if not is_sharded(tensor):
-        return (0,) * tensor.dim(), tuple(tensor.shape)
-    chunk = tensor.__create_chunk_list__()[0]
-    return tuple(chunk.offsets), tuple(chunk.sizes)
-
-
-def find_group(tensors: Iterable[Any]) -> Any:
-    """The processes that hold pieces of these tensors, as a process group; all processes are None."""
-    distributed = torch.distributed
-    ranks = sorted({rank for t in tensors if is_sharded(t) for rank in t.device_mesh.mesh.flatten().tolist()})
-    if len(ranks) in (0, distributed.get_world_size()):
-        return None
-    # Only these processes know of the group: others may train another part of the model.
-    return distributed.new_group(ranks, use_local_synchronization=True)
+__all__ = ["Exchange"]
 
 
 class Exchange:
@@ -160,14 +139,6 @@ class Exchange:
                 out[i] = torch.empty(self.shapes[i], dtype=piece.dtype, device=piece.device)
             cut(out[i], box).copy_(piece)
         return {i: out[i] for i in pieces if i in out}
-
-
-def cut(whole: Tensor, box: Box) -> Tensor:
-    """The piece of a whole tensor, a view."""
-    offsets, sizes = box
-    if sizes == tuple(whole.shape):
-        return whole
-    return whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
 def _count(box: Box) -> int:

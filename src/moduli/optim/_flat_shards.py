@@ -44,6 +44,12 @@ def _find_group(module: torch.nn.Module) -> Any:
 def check_flat(links: Sequence[Module], find_across: Callable[[Module], Across]) -> None:
     """Refuse links that need the shapes of tensors, or whole ones."""
     for link in links:
+        if link.divides_params and callable(getattr(link, "filter", None)):
+            raise ChainError(
+                f"{type(link).__name__} chooses parameters by a function of tensors, but those here are pieces of the flat "
+                "vectors of FSDP1 (FullyShardedDataParallel), which have no shapes. Give a pattern of names, such as "
+                "'*.weight', or use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )
         across = find_across(link)
         if across in (Across.MATRICES, Across.EVERYTHING):
             raise ChainError(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._shards import make_whole, map_tensors
+from ..layout import make_whole
+from ._shard_state import map_tensors
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer

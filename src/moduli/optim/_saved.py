@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..layout import make_whole
 from . import _groups, _members
 from ._flat_shards import is_flat_shard
 from ._plain import decode, encode
 from ._portable import is_portable, read_portable
 from ._renaming import rename
-from ._shards import make_whole, map_tensors
+from ._shard_state import find_key, join_owned, map_tensors, pack_value, unpack_value
 from ._stand_ins import StandIns
 from ._torch_state import is_of_torch, read_torch
 from ._vector_state import VECTOR, Vector
@@ -71,7 +72,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             name = f"{ALL}:{path}" if link.vector_state and param in binding.names else names[param]
             into = state.setdefault(name, {})
             for key, value in row.items():
-                shown = value if shards is None else shards.pack_value(param, value)
+                shown = value if shards is None else pack_value(shards, param, value)
                 into[f"{path}/{key}"] = encode(shown, f"{path}: state {key!r}")
         links[path] = {
             "global": encode(link.global_state, f"{path}: global state"),
@@ -110,7 +111,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
-    return packed if shards is None else shards.join_owned(packed, {link: path for path, link in optimizer._links})
+    return packed if shards is None else join_owned(shards, packed, {link: path for path, link in optimizer._links})
 
 
 def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None:
@@ -157,8 +158,8 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             found = decode(value, param.device if param.numel() else None)
             found = _cast(found, dtypes.get(name.partition("[")[0]), param)
             link = known[path]
-            found = map_tensors(found, make_whole) if shards is None else shards.unpack_value(link, param, found)
-            kept = param if shards is None else shards.find_key(link, param)
+            found = map_tensors(found, make_whole) if shards is None else unpack_value(shards, link, param, found)
+            kept = param if shards is None else find_key(shards, link, param)
             if kept is not None:
                 rows[path].setdefault(kept, {})[field] = vectors[path].permute(found) if whole else found
     gone += [name for name in saved["shapes"] if name not in by_name and saved.get("user", {}).get(name)]

@@ -8,25 +8,25 @@ a link that needs all parameters at once is given all of them **whole**, in ever
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..kernels import is_sharded, reducing_over
-from ._closure import Evaluator
-from ._exchange import Exchange, cut, find_box, find_group
+from ..kernels import reducing_over
+from ..layout import cut, find_box, find_group, is_sharded, piece_of
+from ._exchange import Exchange
 from ._flat_shards import check_flat, find_flat_group, is_flat_shard
-from ._needs import Across, ChainError, ClosureError, keeps_graph
+from ._needs import Across, ChainError, keeps_graph
+from ._shard_evaluators import WholeEvaluator
 
 if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
     from .optimizer import Optimizer
 
-__all__ = ["ShardEvaluator", "ShardedParams", "are_in_pieces", "find_across", "make_whole", "map_tensors"]
+__all__ = ["ShardedParams", "are_in_pieces", "find_across"]
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
@@ -126,7 +126,7 @@ class ShardedParams:
         locals_ = self._active[1]
         for param, local in zip(params, locals_, strict=True):
             if local is not param:
-                piece = _piece(param)
+                piece = piece_of(param)
                 if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
                     local.data = piece  # the module was moved, or its parameters were loaded anew
         if gradients:
@@ -141,7 +141,7 @@ class ShardedParams:
                 grad = param.grad
                 if grad is not None and grad.placements != param.placements:
                     grad = grad.redistribute(param.device_mesh, param.placements)
-                local.grad = None if grad is None else _piece(grad)
+                local.grad = None if grad is None else piece_of(grad)
 
     def reshard(self) -> bool:
         """Let the model forget whole parameters; False where it is not known."""
@@ -189,7 +189,7 @@ class ShardedParams:
             values = exchange.to_owners({places[k]: objective.params[k].detach() for k in chosen})
         if wholes:
             inner = objective.clone(clone_updates=False)
-            inner.params = [self._whole(i, values[i]) for i in wholes]
+            inner.params = [self.keep_whole(i, values[i]) for i in wholes]
             inner.grads, inner.updates = [grads[i] for i in wholes], [tensor.clone() for tensor in wholes.values()]
             inner.present, inner.shards, inner.evaluator, inner.matrices = None, None, None, None
             out = link.step(inner)
@@ -230,7 +230,7 @@ class ShardedParams:
             return list(exchange.to_all({i: t.detach() for i, t in zip(places, tensors, strict=True)}).values())
 
         values = gathered(objective.params) or []
-        inner.params = [self._whole(i, value) for i, value in zip(places, values, strict=True)]
+        inner.params = [self.keep_whole(i, value) for i, value in zip(places, values, strict=True)]
         inner.grads, inner.updates = gathered(objective.grads), gathered(objective.updates)
         for i, param in enumerate(inner.params):
             param.grad = None if inner.grads is None else inner.grads[i]
@@ -275,7 +275,7 @@ class ShardedParams:
                 i = self.places[id(whole)]
                 self.locals[i].copy_(cut(whole.detach(), exchange.boxes[i][exchange.rank]))
 
-    def _whole(self, i: int, value: Tensor) -> Tensor:
+    def keep_whole(self, i: int, value: Tensor) -> Tensor:
         """The tensor that stands for a whole parameter, the same object at every step."""
         found = self.wholes.get(i)
         if found is None:
@@ -300,92 +300,6 @@ class ShardedParams:
                 return _Kept([self.locals[i], *([self.wholes[i]] if i in self.wholes else [])]), i
         return None
 
-    # ------------------------------------------------------------------ saving
-
-    def find_key(self, link: Module, param: Any) -> Tensor | None:
-        """The tensor under which a link keeps the state of a parameter; None where another process keeps it."""
-        i = (
-            self.places[id(param)]
-            if id(param) in self.places
-            else next((i for i, own in enumerate(self.params) if own is param), -1)
-        )
-        if i < 0:
-            return param  # type: ignore[no-any-return]
-        form, exchange = self.forms[link], self.exchange
-        if form is Across.NOTHING or exchange is None:
-            return self.locals[i]
-        if form is Across.MATRICES and exchange.owners[i] != exchange.rank:
-            return None
-        known = self.wholes.get(i)
-        if known is None:
-            value = torch.empty(1, dtype=param.dtype, device=self.locals[i].device).expand(param.shape)
-            known = self._whole(i, value)
-        return known
-
-    def pack_value(self, param: Tensor, value: Any) -> Any:
-        """A value of the state of a local tensor, as it is saved: what has its shape is a piece of something."""
-        i = self.places.get(id(param), -1)
-        if i < 0 or param is not self.locals[i] or not is_sharded(self.params[i]):
-            return value
-        whole = self.params[i]
-        axes = param.dim()
-
-        def pack(tensor: Tensor) -> Any:
-            from torch.distributed.tensor import DTensor
-
-            if tensor.shape[:axes] != param.shape:
-                return tensor
-            shape = torch.Size((*whole.shape, *tensor.shape[axes:]))
-            stride = torch.empty(shape, device="meta").stride()
-            return DTensor.from_local(
-                tensor, whole.device_mesh, whole.placements, run_check=False, shape=shape, stride=stride
-            )
-
-        return map_tensors(value, pack)
-
-    def unpack_value(self, link: Module, param: Any, value: Any) -> Any:
-        """A saved value, as the link keeps it here."""
-        i = next((i for i, own in enumerate(self.params) if own is param), -1)
-        exchange = self.exchange
-        pieces = i >= 0 and exchange is not None and self.forms[link] is Across.NOTHING and is_sharded(param)
-
-        def unpack(tensor: Any) -> Any:
-            if not pieces or exchange is None:
-                return make_whole(tensor)
-            if is_sharded(tensor):
-                return _piece(tensor.redistribute(param.device_mesh, param.placements)).clone()
-            (starts, sizes), axes = exchange.boxes[i][exchange.rank], param.dim()
-            if tuple(tensor.shape[:axes]) != tuple(param.shape):
-                return tensor
-            rest = tuple(tensor.shape[axes:])
-            return cut(tensor, ((*starts, *(0 for _ in rest)), (*sizes, *rest))).clone()
-
-        return map_tensors(value, unpack)
-
-    def join_owned(self, saved: dict[str, Any], paths: Mapping[Module, str]) -> dict[str, Any]:
-        """The saved state with what links have learnt in other processes, of the tensors that those own."""
-        owned = [paths[link] for link, form in self.forms.items() if form is Across.MATRICES]
-        if not owned or self.exchange is None:
-            return saved
-        own = {
-            name: {key: value for key, value in row.items() if key.rpartition("/")[0] in owned}
-            for name, row in saved["state"].items()
-        }
-        learnt = {path for row in own.values() for path in {key.rpartition("/")[0] for key in row}}
-        every: list[Any] = [None] * self.exchange.size
-        shared = {path: saved["links"][path] for path in owned if path in learnt}
-        torch.distributed.all_gather_object(every, (own, shared), group=self.group)
-        state = {name: dict(row) for name, row in saved["state"].items()}
-        links = dict(saved["links"])
-        for rows, theirs in reversed(every):
-            links.update(theirs)
-            for name, row in rows.items():
-                if row:
-                    state.setdefault(name, {}).update(row)
-        order = {name: i for i, name in enumerate(saved["shapes"])}
-        state = dict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
-        return {**saved, "state": state, "links": links}
-
     def check(self) -> None:
         """Refuse links that can't have what they need; called when the optimizer is built."""
         for link in self.links:
@@ -404,22 +318,6 @@ class ShardedParams:
             check_flat(self.links, find_across)
 
 
-def make_whole(tensor: Any) -> Tensor:
-    """A DTensor as the whole tensor; any other as it is."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
-
-
-def map_tensors(value: Any, act: Callable[[Any], Any]) -> Any:
-    """A value with every tensor in it replaced."""
-    if isinstance(value, Tensor):
-        return act(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, act) for key, item in value.items()}
-    if isinstance(value, deque):
-        return deque((map_tensors(item, act) for item in value), value.maxlen)
-    return type(value)(map_tensors(item, act) for item in value) if isinstance(value, list | tuple) else value
-
-
 class _Kept:
     """The tensor that a link's state for a parameter is kept under, in the form that `StateStore.columns` gives."""
 
@@ -434,109 +332,4 @@ class _Kept:
 def _stand_in(param: Any) -> Tensor:
     if not is_sharded(param):
         return param  # type: ignore[no-any-return]
-    return torch.nn.Parameter(_piece(param), requires_grad=param.requires_grad)
-
-
-def _piece(tensor: Any) -> Tensor:
-    """What this process holds of a DTensor, without a graph."""
-    with torch.no_grad():
-        found = tensor.to_local()
-    return (found.wait() if hasattr(found, "wait") else found).detach()  # type: ignore[no-any-return]
-
-
-class ShardEvaluator(Evaluator):
-    """A closure whose gradients arrive at parameters in pieces, and are wanted as those of the local tensors.
-
-    Args:
-        inner: The closure's evaluator.
-        shards: The pieces.
-        params: The parameters that are trained.
-    """
-
-    def __init__(self, inner: Evaluator, shards: ShardedParams, params: list[Any]) -> None:
-        self.inner = inner
-        self.shards = shards
-        self.leaves = params
-        self.source, self.closure, self.fn = inner.source, inner.closure, inner.fn
-        self.fixed, self.kind = False, inner.kind
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        """How often it was asked."""
-        return self.inner.count
-
-    def value(self) -> Any:
-        """The loss, gradients not asked for."""
-        held = [param.grad for param in self.leaves]
-        for param in self.leaves:
-            param.grad = None
-        try:
-            if self.shards._resharded:
-                loss = self.inner.value()
-                self.shards.reshard()
-                return loss
-            # Only a backward pass is known to let go of whole parameters.
-            return self.inner.gradient(self.leaves, _as_scalar)
-        finally:
-            for param, grad in zip(self.leaves, held, strict=True):
-                param.grad = grad
-
-    def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss; gradients are left in `.grad`, of parameters and of local tensors."""
-        loss = self.inner.gradient(self.leaves, scalar)
-        self.shards.take_gradients(self.leaves, self.shards._active[1])
-        return loss
-
-    def graph(self) -> Any:
-        """Refused: the graph goes through pieces once."""
-        raise ClosureError("a loss of parameters in pieces (DTensor) can be differentiated once, by backward")
-
-
-def _as_scalar(loss: Any) -> Tensor:
-    return loss if isinstance(loss, Tensor) else torch.as_tensor(loss.data)
-
-
-class WholeEvaluator(Evaluator):
-    """A closure for links that move whole parameters: the pieces are moved first, and gradients are gathered.
-
-    Args:
-        inner: The evaluator for local tensors.
-        shards: The pieces.
-        locals_: The local tensors whose whole tensors are moved.
-    """
-
-    def __init__(self, inner: Evaluator, shards: ShardedParams, locals_: list[Tensor]) -> None:
-        self.inner = inner
-        self.shards = shards
-        self.locals = locals_
-        self.source, self.closure, self.fn = inner.source, inner.closure, inner.fn
-        self.fixed, self.kind = False, inner.kind
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        """How often it was asked."""
-        return self.inner.count
-
-    def _wholes(self) -> dict[int, Tensor]:
-        shards = self.shards
-        return {i: shards.wholes[i] for i in (shards.places[id(local)] for local in self.locals)}
-
-    def value(self) -> Any:
-        """The loss at the whole parameters as they are."""
-        self.shards.push(list(self._wholes().values()))
-        return self.inner.value()
-
-    def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
-        """The loss; gradients are left in `.grad` of the whole parameters."""
-        wholes = self._wholes()
-        self.shards.push(list(wholes.values()))
-        loss = self.inner.gradient(self.locals, scalar)
-        found = {i: local.grad for i, local in zip(wholes, self.locals, strict=True) if local.grad is not None}
-        grads = self.shards._exchange().to_all(found)
-        for i, whole in wholes.items():
-            whole.grad = grads.get(i)
-        return loss
-
-    def graph(self) -> Any:
-        """Refused: the graph goes through pieces once."""
-        return self.inner.graph()
+    return torch.nn.Parameter(piece_of(param), requires_grad=param.requires_grad)

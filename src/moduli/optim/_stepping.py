@@ -13,7 +13,7 @@ from ._ascent import NegatedEvaluator
 from ._closure import Evaluator
 from ._member_evaluator import MemberEvaluator, OtherPresenceError
 from ._needs import ClosureError, Need
-from ._shards import ShardEvaluator
+from ._shard_evaluators import ShardEvaluator
 from .objective import Objective
 
 if TYPE_CHECKING:

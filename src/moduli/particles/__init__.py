@@ -33,7 +33,7 @@ from ._operand import (
     refuse_graph,
 )
 from ._record import Event
-from ._skeleton import POLICY
+from ._skeleton import POLICY, copy_unwrapped
 from .errors import StructureError
 from .functions import (
     axpy_,
@@ -94,6 +94,7 @@ __all__ = [
     "POLICIES",
     "POLICY",
     "CONFIG_KEY",
+    "copy_unwrapped",
     "buffer_policies",
     "inert_parameters",
     "is_differentiable",

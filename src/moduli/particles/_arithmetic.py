@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import set_grad_enabled
+from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
 
 from ._buffers import operating, result_buffers
 from ._memory import LARGE, allocate_like, is_large
 from ._operand import Operand, broadcast, is_composing, make_leaves, number, pair, refuse_graph
 from ._record import ParticleRecord, Pending, adorn, build
-from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes
+from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes, unwrap_kind
 from .base import NytoModuleBase
 from .errors import StructureError
 
@@ -84,7 +85,7 @@ def binary(
         first, second = (right, left) if reflected else (left, right)
         others = operating(left, right) if left.buffers else None
         compute: Callable[[list[int] | None], Values]
-        if (fn is operator.add or fn is operator.sub) and not is_composing():
+        if (fn is operator.add or fn is operator.sub) and not is_composing() and not left.sharded:
             sign = 1 if fn is operator.add else -1
             compute = lambda places: _add(first, second, sign, places)  # noqa: E731
         else:
@@ -123,14 +124,29 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Values:
     lists = [each for each in operands if type(each) is list]
     if not lists[0]:
         return []
+    if any(map(any_sharded, lists)):
+        return [_apply_to_pieces(fn, row) for row in zip(*_columns(operands, len(lists[0])), strict=True)]
     foreach = None if is_composing() else _FOREACH.get(fn)
     if foreach is not None and type(operands[0]) is list and not isinstance(operands[-1], Tensor | complex):
         if fn in _INTO and is_large(operands[0]):
             return _combine_large(_INTO[fn], *operands)
         return foreach(*operands)  # type: ignore[no-any-return]
-    columns = [each if type(each) is list else [each] * len(lists[0]) for each in operands]
+    columns = _columns(operands, len(lists[0]))
     made = [fn(*row) for row in zip(*columns, strict=True)]
     return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
+
+
+def _columns(operands: Sequence[Any], count: int) -> list[list[Any]]:
+    return [each if type(each) is list else [each] * count for each in operands]
+
+
+def _apply_to_pieces(fn: Callable[..., Any], row: Sequence[Any]) -> Any:
+    """A function of tensors element by element, on what this process holds of them; the result has pieces like theirs."""
+    like = next((each for each in row if is_sharded(each)), None)
+    local = [each.to_local() if is_sharded(each) else each for each in row]
+    new = fn(*local)
+    new = new.clone() if any(new is old for old in local) else new
+    return new if like is None else piece_like(new, like)
 
 
 def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
@@ -219,6 +235,10 @@ def _derive(left: Operand, compute: Any, act: Any, others: Any, closed: bool, gr
         tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
     else:
         places, tensors = None, list(compute(None))
+    if left.sharded:
+        held = left.tensors
+        # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
+        tensors = [cut_like(made, held[place]) for place, made in enumerate(tensors)]
     if not closed:
         for place in range(len(tensors)) if places is None else places:
             tensors[place] = _fit(left.layout.entries[place], tensors[place])
@@ -238,7 +258,7 @@ def _make_shell(pending: Pending) -> nn.Module:
 
     Plain attributes are there at once, because those of the class would be found in their place.
     """
-    kind = pending.structure.modules[0].kind
+    kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
     plain, linked = plain_attributes(pending.states[0])
     shell.__dict__.update(plain)
@@ -286,6 +306,9 @@ def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None
             for place in places:
                 _check_kept(left.layout.entries[place], fn, given)
     tensors = [*pick(left.tensors, places), *(left.buffers[p] for p in others)]
+    if left.sharded:
+        tensors = list(map(piece_of, tensors))
+        given = list(map(piece_of, given)) if isinstance(given, list) else given
     with torch.no_grad():
         if fn in _IN_PLACE and tensors and not (isinstance(given, Tensor) and given.dim() == 0):
             _IN_PLACE[fn](tensors, given)
@@ -332,7 +355,7 @@ def rebuild(
         held = result_buffers(left)
     for place, entry in enumerate(left.layout.buffers):
         held[place] = (buffers or {}).get(entry.name, held[place])
-    made: nn.Module = object.__new__(left.structure.modules[0].kind)
+    made: nn.Module = object.__new__(unwrap_kind(left.structure.modules[0].kind))
     record = made.__dict__[RECORD] = ParticleRecord(version, states[0].get(RECORD, ()))
     modules = {0: made}
     assemble(modules, range(len(states) - 1, -1, -1), left.structure, states, parameters, held)

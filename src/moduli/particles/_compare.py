@@ -10,7 +10,7 @@ from torch import nn
 
 from ._edits import ParticleEdit, grow, number_parameter
 from ._names import is_selected, public_name
-from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture
+from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture, unwrap_kind
 from .base import NytoModuleBase, VersionDataImp
 from .mtype import ModuleID, ModuleMeta, ParamID
 
@@ -79,7 +79,7 @@ class _Comparison:
                 if child is None or id(child) in self.modules or self._is_forced(module, name):
                     continue
                 old = self.vdata.meta[key].sub_modules.get(name) if self.before is None else known.get(id(child))
-                if old is None or old in used or self.vdata.meta[old].kind is not type(child):
+                if old is None or old in used or self.vdata.meta[old].kind is not unwrap_kind(type(child)):
                     continue
                 used.add(old)
                 self.modules[id(child)] = old

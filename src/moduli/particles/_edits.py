@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore
+from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore, unwrap_kind
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
@@ -247,7 +247,7 @@ def grow(
             return known_modules[id(each)]
         key = known_modules[id(each)] = max(vdata.meta, default=-1) + 1
         kept = OrderedDict((n, n not in each._non_persistent_buffers_set) for n in each._buffers)
-        meta = vdata.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, type(each))
+        meta = vdata.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, unwrap_kind(type(each)))
         modules[key] = each
         for name, held in each._parameters.items():
             meta.sub_params[name] = None if held is None else number_parameter(vdata, held, known_params, params)

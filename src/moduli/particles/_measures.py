@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn  # noqa: F401 - nn is for the examples
+
+from moduli.layout import any_sharded, is_sharded, make_whole
 
 from . import _arithmetic
 from ._only import Only
@@ -77,7 +80,13 @@ def _measure(tensors: list[Tensor], p: float) -> Tensor:
     parts = [t if t.is_floating_point() or t.is_complex() else t.double() for t in tensors if t.numel()]
     if not parts:
         return torch.zeros(())
+    sharded = any_sharded(parts)
+    if sharded and abs(p) == math.inf:
+        # A process may hold nothing of a tensor, and nothing has no largest element.
+        parts = list(map(make_whole, parts))
     each = [torch.linalg.vector_norm(t, p) for t in parts]
+    if sharded:
+        each = list(map(make_whole, each))
     kind = functools.reduce(torch.promote_types, (t.dtype for t in each))
     total: Tensor = torch.linalg.vector_norm(torch.stack([t.to(kind) for t in each]), p)
     return total
@@ -98,7 +107,10 @@ def dot(x: Any, y: Any) -> Tensor:
         kind = functools.reduce(torch.promote_types, (t.dtype for t in left), torch.float32)
         for a, b in zip(left, right, strict=True):
             wide = torch.promote_types(a.dtype, torch.float32)
-            total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
+            if is_sharded(a):
+                total = total + make_whole((a.to(wide).conj() * b.to(wide)).sum())
+            else:
+                total = total + torch.linalg.vecdot(a.reshape(-1).to(wide), b.reshape(-1).to(wide))
         return total.to(kind) if not (total.is_complex() and not kind.is_complex) else total
 
 
@@ -150,6 +162,8 @@ def vector(x: Any, copy: bool = True) -> Tensor:
     """
     with record_nothing():
         tensors = _tensors(x)
+        if any_sharded(tensors):
+            tensors = list(map(make_whole, tensors))
         joined = None if copy else _see_joined(tensors)
         if joined is not None:
             return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,18 @@ from torch import Tensor, nn
 
 from moduli._torch import set_grad_enabled
 from moduli.labels import Tensor as LabelledTensor
-from moduli.layout import Layout, Reading, Structure, diff, layout_of, read
+from moduli.layout import (
+    Layout,
+    Reading,
+    Structure,
+    any_sharded,
+    cut_like,
+    diff,
+    is_sharded,
+    layout_of,
+    read,
+    show_pieces,
+)
 
 from ._buffers import policies_of
 from ._names import fits
@@ -175,6 +187,8 @@ class Operand:
                 f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
             )
         reading, version = read(module), self.record.version
+        if "torch.distributed.fsdp" in sys.modules and show_pieces(reading.modules):
+            reading = read(module)
         if version is not None and (version.next_version is not None or not self.record.looks_like(reading)):
             reading = bring_up(module, self.record)
         self.reading = reading
@@ -184,6 +198,11 @@ class Operand:
     def layout(self) -> Layout:
         """The layout of the parameters."""
         return self.structure.layout
+
+    @property
+    def sharded(self) -> bool:
+        """Whether several processes hold pieces of some parameters."""
+        return any_sharded(self.tensors)
 
     @property
     def lags(self) -> bool:
@@ -225,10 +244,12 @@ class Operand:
             kind = type(held)
             if kind in _PLAIN:
                 continue
-            if not issubclass(kind, nn.Parameter):
+            if is_sharded(kind):
+                kind = nn.Parameter  # which makes a DTensor of a DTensor
+            elif not issubclass(kind, nn.Parameter):
                 raise StructureError(
-                    f"{self.layout.entries[place].name!r} is a {kind.__name__}, not a plain tensor; arithmetic on whole models "
-                    "works on plain ones: operate on the state dict of whole tensors (full_tensor() of a DTensor)"
+                    f"{self.layout.entries[place].name!r} is a {kind.__name__}; arithmetic on whole models works on plain "
+                    "tensors and on DTensors"
                 )
             found[place] = kind
         return found
@@ -376,7 +397,26 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
                     f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {x.name!r} is on "
                     f"{x.device} on the left and on {y.device} on the right; move one of them with .to()"
                 )
+    if left.sharded or right.sharded:
+        _check_pieces(left, right)
     return left, right
+
+
+def _check_pieces(left: Operand, right: Operand) -> None:
+    """Refuse parameters that processes hold in other pieces on the left than on the right."""
+    for entry, ours, theirs in zip(left.layout, left.tensors, right.tensors, strict=True):
+        where = [_describe_pieces(each) for each in (ours, theirs)]
+        if where[0] != where[1]:
+            raise StructureError(
+                f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is "
+                f"{where[0]} on the left and {where[1]} on the right; wrap both alike, or redistribute one"
+            )
+
+
+def _describe_pieces(tensor: Any) -> str:
+    if not is_sharded(tensor):
+        return "whole (no DTensor)"
+    return f"a DTensor placed {tuple(tensor.placements)} on {tensor.device_mesh}"
 
 
 def _align(left: Operand, right: Operand) -> bool:
@@ -471,5 +511,5 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
                 f"a tensor of shape {tuple(value.shape)} does not fit {entry.name!r} of shape {entry.shape}: operations keep "
                 "the shape of every parameter; use moduli.particles.only to act on some parameters"
             )
-        parts.append(value.expand(entry.shape))
+        parts.append(cut_like(value.expand(entry.shape), left.tensors[place]))
     return parts

@@ -265,5 +265,5 @@ def _make_parameters(pending: Pending, places: Iterable[int]) -> None:
             if flags[place]:
                 tensor.requires_grad = True
     for place, kind in pending.kinds.items():
-        if type(tensors[place]) is not kind:
+        if not isinstance(tensors[place], kind):
             tensors[place] = kind(tensors[place].detach(), requires_grad=flags[place])

@@ -7,16 +7,17 @@ list, tuple or dict of its modules, parameters or buffers), the result's attribu
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from moduli.layout import Reading, Structure
+from moduli.layout import Reading, Structure, read
 from moduli.nn import Module as LabellingModule
 
 __all__ = [
@@ -29,10 +30,12 @@ __all__ = [
     "State",
     "assemble",
     "capture",
+    "copy_unwrapped",
     "facts_of",
     "places_in",
     "plain_attributes",
     "restore",
+    "unwrap_kind",
 ]
 
 RECORD = "_particle"
@@ -51,6 +54,7 @@ _NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", PENDING)) - frozenset(_C
 _CONTAINERS = (list, tuple, dict, OrderedDict)
 _LINKING = frozenset((*_CONTAINERS, types.MethodType))
 _SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None)))
+_FSDP = "torch.distributed.fsdp"
 # Larger containers are shared without being looked into: they hold data, not layers.
 _MOST_ITEMS = 256
 
@@ -94,7 +98,7 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Rea
         own = module.__dict__
         state = {key: own[key] for key in _choose_carried(tuple(own))}
         if any(_HOOKS_OF(own)):
-            state.update((key, own[key]) for key in HOOKS if own[key])
+            state.update((key, _drop_wrapper_hooks(own[key])) for key in HOOKS if own[key])
         for key, value in state.items():
             if type(value) in _LINKING and _may_refer(value):
                 if isinstance(places, Reading):
@@ -120,7 +124,37 @@ def _may_refer(value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _choose_carried(keys: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(key for key in keys if key not in _NOT_PLAIN)
+    # Keys that are no plain strings are those of wrappers such as `fully_shard`, whose state is the operand's own.
+    return tuple(key for key in keys if key not in _NOT_PLAIN and type(key) is str)
+
+
+def _drop_wrapper_hooks(hooks: Any) -> Any:
+    """Hooks without those of FSDP, which gather the parameters of the model that they were made for."""
+    if _FSDP not in sys.modules:
+        return hooks
+    return OrderedDict((key, hook) for key, hook in hooks.items() if not _is_wrapper_hook(hook))
+
+
+def _is_wrapper_hook(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(_FSDP)
+
+
+def unwrap_kind(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of a module without what `fully_shard` put around it: results of operations are not wrapped."""
+    return _find_unwrapped(cast(Any, kind)) if _FSDP in sys.modules else kind
+
+
+@lru_cache(maxsize=4096)
+def _find_unwrapped(kind: Any) -> Any:
+    wrapper = getattr(sys.modules[_FSDP], "FSDPModule", None)
+    if wrapper is None or not issubclass(kind, wrapper):
+        return kind
+    adopted = kind.__dict__.get("_adopted")
+    if adopted is not None:
+        from ._adopt import adopted_class
+
+        return adopted_class(unwrap_kind(adopted))
+    return next(base for base in kind.__mro__ if not issubclass(base, wrapper))
 
 
 def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
@@ -206,7 +240,7 @@ def assemble(
     entries, restoring = structure.modules, facts_of(structure).restoring
     for place in places:
         if place not in modules:
-            modules[place] = object.__new__(entries[place].kind)
+            modules[place] = object.__new__(unwrap_kind(entries[place].kind))
     tables = modules, parameters, buffers
     # An empty place is -1.
     held, kept = [*parameters, None], [*buffers, None]
@@ -219,7 +253,7 @@ def assemble(
         children = entry.children
         made["_modules"] = {name: modules[i] if i >= 0 else None for name, i in children} if children else {}
         if place in restoring:
-            twin: Any = object.__new__(entry.kind)
+            twin: Any = object.__new__(unwrap_kind(entry.kind))
             twin.__setstate__(made)
             made = twin.__dict__
         modules[place].__dict__.update(made)
@@ -230,6 +264,27 @@ class Part(NamedTuple):
 
     places: tuple[int, ...]
     parameters: tuple[int, ...]
+
+
+def copy_unwrapped(module: nn.Module) -> Any:
+    """A copy of a model, its tensors copied, its plain attributes shared, without what `fully_shard` put around it.
+
+    FSDP2 does not let wrapped models be copied: the copy has the same DTensors under the same names, and can be loaded into
+    a wrapped model.
+
+    Example:
+        >>> from moduli.particles import copy_unwrapped
+        >>> net = nn.Linear(2, 1)
+        >>> twin = copy_unwrapped(net)
+        >>> twin.weight is net.weight, twin.weight.equal(net.weight)
+        (False, True)
+    """
+    reading = read(module)
+    parameters = [nn.Parameter(held.detach().clone(), held.requires_grad) for held in reading.parameters]
+    buffers = [held.detach().clone() for held in reading.buffers]
+    states, made = capture(reading.modules, reading), dict[int, nn.Module]()
+    assemble(made, range(len(states) - 1, -1, -1), reading.structure, states, parameters, buffers)
+    return made[0]
 
 
 class Facts(NamedTuple):

@@ -12,7 +12,7 @@ from torch import nn
 from moduli.layout import Structure, read
 
 from ._record import Event, ParticleRecord, Species, build, record_of
-from ._skeleton import PENDING
+from ._skeleton import PENDING, unwrap_kind
 from .errors import StructureError
 from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
 from .mtype import (
@@ -112,7 +112,7 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
             entry = structure.modules[place]
             own, below = dict(entry.parameters), dict(entry.children)
             kept = OrderedDict((name, name not in entry.transient) for name, _ in entry.buffers)
-            meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, entry.kind)
+            meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, unwrap_kind(entry.kind))
             ids: dict[str, int | None] = {}
             for name in dict.fromkeys((*(n for n in orders[place] if n in own or n in below), *own, *below)):
                 if name in own:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from moduli.layout import cut_like, piece_of
 
 from ._arithmetic import apply, derive, pick, unary
 from ._buffers import operating
@@ -201,8 +204,11 @@ def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any]) ->
         values = right.values()
         places = [place for place in left.places() if values[place].numel()]
         mine = [*(left.tensors[i] for i in places), *(left.buffers[i] for i in others)]
+        theirs = [*(values[i] for i in places), *(held for held in others.values() if held is not None)]
+        if left.sharded:
+            mine, theirs = list(builtins.map(piece_of, mine)), list(builtins.map(piece_of, theirs))
         if mine:
-            act(mine, [*(values[i] for i in places), *(held for held in others.values() if held is not None)])
+            act(mine, theirs)
     return x
 
 
@@ -242,6 +248,8 @@ def where(condition: Any, x: T, y: Any) -> T:
         ]
     else:
         chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in layout]
+    if isinstance(condition, Tensor) and left.sharded:
+        chosen = [cut_like(each, held) for each, held in zip(chosen, left.tensors, strict=True)]
 
     def compute(places: list[int] | None) -> Sequence[Tensor]:
         second = (

@@ -1,0 +1,315 @@
+"""Checks of one process of two: models in pieces (FSDP2, tensor parallel) are values, with the numbers of whole ones."""
+
+import functools
+import operator
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import moduli as mo
+from moduli import m, merge, particles
+
+CHECKS = []
+KINDS = ("fsdp2", "tp")
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+@functools.cache
+def mesh():
+    """One for all checks: each new one starts threads that never end."""
+    return dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    # Of the last layer one process of two holds nothing.
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 1)).double()
+
+
+def wrap(kind, net):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if kind == "tp":
+        # The norm and the last layer stay plain: DTensors beside whole parameters.
+        return parallelize_module(net, mesh()["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if kind == "fsdp2":
+        fully_shard(net[0], mesh=mesh())
+        return fully_shard(net, mesh=mesh())
+    return net
+
+
+def full(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def models(kind, count):
+    return [mo.adopt(wrap(kind, network(seed))) for seed in range(count)]
+
+
+def values(model):
+    named = model.items() if isinstance(model, dict) else model.named_parameters()
+    return {name: full(tensor) for name, tensor in named}
+
+
+def differ(found, expected, what):
+    if not isinstance(found, dict):
+        found, expected = {"": full(torch.as_tensor(found))}, {"": full(torch.as_tensor(expected))}
+    if list(found) != list(expected):
+        return [f"{what}: names {list(found)} for {list(expected)}"]
+    away = max(float((found[name] - expected[name]).abs().max() / (1 + expected[name].abs().max())) for name in found)
+    return [] if away < 1e-9 else [f"{what}: {away:.1e} away from one process"]
+
+
+def placed_like(result, like, what):
+    kept = [
+        getattr(a, "placements", None) == getattr(b, "placements", None)
+        for a, b in zip(result.parameters(), like.parameters(), strict=True)
+    ]
+    return [] if all(kept) else [f"{what}: the result is placed otherwise"]
+
+
+def draws(seed):
+    return {"generator": torch.Generator().manual_seed(seed)}
+
+
+EXPRESSIONS = {
+    "task arithmetic": lambda a, b, c: a + 0.5 * (b - c),
+    "difference": lambda a, b, c: (a - b) / 3,
+    "product": lambda a, b, c: 2 - a * b * 0.1,
+    "power": lambda a, b, c: abs(a) ** 1.5 // 0.1 % 0.7,
+    "lerp": lambda a, b, c: particles.lerp(a, b, 0.3),
+    "lerp by a tensor": lambda a, b, c: particles.lerp(a, b, torch.tensor(0.3, dtype=torch.float64)),
+    "sign": lambda a, b, c: particles.sign(a) + particles.sqrt(abs(b)) + particles.exp(c),
+    "clamp": lambda a, b, c: particles.clamp(a, -0.1, 0.1),
+    "where": lambda a, b, c: particles.where(particles.sign(a) + 1, b, c),
+    "where by a vector": lambda a, b, c: particles.where(torch.arange(65) % 3 == 0, b, c),
+    "where or zero": lambda a, b, c: particles.where(particles.sign(a) + 1, b, 0),
+    "map": lambda a, b, c: particles.map(lambda p, q: p * 2 + q, a, b),
+    "rand": lambda a, b, c: particles.rand(a, **draws(1)) + b,
+    "randn": lambda a, b, c: particles.randn(a, **draws(2)) + c,
+    "zeros": lambda a, b, c: particles.zeros_like(a) + b,
+    "a vector": lambda a, b, c: particles.from_vector(a, particles.vector(b) * 2),
+    "only": lambda a, b, c: particles.only(a, "0.*") + b,
+    "clone": lambda a, b, c: a.clone(),
+    "negative": lambda a, b, c: -a + (+b),
+    "broadcast": lambda a, b, c: particles.only(a, "*.weight") * torch.tensor([2.0], dtype=torch.float64),
+}
+NUMBERS = {
+    "norm": lambda a, b: particles.norm(a),
+    "norm 1": lambda a, b: particles.norm(a, 1),
+    "norm inf": lambda a, b: particles.norm(a, float("inf")),
+    "dot": particles.dot,
+    "cosine": particles.cosine,
+    "distance": particles.distance,
+    "vector": lambda a, b: particles.vector(a + b),
+}
+
+
+@check
+def arithmetic_of_models_in_pieces(rank):
+    problems = []
+    for kind in KINDS:
+        pieces, plain = models(kind, 3), models("plain", 3)
+        for name, act in EXPRESSIONS.items():
+            found = act(*pieces)
+            problems += differ(values(found), values(act(*plain)), f"{kind} {name}")
+            problems += placed_like(found, pieces[0], f"{kind} {name}")
+        for name, act in NUMBERS.items():
+            problems += differ(act(*pieces[:2]), act(*plain[:2]), f"{kind} {name}")
+    return problems
+
+
+IN_PLACE = {
+    "+=": operator.iadd,
+    "-=": operator.isub,
+    "*= number": lambda a, b: operator.imul(a, 0.5),
+    "/= number": lambda a, b: operator.itruediv(a, 3),
+    "+= tensor": lambda a, b: operator.iadd(a, torch.tensor([0.5], dtype=torch.float64)),
+    "lerp_": lambda a, b: particles.lerp_(a, b, 0.25),
+    "axpy_": lambda a, b: particles.axpy_(a, -0.5, b),
+}
+
+
+@check
+def changes_in_place_keep_wrapped_models_training(rank):
+    """The model stays wrapped, its parameters stay the objects that the optimizer knows, also between forward and step."""
+    problems = []
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for kind in KINDS:
+        for name, act in IN_PLACE.items():
+            found = []
+            for which in (kind, "plain"):
+                a, b = models(which, 2)
+                opt = mo.Optimizer(a, m.Adam(), m.LR(0.1))
+                a(x).sum().item()  # FSDP2 shows whole parameters of the root after it
+                act(a, b)
+                for _ in range(2):
+                    opt.zero_grad()
+                    a(x).square().mean().backward()
+                    opt.step()
+                found.append(values(a))
+            problems += differ(*found, f"{kind} {name}")
+    return problems
+
+
+@check
+def results_are_values(rank):
+    """A result is not wrapped by FSDP2 itself: it is combined, measured, and loaded into a model that is."""
+    problems = []
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for kind in KINDS:
+        a, b = models(kind, 2)
+        c, d = models("plain", 2)
+        delta, expected = a - b, c - d
+        a += delta
+        c += expected
+        problems += differ(values(a), values(c), f"{kind} +=")
+        b.load_state_dict((0.5 * (a + b)).state_dict())
+        d.load_state_dict((0.5 * (c + d)).state_dict())
+        problems += differ(full(b(x)), full(d(x)), f"{kind} forward after loading")
+        if type(delta[0]).__name__.startswith("FSDP"):
+            problems.append(f"{kind}: the result has hooks that gather another model")
+        if kind == "tp":
+            problems += differ(full((a - b)(x)), full((c - d)(x)), "tp forward of a result")
+    return problems
+
+
+@check
+def other_pieces_are_refused(rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    problems = []
+    a = mo.adopt(wrap("fsdp2", network(0)))
+    b = mo.adopt(network(1))
+    c = mo.adopt(network(1))
+    for part in c.modules():
+        for name, param in list(part.named_parameters(recurse=False)):
+            part.register_parameter(
+                name, nn.Parameter(distribute_tensor(param.detach(), mesh(), [Shard(param.dim() - 1)]))
+            )
+    for what, act in {
+        "whole": lambda: a + b,
+        "other placements": lambda: a - c,
+        "in place": lambda: operator.iadd(a, b),
+        "dot": lambda: particles.dot(a, c),
+        "merge": lambda: merge.lerp(a.state_dict(), c.state_dict(), 0.5),
+        "merge of whole": lambda: merge.lerp(a, b, 0.5),
+    }.items():
+        try:
+            act()
+            problems.append(f"{what} was not refused")
+        except ValueError as error:
+            if "0.weight" not in str(error):
+                problems.append(f"{what}: {error}")
+    problems += differ(values(a), values(network(0)), "what was refused has changed nothing")
+    return problems
+
+
+RECIPES = {
+    "lerp": lambda a, b, c: merge.lerp(a, b, 0.3),
+    "linear": lambda a, b, c: merge.linear([a, b, c], [0.5, 0.3, 0.2]),
+    "slerp": lambda a, b, c: merge.slerp(a, b, 0.3),
+    "task_arithmetic": lambda a, b, c: merge.task_arithmetic(a, [b, c], [0.5, 0.25]),
+    "task_vector": lambda a, b, c: merge.task_vector(a, b),
+    "ties": lambda a, b, c: merge.ties(a, [b, c], density=0.5),
+    "ties, whole": lambda a, b, c: merge.ties(a, [b, c], density=0.5, trim="model"),
+    "dare": lambda a, b, c: merge.dare(a, [b, c], 0.5, generator=1),
+    "della": lambda a, b, c: merge.della(a, [b, c], 0.5, generator=1),
+    "breadcrumbs": lambda a, b, c: merge.breadcrumbs(a, [b, c]),
+    "sce": lambda a, b, c: merge.sce(a, [b, c]),
+    "stock": lambda a, b, c: merge.stock(a, [b, c]),
+    "karcher": lambda a, b, c: merge.karcher([a, b, c]),
+    "soup": lambda a, b, c: merge.soup([a, b, c]),
+}
+
+
+@check
+def merges_of_models_in_pieces(rank):
+    problems = []
+    for kind in KINDS:
+        pieces, plain = models(kind, 3), models("plain", 3)
+        for name, act in RECIPES.items():
+            expected = act(*plain)
+            problems += differ(values(act(*pieces)), values(expected), f"{kind} {name}")
+            found = act(*(model.state_dict() for model in pieces))
+            problems += differ(values(found), values(expected), f"{kind} {name} of state dicts")
+        problems += differ(values(pieces[0]), values(plain[0]), f"{kind}: the first has changed")
+    return problems
+
+
+@check
+def merges_fail_in_every_process(rank):
+    a, b = models("fsdp2", 2)
+    with torch.no_grad():
+        if rank == 0:
+            next(b.parameters()).to_local()[0, 0] = float("nan")
+    problems = []
+    for what, act in {"lerp": lambda: merge.lerp(a, b, 0.5), "slerp": lambda: merge.slerp(a, b, 0.5)}.items():
+        try:
+            act()
+            problems.append(f"{what} of NaN was not refused")
+        except merge.MergeError as error:
+            if "0.weight" not in str(error):
+                problems.append(str(error))
+    return problems
+
+
+@check
+def files_of_models_in_pieces(rank):
+    """Two processes save and one loads, one saves and two load, with the optimizer, and go on as one does."""
+    problems = []
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+
+    chains = {"adam": lambda: [m.ClipNorm(1.0), m.Adam(), m.LR(0.05)], "soap": lambda: [m.SOAP(), m.LR(0.05)]}
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    for name, chain in chains.items():
+        expected = network(0)
+        opt = mo.Optimizer(expected, *chain())
+        train(expected, opt, 5)
+        # Tensor parallel adds in another order, which SOAP's eigenvectors amplify.
+        kinds = ("plain", "fsdp2") if name == "soap" else ("plain", *KINDS)
+        for saving in kinds:
+            model = wrap(saving, network(0))
+            opt = mo.Optimizer(model, *chain())
+            train(model, opt, 3)
+            path = Path(folder[0]) / f"{name}-{saving}{rank if saving == 'plain' else ''}.safetensors"
+            mo.save(path, model, optimizer=opt, extra={"epoch": 3})
+            for loading in kinds:
+                other = wrap(loading, network(1))
+                again = mo.Optimizer(other, *chain())
+                loaded = mo.load(path, other, optimizer=again)
+                if loaded.extra != {"epoch": 3}:
+                    problems.append(f"extra is {loaded.extra}")
+                train(other, again, 2)
+                problems += differ(values(other), values(expected), f"{name} {saving} to {loading}")
+        result = mo.adopt(wrap("fsdp2", network(0))) * 0.5
+        path = Path(folder[0]) / "result.safetensors"
+        mo.save(path, result)
+        mo.load(path, other := network(2))
+        problems += differ(values(other), values(mo.adopt(network(0)) * 0.5), "a result saved")
+    before = values(other)
+    for act in (
+        lambda: mo.save(Path(folder[0]) / "missing" / "x.safetensors", wrap("fsdp2", network(0))),
+        lambda: mo.load(Path(folder[0]) / "missing.safetensors", wrap("fsdp2", network(0))),
+    ):
+        try:
+            act()
+            problems.append("what can't be written or read was not refused")
+        except (OSError, mo.CheckpointError):
+            pass
+    return problems + differ(values(other), before, "unchanged")
