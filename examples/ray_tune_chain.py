@@ -1,7 +1,8 @@
 """Ray Tune: trials report the settings of a chain, and a trial is a whole population.
 
 Each trial trains sixteen networks at once, whose learning rates spread around the one that the trial was given, and reports the
-best loss, the learning rate of the best member, and every setting of the chain.
+best loss, the learning rate of the best member, and every setting of the chain. Run it with `python examples/ray_tune_chain.py`
+for Ray on this machine, or on a node of a cluster with `python examples/ray_tune_chain.py auto`.
 """
 
 import sys
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 try:
+    import ray
     from ray import tune
 except ImportError:
     print("this example needs Ray Tune: pip install 'ray[tune]'")
@@ -40,8 +42,9 @@ def train(config):
             tune.report({"loss": float(losses[best]), "best lr": float(rates[best]), **settings})
 
 
-def main():
+def main(address=None):
     """Two trials."""
+    ray.init(address or "local", include_dashboard=False, log_to_driver=False)
     space = {"lr": tune.grid_search([1e-3, 1e-2]), "beta1": 0.9}
     found = tune.Tuner(train, param_space=space, tune_config=tune.TuneConfig(metric="loss", mode="min")).fit()
     best = found.get_best_result()
@@ -49,4 +52,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

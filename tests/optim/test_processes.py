@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from optim.launching import launch
+
+from launching import launch
 
 HERE = Path(__file__).resolve().parent
 NAMES = [
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 def problems(tmp_path_factory):
     """What each process found wrong, by the name of the check."""
     folder = tmp_path_factory.mktemp("processes")
-    launch("process_worker.py", 2, lambda rank: (folder / "store", folder / f"out{rank}"))
+    launch("optim/process_worker.py", 2, lambda rank: (folder / "store", folder / f"out{rank}"))
     return [ast.literal_eval((folder / f"out{rank}").read_text()) for rank in range(2)]
 
 
