@@ -44,6 +44,37 @@ def test_calls_on_slices(name):
         close(pop(xs, in_dims=1, vectorize=form), torch.stack([net(xs[:, k]) for k, net in enumerate(nets)]))
 
 
+X, Y, CLASSES = torch.randn(9, 6).double(), torch.randn(9, 4).double(), torch.arange(9) % 4
+SOME = torch.where(torch.arange(9) == 2, -100, CLASSES)
+LOSSES = {
+    "cross entropy": lambda f: nn.functional.cross_entropy(f(X), CLASSES),
+    "cross entropy, a row left out": lambda f: nn.functional.cross_entropy(f(X), SOME),
+    "cross entropy, another class left out": lambda f: nn.functional.cross_entropy(f(X), CLASSES, ignore_index=1),
+    "cross entropy, summed": lambda f: nn.functional.cross_entropy(f(X), CLASSES, reduction="sum"),
+    "cross entropy, weighted": lambda f: nn.functional.cross_entropy(f(X), CLASSES, weight=Y[0].exp()),
+    "cross entropy, smooth": lambda f: nn.CrossEntropyLoss(label_smoothing=0.1)(f(X), CLASSES),
+    "cross entropy of probabilities": lambda f: nn.functional.cross_entropy(f(X), Y.softmax(1)),
+    "cross entropy of one row": lambda f: nn.functional.cross_entropy(f(X[0]), CLASSES[0]),
+    "squares": lambda f: nn.functional.mse_loss(f(X), Y),
+    "squares, turned round": lambda f: nn.MSELoss()(Y, f(X)),
+    "squares, summed": lambda f: nn.functional.mse_loss(f(X), Y, reduction="sum"),
+    "powers": lambda f: ((f(X) - Y) ** 2).sum(1).mean(),
+    "a penalty": lambda f: f(X).pow(2).mean() + f[0].weight.square().sum() + f[2].bias.mean().mean(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_linear_layers(name):
+    """Losses that are computed for all members at once, and those next to them that are not."""
+    torch.manual_seed(0)
+    pop = Population.of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double(), 5)
+    assert pop.explain(X).startswith("stacked")
+    found, expected = (pop.losses_and_gradients(LOSSES[name], vectorize=form) for form in ("auto", "loop"))
+    close(found[0], expected[0])
+    close(found[1].matrix, expected[1].matrix)
+    assert bool(expected[1].norm().gt(0).all())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients(name):
     for form in forms(name):

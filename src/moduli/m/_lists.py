@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from .._torch import in_transform
 from ._scalars import read
 
 __all__ = ["dot", "norm"]
@@ -19,15 +20,17 @@ def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Any:
-    """The real inner product, accumulated in double; a tensor where it is differentiated."""
-    if torch.is_grad_enabled():
+    """The real inner product, accumulated in double; a tensor where it is differentiated or vectorised."""
+    if torch.is_grad_enabled() or in_transform():
         products = [(a.double() * b.double()).sum() for a, b in zip(_real(first), _real(second), strict=True)]
         return torch.stack(products).sum()
     return read(kernels.dot(_real(first), _real(second)))
 
 
-def norm(tensors: Sequence[Tensor]) -> Any:
-    """The Euclidean norm, accumulated in double; a tensor where it is differentiated."""
-    if torch.is_grad_enabled():
-        return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in _real(tensors)]).norm()
-    return read(kernels.norm(tensors))
+def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
+    """The norm of all elements, accumulated in double; a tensor where it is differentiated or vectorised."""
+    if torch.is_grad_enabled() or in_transform():
+        parts = _real(tensors) if order == 2 else [t.abs() for t in tensors]
+        sizes = [torch.linalg.vector_norm(t, order, dtype=torch.float64) for t in parts]
+        return torch.linalg.vector_norm(torch.stack(sizes), order)
+    return read(kernels.norm(tensors, order))

@@ -94,6 +94,41 @@ def _paired(func: Any, args: Any, kwargs: Any) -> Any:
     return Stacked(func(p, q), first.randomness)
 
 
+def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
+    """The sum or the mean of all elements of a member."""
+    if len(args) != 1 or kwargs:
+        return _mapped(func, args, kwargs)
+    x = args[0]
+    return Stacked(func(x.physical, tuple(range(1, x.physical.dim()))) if x.dim() else x.physical, x.randomness)
+
+
+# What functions of torch say of themselves where they are called without a word about it.
+_PLAIN = {"weight": None, "size_average": None, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
+
+
+def _is_plain(kwargs: Any) -> bool:
+    return all(key in _PLAIN and _PLAIN[key] == value for key, value in kwargs.items() if key != "ignore_index")
+
+
+def _squared_error(func: Any, args: Any, kwargs: Any) -> Any:
+    """The mean of squared differences of tensors of one shape."""
+    x, y = args
+    if not _is_plain(kwargs) or x.shape != y.shape:
+        return _mapped(func, args, kwargs)
+    return _reduced(torch.mean, (_pointwise(torch.square, (_paired(torch.sub, (x, y), {}),), {}),), {})
+
+
+def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
+    """Minus the mean logarithm of the probability of classes that all members share: one image of classes per member."""
+    x, y = args
+    fits = type(x) is Stacked and type(y) is Tensor and x.dim() == 2 and y.shape == x.shape[:1]
+    if not fits or y.is_floating_point() or not _is_plain(kwargs):
+        return _mapped(func, args, kwargs)
+    left_out = kwargs.get("ignore_index", -100)
+    each = func(x.physical.transpose(1, 2), y.expand(len(x.physical), -1), reduction="none", ignore_index=left_out)
+    return Stacked(each.sum(1) / (y != left_out).sum(), x.randomness)
+
+
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """The layer x W' + b, computed as (W x' + b)', so that a shared batch needs one product."""
     x, weight, *rest = args
@@ -166,12 +201,25 @@ for _names, _homes in (
     _POINTWISE += [getattr(home, name) for name in _names.split() for home in _homes]
 _PAIRED: list[Any] = [
     *(torch.add, torch.sub, torch.mul, torch.div, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div),
-    *(Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__),
+    *(
+        torch.pow,
+        Tensor.pow,
+        Tensor.__pow__,
+        Tensor.__add__,
+        Tensor.__radd__,
+        Tensor.__sub__,
+        Tensor.__mul__,
+        Tensor.__rmul__,
+        Tensor.__truediv__,
+    ),
 ]
 _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_ABOUT, _about),
     **dict.fromkeys(_POINTWISE, _pointwise),
     **dict.fromkeys(_PAIRED, _paired),
+    **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduced),
     F.linear: _linear,
+    F.mse_loss: _squared_error,
+    F.cross_entropy: _cross_entropy,
     Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }

@@ -48,6 +48,7 @@ class DAdaptAdam(TensorTransform):
         A. Defazio, K. Mishchenko, "Learning-rate-free learning by D-adaptation", ICML 2023, Algorithm 5.
     """
 
+    members = "batched"
     shared_settings = ("d0", "growth_rate")
     aliases = {"betas": ("beta1", "beta2")}
 

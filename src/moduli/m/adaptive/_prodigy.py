@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import kernels
 from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative, positive
-from .._lists import dot
-from .._scalars import divide, larger, read, smaller
+from .._lists import dot, norm
+from .._scalars import divide, larger, smaller
 from ._axes import work
 
 __all__ = ["Prodigy"]
@@ -51,6 +50,7 @@ class Prodigy(TensorTransform):
         K. Mishchenko, A. Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024, Algorithm 4.
     """
 
+    members = "batched"
     across = Across.SUMS
 
     shared_settings = ("d0", "d_coef", "growth_rate", "beta3")
@@ -120,7 +120,7 @@ class Prodigy(TensorTransform):
             square = tensor.abs().square() if tensor.is_complex() else tensor * tensor
             state["exp_avg_sq"].mul_(row["beta2"]).add_(square * (d * d * (1 - row["beta2"])))
             state["s"].mul_(beta3).add_(tensor * (d * d * (1 - beta3)))
-        total = read(kernels.norm([state["s"] for state in states], 1))
+        total = norm([state["s"] for state in states], 1)
         memory["r"] = r
         found = divide(setting["d_coef"] * r, total, 0.0)
         memory["next_d"] = larger(d, smaller(found, d * setting["growth_rate"]))

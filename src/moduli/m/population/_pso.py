@@ -33,7 +33,16 @@ def split_word(word: Tensor) -> tuple[Tensor, Tensor]:
     return first, rest - torch.floor(rest)
 
 
+def _pull_and_move(
+    x: Tensor, v: Tensor, own: Tensor, near: Tensor, word: Tensor, u: Tensor, w: float, c1: float, c2: float
+) -> tuple[Tensor, Tensor]:
+    """The velocity, and the members after the update with it."""
+    new, update = _pull(x, v, own, near, word, u, w, c1, c2)
+    return new, x - update
+
+
 _pull_together = kernels.fuse(_pull, inplace=("v", "u"))
+_move_together = kernels.fuse(_pull_and_move, inplace=("v", "x"))
 
 
 class PSO(Module):
@@ -123,14 +132,27 @@ class PSO(Module):
         updates = objective.updates
         if updates is None:
             updates = [torch.zeros_like(param, memory_format=torch.contiguous_format) for param in objective.params]
+        # At the end of a chain the pass that finds the velocity also moves the members.
+        ends = objective.tail is self and objective.present is None and not objective.post_step_hooks
+        ends = ends and all(self._fits(param, update) for param, update in zip(objective.params, updates, strict=True))
         objective.updates = [
-            self._move(param, update, near, radius, shard)
+            self._move(param, update, near, radius, shard, ends)
             for param, update in zip(objective.params, updates, strict=True)
         ]
+        objective.skip_update = objective.skip_update or ends
         return objective
 
-    def _move(self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None) -> Tensor:
-        """The update of one parameter with the new velocity in it."""
+    def _fits(self, param: Tensor, update: Tensor) -> bool:
+        """Whether the velocity is found in one pass: a swarm around single places, of which all numbers are at hand."""
+        setting = self.settings[param]
+        fixed = not any(isinstance(setting[key], Tensor) for key in ("inertia", "cognitive", "social"))
+        single = param.dtype is torch.float32 and param.device.type == "cpu"
+        return self.topology != "informed" and fixed and single and update.is_contiguous()
+
+    def _move(
+        self, param: Tensor, update: Tensor, near: Tensor, radius: int, shard: Shard | None, ends: bool
+    ) -> Tensor:
+        """The update of one parameter with the new velocity in it; where the chain ends, the parameter moves by it."""
         state, setting = self.state[param], self.settings[param]
         x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
@@ -145,8 +167,7 @@ class PSO(Module):
                 towards = shard.fetch(place, near) if single else shard.take(place, near)
             if single:
                 towards = towards.expand_as(x)
-            fixed = not any(isinstance(value, Tensor) for value in (w, own, social))
-            if fixed and draws.single and update.is_contiguous() and not param.is_complex():
+            if self._fits(param, update):
                 u = update.detach()
                 # Some members at a time: what is drawn for them is still in the cache when it is used.
                 leader = None
@@ -154,7 +175,7 @@ class PSO(Module):
                     if leader is None or not single:
                         leader = towards[rows].contiguous()
                     roles = (x[rows], v[rows], place[rows], leader[: len(words)], words, u[rows])
-                    _pull_together(*([role] for role in roles), w, own, social)
+                    (_move_together if ends else _pull_together)(*([role] for role in roles), w, own, social)
                 return u
             new = swarm_velocity(x, v, place, towards, *draws.pair(), w, own, social)
         v.copy_(new)
@@ -179,7 +200,7 @@ class PSO(Module):
 
 
 # How many numbers are drawn at a time.
-_BLOCK = 1 << 18
+_BLOCK = 1 << 20
 
 
 class Draws:
