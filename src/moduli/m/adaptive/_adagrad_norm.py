@@ -43,6 +43,8 @@ class AdagradNorm(TensorTransform):
         R. Ward, X. Wu, L. Bottou, "AdaGrad stepsizes: sharp convergence over nonconvex landscapes", ICML 2019.
     """
 
+    members = "batched"
+
     shared_settings = ("layerwise",)
     differentiable = True
     counts = True

@@ -39,6 +39,8 @@ class AdaptiveHeavyBall(Transform):
         method with Polyak step-sizes", arXiv:2210.06367.
     """
 
+    members = "batched"
+
     shared_settings = ("f_star",)
     needs = frozenset({Need.GRADIENT, Need.LOSS})
     vector_state = True

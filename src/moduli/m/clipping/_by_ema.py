@@ -42,6 +42,8 @@ class ClipNormByEMA(TensorTransform):
         [tensor([1.5000])]
     """
 
+    members = "batched"
+
     shared_settings = ("tensorwise",)
     differentiable = True
     normalize: bool = False

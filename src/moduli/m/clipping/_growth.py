@@ -49,6 +49,8 @@ class ClipNormGrowth(TensorTransform):
         [tensor([2.])]
     """
 
+    members = "batched"
+
     shared_settings = ("tensorwise",)
     differentiable = True
 

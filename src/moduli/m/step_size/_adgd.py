@@ -47,6 +47,8 @@ class AdGD(DifferenceStep):
         Y. Malitsky, K. Mishchenko, "Adaptive proximal gradient method for convex optimization", 2023.
     """
 
+    members = "batched"
+
     def __init__(
         self,
         *,

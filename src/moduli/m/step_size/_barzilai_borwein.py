@@ -60,6 +60,8 @@ class BarzilaiBorwein(DifferenceStep):
         J. Barzilai, J. M. Borwein, "Two-point step size gradient methods", IMA J. Numer. Anal. 1988.
     """
 
+    members = "batched"
+
     def __init__(
         self, *, type: Type = "geom", alpha_0: float = 1e-7, use_grad: bool = True, inner: Chainable | None = None
     ) -> None:
@@ -95,6 +97,8 @@ class BBStab(DifferenceStep):
     References:
         O. Burdakov, Y.-H. Dai, N. Huang, "Stabilized Barzilai-Borwein method", J. Comput. Math. 2019.
     """
+
+    members = "batched"
 
     def __init__(
         self,

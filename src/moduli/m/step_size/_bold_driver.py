@@ -40,6 +40,8 @@ class BoldDriver(Transform):
         R. Battiti, "Accelerated backpropagation learning: two optimization methods", Complex Systems 1989.
     """
 
+    members = "batched"
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 

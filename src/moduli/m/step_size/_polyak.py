@@ -55,6 +55,8 @@ class PolyakStepSize(Transform):
         B. T. Polyak, "Introduction to optimization", 1987.
     """
 
+    members = "batched"
+
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
 

@@ -42,6 +42,8 @@ class MARSCorrection(TensorTransform):
         models", 2024.
     """
 
+    members = "batched"
+
     across = Across.SUMS
 
     shared_settings = ("max_norm",)

@@ -34,6 +34,8 @@ class RelativeWeightDecay(TensorTransform):
         [tensor([4., 4.])]
     """
 
+    members = "batched"
+
     differentiable = True
     static = ("ord",)
 
