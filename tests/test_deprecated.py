@@ -21,6 +21,26 @@ def test_old_names_warn(module, old, now):
     assert now in room.__all__
 
 
+MOVED = {
+    "moduli.particles": (
+        "moduli.compat.nytorch",
+        "GetNytoModule ParamProduct ParticleModule particle_module particle_updater utils version_updater",
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "to", "name"), [(m, t, n) for m, (t, names) in MOVED.items() for n in names.split()]
+)
+def test_names_that_moved_warn(module, to, name):
+    room = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{name} is {to}.{name}"):
+        assert getattr(room, name) is getattr(importlib.import_module(to), name)
+    assert name not in room.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Quotient'"):
+        _ = room.Quotient
+
+
 def test_unknown_names_are_unknown():
     with pytest.raises(AttributeError, match="no attribute 'Quotient'"):
         _ = importlib.import_module("moduli.linalg").Quotient

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-__all__ = ["rename"]
+__all__ = ["move", "rename"]
 
 
 def rename(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
@@ -35,5 +36,32 @@ def rename(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
             f"{module}.{name} is called {module}.{now} since 0.2 and goes in 0.3", DeprecationWarning, stacklevel=2
         )
         return getattr(sys.modules[module], now)
+
+    return __getattr__
+
+
+def move(module: str, to: str, names: Collection[str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` that finds names where they are now.
+
+    Args:
+        module: `__name__` of the module.
+        to: The name of the module that has them.
+        names: The names.
+
+    Example:
+        >>> import warnings
+        >>> from moduli import particles
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     print(particles.ParticleModule.__name__)
+        ParticleModule
+        >>> print(caught[0].message)
+        moduli.particles.ParticleModule is moduli.compat.nytorch.ParticleModule since 0.2 and goes in 0.3
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is {to}.{name} since 0.2 and goes in 0.3", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(to), name)
 
     return __getattr__

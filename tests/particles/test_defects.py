@@ -12,15 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from moduli import particles
-from moduli.particles import (
-    GetNytoModule,
-    NytoModule,
-    ParamConfig,
-    ParticleModule,
-    StructureError,
-    adopt,
-)
-from moduli.particles.particle_module import PMProduct
+from moduli.compat.nytorch import GetNytoModule, ParticleModule, PMProduct
+from moduli.particles import NytoModule, ParamConfig, StructureError, adopt
 
 
 class Net(NytoModule):

@@ -17,7 +17,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from moduli import particles
-from moduli.particles import NytoModule, ParticleModule, StructureError, adopt, differentiable, norm, vector
+from moduli.compat.nytorch import ParticleModule
+from moduli.particles import NytoModule, StructureError, adopt, differentiable, norm, vector
 
 
 class Net(NytoModule):

@@ -77,14 +77,14 @@ class Both(NytoModule):
 @pytest.mark.parametrize(("room", "names"), NAMES.items(), ids=list(NAMES))
 def test_every_name_of_the_page_imports(room, names):
     for name in names.split():
-        assert getattr(nytorch, name) is getattr(getattr(particles, room), name)
+        assert getattr(nytorch, name) is getattr(getattr(nytorch, room), name)
         assert name in nytorch.__all__
 
 
 @pytest.mark.parametrize(("path", "arguments"), ARGUMENTS.items(), ids=list(ARGUMENTS))
 def test_constructors_take_the_documented_arguments(path, arguments):
     room, name = path.split(".")
-    given = list(inspect.signature(getattr(getattr(particles, room), name)).parameters)
+    given = list(inspect.signature(getattr(getattr(nytorch, room), name)).parameters)
     assert given[: len(arguments.split())] == arguments.split()
 
 
@@ -421,7 +421,7 @@ def test_particle_data_is_created_copied_and_assigned():
     assert kernel.version.data.get_sub_modules(1) == {1}
     old = kernel.version
     net.extra = nn.Parameter(torch.ones(1))
-    edit = particles.version_updater.DelParamVersionUpdater(0, "extra")
+    edit = nytorch.version_updater.DelParamVersionUpdater(0, "extra")
     with pytest.raises(StructureError, match="already made from this version"):
         old.version_update(edit, data)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from moduli.particles import ParticleModule, StructureError, adopt, from_vector, lerp_, vector
-from moduli.particles.particle_module import PMProduct
+from moduli.compat.nytorch import ParticleModule, PMProduct
+from moduli.particles import StructureError, adopt, from_vector, lerp_, vector
 
 
 def net():

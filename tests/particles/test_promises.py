@@ -11,6 +11,7 @@ from torch.nn.utils import prune
 
 import moduli as mo
 from moduli import particles as P
+from moduli.compat.nytorch import ParticleModule
 from moduli.particles import NytoModule, StructureError, adopt
 from moduli.particles.kernel import Particle, Product
 
@@ -524,7 +525,7 @@ def test_products_copy_and_pickle():
         assert twin.module()._version_kernel is n._version_kernel
     part = n.product().unary_operator(lambda p, _: nn.Parameter(p * 3))
     assert torch.equal(copy.deepcopy(part).module().head.bias, 3 * n.head.bias)
-    wrapped = P.ParticleModule(Net()).product()
+    wrapped = ParticleModule(Net()).product()
     assert torch.equal(copy.deepcopy(wrapped).module().root_module.head.bias, wrapped.module().root_module.head.bias)
 
 

@@ -6,18 +6,18 @@ The nouns, and what is built from them:
   `moduli.Module`), or any module after `adopt`. Particles are added, scaled and combined with operators and with the
   functions here (`norm`, `dot`, `lerp`, `where`, `map`, `randn`, ...); `only` scopes an operation to some names, and
   inside `differentiable` it keeps the graph.
-* A **product** (`ParamProduct`) is the light form of a particle, for chains of operations of one's own.
+* A **product** (`net.product()`) is the light form of a particle, for chains of operations of one's own.
 * A **species** is all particles derived from each other. Its structure has **versions**: an edit makes a new one, and the
   other particles follow when they are touched or used next. `history` tells the edits, `migrate` brings older values in.
   Edits that two particles made in different places before they met are merged; where they made them in the same place,
   the later one is refused. `independent` lets a particle go its own way.
 * A `ParamConfig` says how operations treat a parameter, `buffer_policy` what becomes of buffers.
-* A `ParticleModule` wraps a particle as a plain `torch.nn.Module`.
 
 Two particles can be combined when their structures agree, whether or not they share a history; otherwise a
 `StructureError` names the first difference.
 """
 
+from .._deprecated import move
 from ._adopt import adopt
 from ._buffers import POLICIES, buffer_policy
 from ._config import CONFIG_KEY
@@ -49,9 +49,8 @@ from .functions import (
     where,
     zeros_like,
 )
-from .module import NytoModule, ParamProduct
+from .module import NytoModule
 from .mtype import ParamConfig
-from .particle_module import GetNytoModule, ParticleModule
 
 __all__ = [
     "NytoModule",
@@ -85,9 +84,6 @@ __all__ = [
     "migrate",
     "ParamConfig",
     "buffer_policy",
-    "ParamProduct",
-    "ParticleModule",
-    "GetNytoModule",
     # For the rooms that build on this one.
     "Event",
     "events_of",
@@ -101,3 +97,17 @@ __all__ = [
     "matching_values",
     "refuse_graph",
 ]
+
+__getattr__ = move(
+    __name__,
+    "moduli.compat.nytorch",
+    (
+        "ParticleModule",
+        "GetNytoModule",
+        "ParamProduct",
+        "particle_module",
+        "particle_updater",
+        "utils",
+        "version_updater",
+    ),
+)

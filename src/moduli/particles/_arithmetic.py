@@ -48,15 +48,6 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
     operator.mul: torch._foreach_mul_,
     operator.truediv: torch._foreach_div_,
 }
-_METHODS = {
-    operator.add: "add_",
-    operator.sub: "sub_",
-    operator.mul: "mul_",
-    operator.truediv: "div_",
-    operator.pow: "pow_",
-    operator.floordiv: "floor_divide_",
-    operator.mod: "remainder_",
-}
 # What gives tensors of the dtype and shape of its operands, if both have one.
 _CLOSED = frozenset((operator.add, operator.sub, operator.mul))
 
@@ -313,10 +304,11 @@ def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None
         if fn in _IN_PLACE and tensors and not (isinstance(given, Tensor) and given.dim() == 0):
             _IN_PLACE[fn](tensors, given)
         else:
+            act = getattr(operator, f"i{fn.__name__}")
             for tensor, value in zip(
                 tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True
             ):
-                getattr(tensor, _METHODS[fn])(value)
+                act(tensor, value)
     return True
 
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ._edits import ParticleEdit, grow, number_parameter
 from ._names import is_selected, public_name
 from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture, unwrap_kind
 from .base import NytoModuleBase, VersionDataImp
+from .edits import ParticleEdit, grow, number_parameter
 from .mtype import ModuleID, ModuleMeta, ParamID
 
 __all__ = ["LastSeen", "compare"]

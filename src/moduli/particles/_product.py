@@ -16,10 +16,10 @@ from ._record import build, record_of
 from ._skeleton import PENDING
 from ._species import kernel_of, touch_one, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
+from .edits import clone_param
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
-from .utils import clone_param
 
 __all__ = [
     "ParamProduct",

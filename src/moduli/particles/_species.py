@@ -17,7 +17,6 @@ from moduli.layout import Reading, read
 
 from ._compare import LastSeen, compare
 from ._config import take_configs
-from ._edits import ParticleEdit, Undo
 from ._record import ParticleRecord, Species, build, record_of
 from ._skeleton import PENDING, State, capture
 from .base import (
@@ -29,6 +28,7 @@ from .base import (
     locate,
     orders_of,
 )
+from .edits import ParticleEdit, Undo
 from .errors import StructureError
 from .kernel import ParticleKernel, VersionKernel
 from .mtype import ModuleID

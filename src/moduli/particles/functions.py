@@ -24,6 +24,7 @@ from .errors import StructureError
 from .kernel import Product
 
 __all__ = [
+    "ON_PRODUCTS",
     "norm",
     "dot",
     "cosine",
@@ -63,6 +64,7 @@ ON_PRODUCTS = frozenset(
         "vector",
     }
 )
+"""The functions that are methods of products too."""
 
 
 def method(product: ParamProduct, name: str) -> Callable[..., Any]:

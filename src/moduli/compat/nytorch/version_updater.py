@@ -7,10 +7,10 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
+from ...particles.base import VersionDataImp
+from ...particles.edits import ParticleEdit, VersionEdit, grow, number_parameter
+from ...particles.mtype import ModuleID, ModuleMeta, ParamDict
 from . import particle_updater as particle
-from ._edits import ParticleEdit, VersionEdit, grow, number_parameter
-from .base import VersionDataImp
-from .mtype import ModuleID, ModuleMeta, ParamDict
 
 __all__ = [
     "AddModuleVersionUpdater",

@@ -9,16 +9,12 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from . import _arithmetic
-from ._operand import number
-from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import build, record_of
-from ._skeleton import PENDING
-from ._species import kernel_of
-from .base import NytoModuleBase, ParticleKernelImp
-from .errors import StructureError
-from .kernel import Particle, Product
-from .mtype import ModuleID, ParamConfig, ParamDict
+from ...particles.base import NytoModuleBase, ParticleKernelImp, is_wrapped, set_wrapped
+from ...particles.errors import StructureError
+from ...particles.functions import ON_PRODUCTS
+from ...particles.kernel import Particle, Product
+from ...particles.module import ParamProduct, module_to_product, product_assign_to_module
+from ...particles.mtype import ModuleID, ParamConfig, ParamDict
 from .utils import copy_module
 
 __all__ = ["ParticleModule", "PMProduct", "GetNytoModule"]
@@ -36,7 +32,8 @@ class PMProduct(Product["ParticleModule[Any]"]):
 
     Example:
         >>> import torch
-        >>> from moduli.particles import ParticleModule, adopt
+        >>> from moduli.compat.nytorch import ParticleModule
+        >>> from moduli.particles import adopt
         >>> wrapper = ParticleModule(adopt(nn.Linear(2, 1)))
         >>> torch.equal((2 * wrapper.product()).module().root_module.weight, 2 * wrapper.root_module.weight)
         True
@@ -89,9 +86,7 @@ class PMProduct(Product["ParticleModule[Any]"]):
         return self.from_ParamProduct(self.product.randn(scale, generator))
 
     def __getattr__(self, name: str) -> Any:
-        from . import functions
-
-        if name not in functions.ON_PRODUCTS and name not in ("from_vector", "lerp_", "axpy_"):
+        if name not in ON_PRODUCTS and name not in ("from_vector", "lerp_", "axpy_"):
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
         method = getattr(self.product, name)
 
@@ -128,7 +123,8 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     Example:
         >>> import torch
-        >>> from moduli.particles import ParticleModule, adopt
+        >>> from moduli.compat.nytorch import ParticleModule
+        >>> from moduli.particles import adopt
         >>> wrapper = ParticleModule(adopt(nn.Linear(2, 1)))
         >>> torch.equal((wrapper + wrapper)(torch.ones(2)), 2 * wrapper(torch.ones(2)))
         True
@@ -152,7 +148,9 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
     @property
     def particle_kernel(self) -> ParticleKernelImp:
         """The kernel of the particle inside."""
-        return kernel_of(self._inside())
+        with GetNytoModule(self) as module:
+            kernel: Any = module._particle_kernel
+        return kernel  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module inside."""
@@ -160,11 +158,11 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def clear_kernel_ref(self) -> None:
         """Let the module inside have no kernel."""
-        record_of(self._inside()).wrapped = True
+        set_wrapped(self._inside(), True)
 
     def restore_kernel_ref(self) -> None:
         """Let the module inside have its kernel again, so that it can be touched and combined by itself."""
-        record_of(self._inside()).wrapped = False
+        set_wrapped(self._inside(), False)
 
     def product(self) -> PMProduct:
         """The light form of this module."""
@@ -200,40 +198,41 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
         return self
 
     def _inside(self) -> NytoModuleBase:
-        module = self._modules["root_module"]
-        if PENDING in module.__dict__:
-            build(module)  # type: ignore[arg-type]
-        return module  # type: ignore[return-value]
+        module: Any = self._modules["root_module"]
+        # A look at its registries makes a module of a result.
+        _ = module._parameters
+        return module  # type: ignore[no-any-return]
 
     def _map(self, fn: Callable[[Any], Any]) -> Self:
         """A wrapper like this one around another module."""
         with GetNytoModule(self) as module:
             made = fn(module)
+        if made is NotImplemented:
+            return NotImplemented  # type: ignore[no-any-return]
         wrapper = self._rewrap(made)
         wrapper.clear_kernel_ref()
         return wrapper
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        return self._map(lambda module: _arithmetic.unary(fn, module))
+        return self._map(lambda module: module._unary(fn))
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         if isinstance(other, ParticleModule):
             with GetNytoModule(other) as inner:
-                return self._map(lambda module: _arithmetic.binary(fn, module, inner, reflected))
+                return self._map(lambda module: module._binary(fn, inner, reflected))
         self._check_kind(other)
-        if number(other) is None:
-            return NotImplemented
-        return self._map(lambda module: _arithmetic.binary(fn, module, other, reflected))
+        return self._map(lambda module: module._binary(fn, other, reflected))
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
         self._check_kind(other)
-        with GetNytoModule(self) as module:
+        inside: Any
+        with GetNytoModule(self) as inside:
             if isinstance(other, ParticleModule):
                 with GetNytoModule(other) as inner:
-                    done = _arithmetic.change(fn, module, inner)
+                    done = inside._inplace(fn, inner)
             else:
-                done = _arithmetic.change(fn, module, other)
-        return self if done else NotImplemented
+                done = inside._inplace(fn, other)
+        return NotImplemented if done is NotImplemented else self
 
     def _check_kind(self, other: Any) -> None:
         if isinstance(other, Product) or (isinstance(other, nn.Module) and not isinstance(other, ParticleModule)):
@@ -261,7 +260,7 @@ class GetNytoModule(Generic[M]):
 
     Example:
         >>> import torch
-        >>> from moduli.particles import GetNytoModule, NytoModule, ParticleModule
+        >>> from moduli.compat.nytorch import GetNytoModule, NytoModule, ParticleModule
         >>> wrapper = ParticleModule(NytoModule())
         >>> twin = wrapper.clone()
         >>> with GetNytoModule(wrapper) as module:
@@ -280,7 +279,7 @@ class GetNytoModule(Generic[M]):
 
     def __enter__(self) -> M:
         # Blocks may be nested: the outermost one closes the module.
-        self._before.append(record_of(self._module._inside()).wrapped)
+        self._before.append(is_wrapped(self._module._inside()))
         self._module.restore_kernel_ref()
         return self._module.root_module
 

@@ -21,9 +21,22 @@ from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
 from .mtype import MetaDict, ModuleDict, ModuleID, ModuleMeta, ParamConfig, ParamDict, ParamID
-from .utils import clone_param
 
-__all__ = ["ParticleEdit", "Undo", "VersionEdit", "grow"]
+__all__ = ["ParticleEdit", "Undo", "VersionEdit", "clone_param", "grow", "number_parameter"]
+
+
+def clone_param(param: nn.Parameter) -> nn.Parameter:
+    """A parameter with a copy of the value, trainable if the original is.
+
+    Example:
+        >>> from moduli.particles.edits import clone_param
+        >>> a = nn.Parameter(torch.ones(2))
+        >>> b = clone_param(a)
+        >>> b is a, torch.equal(a, b), b.requires_grad
+        (False, True, True)
+    """
+    return nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+
 
 _CONTAINERS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled")
 

@@ -11,8 +11,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from ._edits import ParticleEdit
-from .mtype import ModuleDict, ModuleID, ParamDict, ParamID
+from ...particles.edits import ParticleEdit
+from ...particles.mtype import ModuleDict, ModuleID, ParamDict, ParamID
 
 __all__ = [
     "AddModuleParticleUpdater",
@@ -30,7 +30,7 @@ class AddModuleParticleUpdater(ParticleEdit):
     """A module is assigned.
 
     Example:
-        >>> from moduli.particles.particle_updater import AddModuleParticleUpdater
+        >>> from moduli.compat.nytorch import AddModuleParticleUpdater
         >>> edit = AddModuleParticleUpdater(0, "head", 1, OrderedDict([(1, nn.ReLU())]), OrderedDict(), set(), set())
         >>> edit.attr_name, list(edit.add_modules)
         ('head', [1])
@@ -56,7 +56,7 @@ class AddParamParticleUpdater(ParticleEdit):
     """A parameter is assigned: a new one, or one that the particle has already under another name.
 
     Example:
-        >>> from moduli.particles.particle_updater import AddParamParticleUpdater
+        >>> from moduli.compat.nytorch import AddParamParticleUpdater
         >>> AddParamParticleUpdater(0, "w", 3, set(), set(), nn.Parameter(torch.zeros(2))).add_param.shape
         torch.Size([2])
     """
@@ -85,7 +85,7 @@ class RegisterBufferParticleUpdater(ParticleEdit):
     """A buffer is registered.
 
     Example:
-        >>> from moduli.particles.particle_updater import RegisterBufferParticleUpdater
+        >>> from moduli.compat.nytorch import RegisterBufferParticleUpdater
         >>> RegisterBufferParticleUpdater(0, "mean", torch.zeros(2), False).persistent
         False
     """
@@ -113,7 +113,7 @@ class SetModuleNoneParticleUpdater(ParticleEdit):
     """A module becomes None.
 
     Example:
-        >>> from moduli.particles.particle_updater import SetModuleNoneParticleUpdater
+        >>> from moduli.compat.nytorch import SetModuleNoneParticleUpdater
         >>> SetModuleNoneParticleUpdater(0, "head", {1}, set()).remove_modules
         {1}
     """
@@ -123,7 +123,7 @@ class SetParamNoneParticleUpdater(ParticleEdit):
     """A parameter becomes None.
 
     Example:
-        >>> from moduli.particles.particle_updater import SetParamNoneParticleUpdater
+        >>> from moduli.compat.nytorch import SetParamNoneParticleUpdater
         >>> SetParamNoneParticleUpdater(0, "w", set(), {1}).remove_params
         {1}
     """
@@ -133,7 +133,7 @@ class DelModuleParticleUpdater(ParticleEdit):
     """A module is deleted.
 
     Example:
-        >>> from moduli.particles.particle_updater import DelModuleParticleUpdater
+        >>> from moduli.compat.nytorch import DelModuleParticleUpdater
         >>> DelModuleParticleUpdater(0, "head", {1}, set()).attr_name
         'head'
     """
@@ -143,7 +143,7 @@ class DelParamParticleUpdater(ParticleEdit):
     """A parameter is deleted.
 
     Example:
-        >>> from moduli.particles.particle_updater import DelParamParticleUpdater
+        >>> from moduli.compat.nytorch import DelParamParticleUpdater
         >>> DelParamParticleUpdater(0, "w", {1}).remove_params
         {1}
     """
@@ -156,7 +156,7 @@ class DelBufferParticleUpdater(ParticleEdit):
     """A buffer is deleted.
 
     Example:
-        >>> from moduli.particles.particle_updater import DelBufferParticleUpdater
+        >>> from moduli.compat.nytorch import DelBufferParticleUpdater
         >>> DelBufferParticleUpdater(0, "mean").module_id
         0
     """

@@ -1,8 +1,9 @@
 """Every name of nytorch in one place, with the behaviour that its documentation describes.
 
-A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`; the modules of that
-package are `moduli.particles.base`, `kernel`, `module`, `mtype`, `particle_module`, `particle_updater`, `utils` and
-`version_updater`. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the old meaning.
+A program that says `from nytorch import NytoModule` says `from moduli.compat.nytorch import NytoModule`. Of that package's
+modules `particle_module`, `particle_updater`, `utils` and `version_updater` are here; `base`, `kernel`, `module` and `mtype`
+are those of `moduli.particles`. Where moduli means something else, `docs/from-nytorch.md` says what, and how to write the
+old meaning.
 
 Example:
     >>> import torch
@@ -15,8 +16,8 @@ Example:
     [0.0, 2.0, 4.0]
 """
 
-from ..particles import base, kernel, module, mtype, particle_module, particle_updater, utils, version_updater
-from ..particles.base import (
+from ...particles import base, kernel, module, mtype
+from ...particles.base import (
     NytoModuleBase,
     ParticleDataImp,
     ParticleKernelImp,
@@ -24,7 +25,7 @@ from ..particles.base import (
     VersionKernelImp,
     create_new_group,
 )
-from ..particles.kernel import (
+from ...particles.kernel import (
     Particle,
     ParticleData,
     ParticleKernel,
@@ -34,7 +35,7 @@ from ..particles.kernel import (
     VersionKernel,
     VersionUpdater,
 )
-from ..particles.module import (
+from ...particles.module import (
     NytoModule,
     ParamProduct,
     binary_lambda_wrapper,
@@ -43,7 +44,7 @@ from ..particles.module import (
     product_to_module,
     unary_lambda_wrapper,
 )
-from ..particles.mtype import (
+from ...particles.mtype import (
     ROOT_MODULE_ID,
     ConfigDict,
     MetaDict,
@@ -56,8 +57,9 @@ from ..particles.mtype import (
     ParamID,
     ParamType,
 )
-from ..particles.particle_module import GetNytoModule, ParticleModule, PMProduct
-from ..particles.particle_updater import (
+from . import particle_module, particle_updater, utils, version_updater
+from .particle_module import GetNytoModule, ParticleModule, PMProduct
+from .particle_updater import (
     AddModuleParticleUpdater,
     AddParamParticleUpdater,
     DelBufferParticleUpdater,
@@ -67,8 +69,8 @@ from ..particles.particle_updater import (
     SetModuleNoneParticleUpdater,
     SetParamNoneParticleUpdater,
 )
-from ..particles.utils import clone_param, clone_params, copy_module, copy_modules, make_modules_ref
-from ..particles.version_updater import (
+from .utils import clone_param, clone_params, copy_module, copy_modules, make_modules_ref
+from .version_updater import (
     AddModuleVersionUpdater,
     AddParamVersionUpdater,
     DelBufferVersionUpdater,

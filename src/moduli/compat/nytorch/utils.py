@@ -6,23 +6,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from ._skeleton import HOOKS, PENDING, RECORD
-from .mtype import MetaDict, ModuleDict, ModuleID, ParamDict
+from ...particles.edits import clone_param
+from ...particles.mtype import MetaDict, ModuleDict, ModuleID, ParamDict
 
 __all__ = ["clone_param", "clone_params", "copy_module", "copy_modules", "make_modules_ref"]
-
-
-def clone_param(param: nn.Parameter) -> nn.Parameter:
-    """A parameter with a copy of the value, trainable if the original is.
-
-    Example:
-        >>> import torch
-        >>> a = nn.Parameter(torch.ones(2))
-        >>> b = clone_param(a)
-        >>> b is a, torch.equal(a, b), b.requires_grad
-        (False, True, True)
-    """
-    return nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
 
 
 def clone_params(params: ParamDict) -> ParamDict:
@@ -50,10 +37,8 @@ def copy_module(module: nn.Module) -> nn.Module:
     # An attribute access builds a result that was not looked into yet.
     _ = module._parameters
     made: nn.Module = object.__new__(type(module))
-    state = {key: held for key, held in module.__dict__.items() if key not in (PENDING, RECORD)}
-    for key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", *HOOKS):
-        if key in state:
-            state[key] = state[key].copy()
+    own = {key for key, held in vars(nn.Module()).items() if isinstance(held, dict | set)} | {"_labelled"}
+    state = {key: held.copy() if key in own else held for key, held in module.__dict__.items() if key != "_particle"}
     made.__dict__.update(state)
     return made
 
