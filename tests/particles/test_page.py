@@ -247,7 +247,7 @@ def test_make_modules_ref():
 
 
 def test_the_updaters_of_the_page_replay_on_siblings():
-    from moduli.particles import version_updater as v
+    from moduli.compat.nytorch import version_updater as v
 
     net = NytoModule()
     net.register_buffer("kept", torch.zeros(1))
