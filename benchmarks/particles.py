@@ -1,10 +1,10 @@
 """Particles: whole-model arithmetic against one operation on a flat vector, and against tensordict and nytorch.
 
 Every row is the wall clock, the median of turns that candidates take in one process, and uses its result: a parameter of it is
-read, by its name where the model is written as a class, the first one otherwise. "Flat" is torch on one vector of all parameters, written as a user
-would; it knows no modules. The MLP is 64-64-64-10 (6 tensors, 8,970 parameters), the transformer an encoder of 12 layers
-(144 tensors, 2.4 million). Operands are modules that were built by their constructors. The `out=` axpy writes into
-storage that exists.
+read, by its name where the model is a class of ours, the first one otherwise. "Flat" is torch on one vector of all
+parameters, written as a user would; it knows no modules. The MLP is 64-64-64-10 (6 tensors, 8,970 parameters), the
+transformer an encoder of 12 layers (144 tensors, 2.4 million). Operands are modules that were built by their constructors.
+The `out=` axpy writes into storage that exists.
 """
 
 import importlib.util
