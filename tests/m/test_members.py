@@ -41,8 +41,8 @@ def test_population_is_a_loop(row):
 
 
 def test_links_inside_others_are_refused_too():
-    with pytest.raises(optim.ChainError, match="StrongWolfe needs"):
-        mo.Optimizer(Stacked().population, m.Split("weight", m.StrongWolfe(), m.LR(0.1)))
+    with pytest.raises(optim.ChainError, match="AdaptiveBisection needs"):
+        mo.Optimizer(Stacked().population, m.Split("weight", m.AdaptiveBisection(), m.LR(0.1)))
 
 
 def test_a_population_ends_with_its_last_member():

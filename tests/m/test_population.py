@@ -548,6 +548,17 @@ DECIDING = {
     "LBFGS, restarts": lambda: [m.LBFGS(history_size=3, ptol=1e-2, ptol_restart=True, gtol_restart=True), m.LR(0.2)],
     "LBFGS, Backtracking": lambda: [m.LBFGS(history_size=4), m.Backtracking()],
     "LBFGS, every other": lambda: [m.LBFGS(update_freq=2, scale_first=False), m.Backtracking()],
+    "AdaptiveBacktracking": lambda: [m.AdaptiveBacktracking(init=4.0)],
+    "StrongWolfe": lambda: [m.StrongWolfe(a_init="first-order")],
+    "StrongWolfe, uphill": lambda: [m.Negate(), m.StrongWolfe(plus_minus=True)],
+    "LBFGS, StrongWolfe": lambda: [m.LBFGS(history_size=4), m.StrongWolfe()],
+    "BFGS": lambda: [m.BFGS(), m.LR(0.2)],
+    "BFGS, StrongWolfe": lambda: [m.BFGS(), m.StrongWolfe()],
+    "BFGS, restarts": lambda: [m.BFGS(restart_interval=3, ptol=1e-2, ptol_restart=True), m.Backtracking()],
+    "BFGS of the Hessian": lambda: [m.BFGS(inverse=False), m.Backtracking()],
+    "DFP": lambda: [m.DFP(init_scale=0.5, beta=0.3), m.Backtracking()],
+    "PolakRibiere": lambda: [m.PolakRibiere(), m.StrongWolfe(c2=0.1, a_init="first-order")],
+    "HagerZhang": lambda: [m.HagerZhang(), m.Backtracking()],
 }
 
 
@@ -619,7 +630,7 @@ def test_a_member_that_finds_nothing_begins_shorter_next_time():
     assert opt.link("Backtracking").global_state["scale"].shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["LBFGS, Backtracking", "LBFGS", "Adam, Backtracking"])
+@pytest.mark.parametrize("name", ["LBFGS, Backtracking", "LBFGS", "Adam, Backtracking", "BFGS, StrongWolfe", "PolakRibiere"])
 def test_deciding_links_resume_exactly(name):
     pop = population(4, seed=2)
     opt = mo.Optimizer(pop, *DECIDING[name]())
@@ -682,8 +693,8 @@ def test_lbfgs_with_swarm_and_exchange():
 def test_lbfgs_of_members_refuses_what_it_has_not():
     with pytest.raises(mo.optim.ChainError, match="damping"):
         mo.Optimizer(population(), m.LBFGS(damping="powell"), m.Backtracking())
-    with pytest.raises(mo.optim.ChainError, match="StrongWolfe"):
-        mo.Optimizer(population(), m.LBFGS(), m.StrongWolfe())
+    with pytest.raises(mo.optim.ChainError, match="AdaptiveBisection"):
+        mo.Optimizer(population(), m.LBFGS(), m.AdaptiveBisection())
 
 
 # ------------------------------------------------------------------ errors

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moduli import m, minimize
-from moduli._minimize._directions import DIRECTIONS
+from moduli._minimize._batched import BATCHED
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS
@@ -21,7 +21,7 @@ def _alone(fun, starts, method, **more):
     return [minimize(fun, start, method, **more) for start in starts]
 
 
-@pytest.mark.parametrize("method", DIRECTIONS)
+@pytest.mark.parametrize("method", BATCHED)
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_steps_are_those_of_single_runs(method, steps):
     together = minimize(BEALE, STARTS, method, batched=True, max_steps=steps)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from ..optim import Module, Need
-from ._batched import Runs, minimize_batched
+from ._batched import BATCHED, Runs, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
 from ._derivatives import FoundProblem
 from ._direct import coordinate_descent, nelder_mead, powell
-from ._directions import DIRECTIONS
 from ._loop import EndOfRun, RunRecord, run_chain
 from ._methods import DIRECT, IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
 from ._point import StartPoint, from_vector, to_vector
@@ -113,9 +112,9 @@ def minimize(
     bounded = any(bound is not None for bound in (*low, *high))
     if batched:
         name = "lbfgs" if name == "auto" else name
-        if name not in DIRECTIONS:
+        if name not in BATCHED:
             raise ValueError(
-                f"minimize: batched starts run with {', '.join(DIRECTIONS)}; for {name} call minimize for each start"
+                f"minimize: batched starts run with {', '.join(BATCHED)}; for {name} call minimize for each start"
             )
         if bounded and bounds_by == "projection":
             raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")

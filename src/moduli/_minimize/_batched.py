@@ -1,4 +1,4 @@
-"""Many starts at once: evaluations and directions vectorised, and a line search for each start."""
+"""Many starts at once: the links of a method as they are, over the rows of a matrix like over a population's members."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..m.line_search import Trials, downhill
+from ..m import LineSearchBase
+from ..optim import Closure, Module, Objective, step
 from ._derivatives import FoundProblem
-from ._directions import DIRECTIONS
 from ._methods import CHAINS
 from ._result import Result
 from ._variables import Variables
 
-__all__ = ["Runs", "minimize_batched"]
+__all__ = ["BATCHED", "Runs", "minimize_batched"]
+
+BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
+"""The methods whose links take all members of a population at once."""
+
 
 
 class Runs:
@@ -54,7 +58,10 @@ class Runs:
         self.reason = ""
         self.history: list[tuple[int, Tensor]] = []
         self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
-        self.f, self.g = self.evaluate(self.x, torch.arange(N))
+        #: Where each run was evaluated last, and what was found there; runs that have not moved are not evaluated again.
+        self.at, self.f, self.g = self.x.clone(), torch.full_like(self.values, math.inf), torch.zeros_like(self.x)
+        self._evaluate(self.x, torch.arange(N))
+        self.x.requires_grad_()  # what links move, and closures differentiate by
 
     @property
     def value(self) -> float:
@@ -81,10 +88,25 @@ class Runs:
         seen = self.variables.seen(self.leaves(z), rows)
         return torch.cat([leaf.reshape(len(z), -1) for leaf in seen], 1)
 
-    def evaluate(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(self, z: Tensor) -> Tensor:
+        """The losses of all runs at the rows of z, differentiable once; a run that may not evaluate any more finds infinity."""
+        losses: Tensor = _Losses.apply(z, self)
+        return losses
+
+    def look(self, z: Tensor) -> None:
+        """Evaluate those runs that have moved since they were evaluated last."""
+        moved = (z != self.at).any(1)
+        spent = moved & (self.each >= self.max_evals)
+        rows = (moved & ~spent).nonzero()[:, 0]
+        self.f = torch.where(spent, math.inf, self.f)
+        if len(rows):
+            self._evaluate(z[rows], rows)
+
+    def _evaluate(self, z: Tensor, rows: Tensor) -> None:
         """Losses and gradients of these runs at z, in one call; the best points are remembered."""
         self.evaluations += 1
         self.each[rows] += 1
+        self.at[rows] = z
         if not self.variables.bounded:
             x = z
             g, f = self._pair(x)
@@ -105,7 +127,7 @@ class Runs:
         lower = (f < best - noise) | ((f <= best + noise) & (norms <= self.best_norms[rows])) & f.isfinite()
         taken = rows[lower]
         self.values[taken], self.best[taken], self.best_norms[taken] = f[lower], x[lower], norms[lower]
-        return f, g
+        self.f, self.g = self.f.index_copy(0, rows, f), self.g.index_copy(0, rows, g)
 
     def _projected(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
         """The largest component of each gradient, as far as bounds let it be followed."""
@@ -127,10 +149,6 @@ class Runs:
             self.reasons[row] = reason
         self.active[rows] = False
         self.good[rows] = good
-
-    def norms(self) -> Tensor:
-        """The largest component of each gradient."""
-        return self.g.abs().amax(1)
 
     def result(self) -> Result:
         """All runs so far."""
@@ -169,6 +187,21 @@ class Runs:
         )
 
 
+class _Losses(torch.autograd.Function):
+    """The losses of all runs, whose gradients were found with them."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, runs: Runs) -> Tensor:
+        runs.look(z.detach())
+        ctx.save_for_backward(runs.g)
+        return runs.f.clone()
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Any:  # type: ignore[override]
+        (g,) = ctx.saved_tensors
+        return g * given[:, None], None
+
+
 def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, after: Callable[[Runs], bool]) -> Result:
     """Step all runs until each has ended, by the rules of a single run.
 
@@ -181,16 +214,12 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
     exact = runs.x.dtype is torch.float64
     tol = (1e-8 if exact else 1e-4) if tol is None else tol
     links = CHAINS[runs.method]()
-    search = links[-1] if hasattr(links[-1], "trials") else None
-    direction = DIRECTIONS[runs.method](links)
-    memories: list[dict[str, Any]] = [{} for _ in range(runs.N)]
     still, quiet = torch.zeros(runs.N, dtype=torch.long), torch.zeros(runs.N, dtype=torch.long)
     patience = 200 if runs.method == "adam" else 30
+    f, g = runs.f, runs.g
     while True:
-        norms = runs.norms()
-        runs.end(
-            runs.active & ~(runs.f.isfinite() & norms.isfinite()), False, "The loss or its gradient is not finite."
-        )
+        norms = g.abs().amax(1)
+        runs.end(runs.active & ~(f.isfinite() & norms.isfinite()), False, "The loss or its gradient is not finite.")
         runs.end(runs.active & (norms <= tol), True, "The gradient vanishes.")
         if not bool(runs.active.any()):
             runs.reason = "Every start has reached a point where the gradient vanishes, or can get no lower."
@@ -203,12 +232,8 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
         if max_steps is not None and runs.steps >= max_steps:
             runs.reason = f"The limit of {max_steps} steps was reached."
             break
-        before, values = runs.x.clone(), runs.values.clone()
-        u = direction(runs.x, runs.g, runs.f)
-        if search is None:
-            _go(runs, u)
-        else:
-            _search(runs, u, lambda row, f, slope: search.trials(f, slope, search.defaults, memories[row]))
+        before, values = runs.x.detach().clone(), runs.values.clone()
+        f, g = _step(runs, links, f, g)
         runs.steps += 1
         runs.history.append((runs.evaluations, runs.values.clone()))
         if after(runs):
@@ -225,9 +250,8 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
         silent = values.isfinite() & (values - runs.values <= 1e-15 * runs.values.abs())
         quiet = torch.where(silent, quiet + 1, 0)
         again = runs.active & (stays | ((quiet == patience // 2) & (runs.method != "adam")))
-        for row in again.nonzero()[:, 0].tolist():
-            memories[row].clear()
-        direction.forget(again, runs.x, runs.g)
+        if bool(again.any()):
+            _begin_again(runs, links, f, g, again)
         rest = runs.active & ((still > 2) | (quiet >= patience))
         eps = torch.finfo(runs.x.dtype).eps
         small = (norms <= eps**0.5 * 10 * runs.values.abs().clamp(min=1.0))[rest]
@@ -235,38 +259,36 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
     return runs.result()
 
 
-def _go(runs: Runs, u: Tensor) -> None:
-    """Subtract the update, without a search."""
-    rows = runs.active.nonzero()[:, 0]
-    runs.x[rows] -= u[rows]
-    runs.f[rows], runs.g[rows] = runs.evaluate(runs.x[rows], rows)
+def _step(runs: Runs, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of all runs; the losses and gradients where it leads."""
+    objective = _objective(runs, f, g)
+    held = runs.x.detach().clone()
+    out = step(objective, links)
+    out.update_parameters()
+    with torch.no_grad():  # runs that are over stay where they are
+        runs.x.copy_(torch.where(runs.active[:, None], runs.x, held))
+    if out.accepted is not None:
+        _, values, (slopes,) = out.accepted
+        return torch.where(runs.active, values, f), torch.where(runs.active[:, None], slopes, g)
+    runs.look(runs.x.detach())
+    return runs.f, runs.g
 
 
-def _search(runs: Runs, u: Tensor, begin: Callable[[int, float, float], Trials]) -> None:
-    """A line search for each run; each round evaluates the trials of all that are still searching."""
-    u, slopes, can = downhill(runs.g, u)
-    searches: dict[int, Trials] = {}
-    lengths: dict[int, float] = {}
-    tried: dict[int, dict[float, tuple[Tensor, Tensor, Tensor]]] = {}
-    starts, slope = runs.f.tolist(), slopes.tolist()
-    for row in (runs.active & can).nonzero()[:, 0].tolist():
-        searches[row] = begin(row, starts[row], slope[row])
-        lengths[row], tried[row] = next(searches[row]), {}
-    while searches:
-        rows = torch.tensor(list(searches))
-        a = torch.tensor([lengths[row] for row in searches], dtype=u.dtype)
-        # The same two roundings as a single run makes.
-        z = runs.x[rows] - u[rows] * a[:, None]
-        f, g = runs.evaluate(z, rows)
-        along = -(g * u[rows]).sum(1)
-        spent = (runs.each[rows] >= runs.max_evals).tolist()
-        for i, (row, value, rise) in enumerate(zip(list(searches), f.tolist(), along.tolist(), strict=True)):
-            tried[row][lengths[row]] = (z[i], f[i], g[i])
-            try:
-                lengths[row] = searches[row].send((value, rise if math.isfinite(rise) else math.inf))
-                if spent[i]:
-                    del searches[row]
-            except StopIteration as end:
-                del searches[row]
-                if end.value in tried[row]:
-                    runs.x[row], runs.f[row], runs.g[row] = tried[row][end.value]
+def _objective(runs: Runs, f: Tensor, g: Tensor) -> Objective:
+    closure = Closure(lambda: runs.losses(runs.x), fixed=True)
+    objective = Objective([runs.x], closure, f, current_step=runs.steps, members=runs.N)
+    # Runs that are over have nowhere to go.
+    objective.grads = [torch.where(runs.active[:, None], g, 0.0)]
+    return objective
+
+
+def _begin_again(runs: Runs, links: list[Module], f: Tensor, g: Tensor, rows: Tensor) -> None:
+    """Give these runs what new links know when they have seen the point where the runs are."""
+    fresh = CHAINS[runs.method]()
+    step(_objective(runs, f, g), [link for link in fresh if not isinstance(link, LineSearchBase)])
+    for link, new in zip(links, fresh, strict=True):
+        known = [(link.state[runs.x], new.state[runs.x]), (link.global_state, new.global_state)]
+        for held, begun in known:
+            for key, value in held.items():
+                if isinstance(value, Tensor) and value.shape[:1] == rows.shape:
+                    value[rows] = begun[key][rows] if key in begun else 0

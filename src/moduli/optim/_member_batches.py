@@ -52,7 +52,7 @@ def step_batched(link: Module, objective: Objective) -> Objective:
     """The step of a link for all members, by `torch.vmap`. State is replaced at the end, so that a failure changes none."""
     parts = [part for _, part in link.links()]
     params = objective.params
-    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else None
+    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     updates, grads = objective.get_updates(), objective.get_grads()
     given, shape = _flatten([([dict(part.state[param]) for param in params], part.global_state) for part in parts])
     held = [tensor.clone() for tensor in given]

@@ -139,7 +139,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     by_name.update({name: tensor for tensor, name in _stand_in_names(optimizer).items()})
     active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     vectors = {
-        path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names)
+        path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names, binding.members)
         for path, link in known.items()
         if link.vector_state and path in saved["links"] and not _of_stand_ins(saved["links"][path]["global"])
     }

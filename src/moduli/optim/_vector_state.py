@@ -27,6 +27,7 @@ class Vector:
         parts: The parameters that the vector was made of, as `describe_params`; None where the link had not stepped.
         active: The parameters here.
         names: Their names.
+        members: How many members a population's parameters are stacked over; each member then has a vector.
 
     Attributes:
         first: The parameter that the link's state is kept for.
@@ -34,10 +35,18 @@ class Vector:
     """
 
     def __init__(
-        self, saved: Mapping[str, Any], parts: list[str] | None, active: Sequence[Tensor], names: Mapping[Tensor, str]
+        self,
+        saved: Mapping[str, Any],
+        parts: list[str] | None,
+        active: Sequence[Tensor],
+        names: Mapping[Tensor, str],
+        members: int | None = None,
     ) -> None:
-        here = dict(zip(describe_params(active, names), active, strict=True))
-        before = [f"{name}:{torch.Size(saved['shapes'][name]).numel()}" for name in saved["order"]]
+        stacked = 0 if members is None else 1
+        here = {f"{names.get(param, '?')}:{param.shape[stacked:].numel()}": param for param in active}
+        shapes = {name: torch.Size(saved["shapes"][name])[stacked:] for name in saved["order"]}
+        before = [f"{name}:{shape.numel()}" for name, shape in shapes.items()]
+        self.stacked = stacked
         self.first: Tensor | None = None
         self.index: Tensor | None = None
         self.order: list[str] | None = None
@@ -70,7 +79,7 @@ class Vector:
             return value
         if isinstance(value, Tensor):
             for dim, size in enumerate(value.shape):
-                if size == self.index.numel() and size > 0:
+                if dim >= self.stacked and size == self.index.numel() and size > 0:
                     value = value.index_select(dim, self.index.to(value.device))
             return value
         if isinstance(value, dict):

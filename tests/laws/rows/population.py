@@ -18,6 +18,7 @@ def _row(name, make, **options):
 
 ROWS = [
     Row("Backtracking, of members too", lambda: [m.Backtracking(init=2.0)], closure=True),
+    Row("BFGS, StrongWolfe, of members too", lambda: [m.BFGS(), m.StrongWolfe()], closure=True),
     Row("LBFGS, Backtracking, of members too", lambda: [m.LBFGS(history_size=5), m.Backtracking()], closure=True),
     _row("PSO", lambda: [m.PSO(seed=1)], pieces=False, tolerance=1e-8),
     _row("PSO, ring", lambda: [m.PSO(topology="ring", seed=1)], pieces=False, tolerance=1e-6, skip=_LEAKS),

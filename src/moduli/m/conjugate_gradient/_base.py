@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -42,8 +41,7 @@ class ConjugateGradient(Transform):
         W. W. Hager, H. Zhang, "A survey of nonlinear conjugate gradient methods", Pacific J. Optim. 2 (2006).
     """
 
-    decides_on_host = True
-
+    members = "batched"
     shared_settings = True
     vector_state = True
 
@@ -71,13 +69,16 @@ class ConjugateGradient(Transform):
         last, D = state.get("last"), state.get("direction")
         every = setting["restart_interval"]
         every = g.numel() + 1 if every == "auto" else every
-        state["beta"] = 0.0
-        known = last is not None and D is not None and last.shape == g.shape and last.dtype is g.dtype
-        if last is not None and D is not None and known and (every is None or state["age"] < every):
+        if last is None or D is None or last.shape != g.shape or last.dtype is not g.dtype:
+            state["age"] = torch.ones((), dtype=torch.long, device=g.device)
+            state["beta"] = torch.zeros((), dtype=g.dtype, device=g.device)
+            D = torch.zeros_like(g)
+        else:
             beta = RULES[setting["rule"]](g, last, g - last, D)
-            beta = max(beta, 0.0) if setting["clip_beta"] else beta
-            state["beta"] = beta if math.isfinite(beta) else 0.0
-        state["age"] = state.get("age", 0) + 1 if known and state["beta"] != 0.0 else 1
+            beta = beta.clamp(min=0.0) if setting["clip_beta"] else beta
+            goes_on = beta.isfinite() if every is None else beta.isfinite() & (state["age"] < every)
+            state["beta"] = torch.where(goes_on, beta, 0.0)
+            state["age"] = torch.where(state["beta"] != 0, state["age"] + 1, 1)
         state["last"] = g.clone()
         state["previous"] = D
         state["direction"] = self._combine(g, state)
@@ -85,10 +86,10 @@ class ConjugateGradient(Transform):
     @staticmethod
     def _combine(g: Tensor, state: dict[str, Any]) -> Tensor:
         D = state.get("previous")
-        if D is None or state.get("beta", 0.0) == 0.0 or D.shape != g.shape:
+        if D is None or D.shape != g.shape:
             return g.clone()
-        out = torch.add(g, D, alpha=state["beta"])
-        return out if torch.dot(out, g).item() > 0 else g.clone()
+        out = torch.where(state["beta"] != 0, g + state["beta"] * D, g)
+        return torch.where(torch.dot(out, g) > 0, out, g)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Adds the last direction."""

@@ -6,8 +6,6 @@ that gives the direction: `m.LBFGS(), m.StrongWolfe()`.
 
 from ._backtracking import AdaptiveBacktracking, Backtracking
 from ._base import LineSearchBase
-from ._more_thuente import Trials as Trials  # for `minimize`, which searches along many lines at once
-from ._of_members import downhill as downhill
 from ._scalar import AdaptiveBisection, ScipyMinimizeScalar
 from ._strong_wolfe import StrongWolfe
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...optim import Objective
 from ._base import LineSearchBase
-from ._line import Line
-from ._more_thuente import Trials, driven
-from ._of_members import backtrack_members
+from ._more_thuente import Trials
 
 __all__ = ["CONDITIONS", "AdaptiveBacktracking", "Backtracking", "accepts", "check_backtracking"]
 
@@ -83,26 +80,22 @@ class Backtracking(LineSearchBase):
             {"init": init, "beta": beta, "c": c, "condition": condition, "maxiter": maxiter, "adaptive": adaptive}
         )
 
-    def apply(self, objective: Objective) -> Objective:
-        """Multiplies the update by the step length that was found; that of each member for a population."""
-        if objective.members is None:
-            return super().apply(objective)
-        return backtrack_members(objective, self.settings[objective.params[0]], self.global_state)
-
-    def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
+    def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds."""
-        scale = self.global_state.get("scale", 1.0) if settings["adaptive"] else 1.0
-        a = settings["init"] * scale
-        condition, c = settings["condition"], settings["c"]
+        scale = memory.get("scale", 1.0) if settings["adaptive"] else 1.0
+        a, lowest, best = settings["init"] * scale, math.inf, None
         for _ in range(settings["maxiter"]):
-            if accepts(condition, a, line.value(a), loss, slope, c):
-                self.global_state["scale"] = 1.0
+            f, _ = yield a
+            if f < lowest:
+                lowest, best = f, a
+            if accepts(settings["condition"], a, f, loss, slope, settings["c"]):
+                memory["scale"] = 1.0
                 return float(a)
             a *= settings["beta"]
-        if line.lowest is not None and line.lowest[1] < loss:
-            self.global_state["scale"] = 1.0
-            return line.lowest[0]
-        self.global_state["scale"] = scale * settings["beta"] ** settings["maxiter"] if scale > 1e-100 else 1.0
+        if best is not None and lowest < loss:
+            memory["scale"] = 1.0
+            return float(best)
+        memory["scale"] = scale * settings["beta"] ** settings["maxiter"] if scale > 1e-100 else 1.0
         return None
 
 
@@ -136,6 +129,8 @@ class AdaptiveBacktracking(LineSearchBase):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 3.5 (initial step lengths).
     """
 
+    members = "matrix"
+
     def __init__(
         self,
         *,
@@ -166,12 +161,8 @@ class AdaptiveBacktracking(LineSearchBase):
             }
         )
 
-    def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Shortens until the condition holds, and learns where to start next time."""
-        return driven(self.trials(loss, slope, settings, self.global_state), lambda a: (line.value(a), 0.0))
-
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """The search as a generator, as for `StrongWolfe`; only the values count."""
+        """Shortens until the condition holds, and learns where to start next time."""
         first = float(memory.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
         a, found, tries = first, None, 0

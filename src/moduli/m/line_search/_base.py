@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from ...optim import Across, Module, Need, Objective
 from .._flat import dot
 from ._line import Line
+from ._more_thuente import Trials, run_trials
+from ._of_members import search_members
 
 __all__ = ["LineSearchBase"]
 
 
 class LineSearchBase(Module):
-    r"""A search for a step length along the update: override `search`.
+    r"""A search for a step length along the update: override `search` or `trials`.
 
     It looks at $\phi(a) = f(x - a u)$ and multiplies the update by the length it finds. Where the update points uphill
     (a quasi-Newton matrix that is not positive definite, rounding), the search goes along the gradient instead, at the
-    length of the update.
+    length of the update. A search that is written as `trials` and says `members = "matrix"` also searches for each member of
+    a population, all of whose trials are evaluated together.
 
     Args:
         defaults: The settings.
@@ -43,11 +45,12 @@ class LineSearchBase(Module):
     shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS, Need.CLOSURE})
     across = Across.SUMS
+    uses_slopes: ClassVar[bool] = False
+    """Whether `trials` looks at the slopes that it is sent."""
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
         super().__init__(defaults)
 
-    @abstractmethod
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """The step length, or None where there is none that is better than staying.
 
@@ -57,9 +60,25 @@ class LineSearchBase(Module):
             slope: The derivative at 0, negative.
             settings: The settings in force.
         """
+        evaluate = line.slope if self.uses_slopes else lambda a: (line.value(a), 0.0)
+        return run_trials(self.trials(loss, slope, settings, self.global_state), evaluate)
+
+    def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
+        """The search as a generator: yields lengths, is sent the value and slope there, returns the length or None.
+
+        Args:
+            loss: The value at 0.
+            slope: The derivative at 0, negative.
+            settings: The settings in force.
+            memory: What is remembered from one search to the next: numbers that are not zero, or tuples of numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither search nor trials")
 
     def apply(self, objective: Objective) -> Objective:
-        """Multiplies the update by the step length that was found."""
+        """Multiplies the update by the step length that was found; that of each member for a population."""
+        if objective.members is not None:
+            setting = self.settings[objective.params[0]]
+            return search_members(objective, self.trials, setting, self.global_state, self.uses_slopes)
         found, grads = objective.get_loss_grads()
         if found is None:
             found = objective.get_loss(backward=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ["Trial", "Trials", "driven", "more_thuente", "more_thuente_trials", "trial_step"]
+__all__ = ["Trial", "Trials", "run_trials", "more_thuente", "more_thuente_trials", "trial_step"]
 
 Found = TypeVar("Found")
 Trials = Generator[float, tuple[float, float], float | None]
@@ -88,7 +88,7 @@ def _parabola_minimum(start: Trial, new: Trial, left: float | None) -> float | N
     return a * d0 / (d0 - d) if visible and off <= 1e-9 * size and d > d0 else None
 
 
-def driven(
+def run_trials(
     trials: Generator[float, tuple[float, float], Found], evaluate: Callable[[float], tuple[float, float]]
 ) -> Found:
     """What a search finds, its trials evaluated one by one."""
@@ -105,7 +105,7 @@ def more_thuente(
     evaluate: Callable[[float], tuple[float, float]], loss: float, slope: float, first: float, **settings: float
 ) -> tuple[float | None, bool]:
     """The search of `more_thuente_trials`, with a function that gives the value and the slope at a length."""
-    return driven(more_thuente_trials(loss, slope, first, **settings), evaluate)[:2]  # type: ignore[arg-type]
+    return run_trials(more_thuente_trials(loss, slope, first, **settings), evaluate)[:2]  # type: ignore[arg-type]
 
 
 def more_thuente_trials(

@@ -1,62 +1,81 @@
-"""Backtracking for all members of a population at once: each shortens, accepts or rejects on its own."""
+"""A line search for each member of a population: each chooses lengths of its own, all are evaluated together."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Objective
+from ...optim import Objective, keeps_graph
 from .._flat import flat_members, masked, unflat_members
+from ._more_thuente import Trials
 
-__all__ = ["backtrack_members", "downhill"]
+__all__ = ["search_members"]
 
 
-def backtrack_members(objective: Objective, setting: Any, memory: dict[str, Any]) -> Objective:
-    """What `Backtracking` does to one model, to each member; all are evaluated together.
+def search_members(
+    objective: Objective,
+    trials: Callable[[float, float, Any, dict[str, Any]], Trials],
+    setting: Any,
+    known: dict[str, Any],
+    slopes: bool,
+) -> Objective:
+    """What a search by trials does to one model, to each member.
 
     Args:
         objective: The objective of a population.
+        trials: The search of one member, as `LineSearchBase.trials`.
         setting: The settings of the link: numbers, or one for each member.
-        memory: Where the scale of each member's first length is kept.
+        known: Where each member's memory is kept, stacked.
+        slopes: Whether the search looks at slopes.
     """
     losses, grads = objective.get_loss_grads()
     if losses is None:
         losses = objective.get_loss(backward=True)
-    loss = losses.double()
-    x = flat_members(objective.params)
-    u, slope, can = downhill(flat_members(masked(grads, objective.present)), _update(objective))
-    scale = memory.get("scale")
-    if scale is None or not setting["adaptive"]:
-        scale = torch.ones_like(loss)
-    a = torch.as_tensor(setting["init"]).to(loss) * scale
-    found, low, low_at = torch.zeros_like(a), torch.full_like(a, torch.inf), torch.zeros_like(a)
-    open_ = can.clone()
+    x, g = flat_members(objective.params), flat_members(masked(grads, objective.present))
+    u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
+    rows = can.nonzero()[:, 0].tolist()
+    memories = [_memory(known, i) for i in range(len(x))]
+    starts, falls = losses.tolist(), slope.tolist()
+    searches = {i: trials(starts[i], falls[i], _setting(setting, i), memories[i]) for i in rows}
+    lengths = {i: next(search) for i, search in searches.items()}
+    fixed = objective.evaluator is not None and objective.evaluator.fixed
+    # As for one model: gradients at trial points are those of the next step, if the point is accepted.
+    carries = fixed and objective.blocks is None
+    gradients = slopes or (carries and not keeps_graph(objective.needs))
+    seen: dict[int, dict[float, tuple[Tensor, Tensor]]] = {i: {} for i in rows}
+    found = torch.zeros(len(x), dtype=torch.float64)
+    reach = found.clone()
     with objective.moved():
-        for _ in range(setting["maxiter"]):
-            if not bool(open_.any()):
-                break
-            # Members that are done stay where they ended, so that nothing they do can disturb the others.
-            reach = torch.where(open_, a, found)
-            trial = unflat_members(x - u * reach.to(u)[:, None], objective.params)
-            for param, value in zip(objective.params, trial, strict=True):
-                param.copy_(value)
-            f = objective.get_loss(backward=False, at_x0=False).double()
-            lower = open_ & f.isfinite() & (f < low)
-            low, low_at = torch.where(lower, f, low), torch.where(lower, a, low_at)
-            good = open_ & _accepts(setting["condition"], a, f, loss, slope, setting["c"])
-            found = torch.where(good, a, found)
-            open_ = open_ & ~good
-            a = torch.where(open_, a * setting["beta"], a)
-    fallback = open_ & (low < loss)
-    found = torch.where(fallback, low_at, found)
-    stuck = open_ & ~fallback
-    shorter = torch.where(scale > 1e-100, scale * setting["beta"] ** setting["maxiter"], torch.ones_like(scale))
-    # A member that could not search at all keeps what it knew.
-    memory["scale"] = torch.where(can, torch.where(stuck, shorter, torch.ones_like(scale)), scale)
-    step = torch.where((found > 0)[:, None], u * found.to(u)[:, None], torch.zeros_like(u))
+        while searches:
+            for i in searches:
+                reach[i] = lengths[i]
+            # Members that are done stay where they were evaluated last.
+            _place(objective, x - u * reach.to(u)[:, None])
+            f, along, there = _evaluate(objective, u, gradients)
+            values, rises = f.tolist(), along
+            for i, search in list(searches.items()):
+                if carries and there is not None:
+                    seen[i][lengths[i]] = (f[i], there[i])
+                value = values[i] if math.isfinite(values[i]) or values[i] == -math.inf else math.inf
+                try:
+                    lengths[i] = search.send((value, rises[i] if math.isfinite(rises[i]) else math.inf))
+                except StopIteration as end:
+                    del searches[i]
+                    found[i] = 0.0 if end.value is None else end.value
+    _remember(known, memories)
+    step = torch.where((found > 0).to(u.device)[:, None], u * found.to(u)[:, None], 0.0)
     objective.updates = unflat_members(step, objective.params)
+    if carries and gradients:
+        values, slopes_there = losses.clone(), g.clone()
+        for i, length in enumerate(found.tolist()):
+            if length > 0:
+                values[i], slopes_there[i] = seen[i][length]
+        point, carried = unflat_members(x - step, objective.params), unflat_members(slopes_there, objective.params)
+        objective.accepted = (point, values, carried)
     return objective
 
 
@@ -64,9 +83,29 @@ def _update(objective: Objective) -> Tensor:
     return flat_members(masked(objective.peek_updates(), objective.present))
 
 
-def downhill(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _place(objective: Objective, rows: Tensor) -> None:
+    for param, value in zip(objective.params, unflat_members(rows, objective.params), strict=True):
+        param.copy_(value)
+
+
+def _evaluate(objective: Objective, u: Tensor, gradients: bool) -> tuple[Tensor, list[float], Tensor | None]:
+    """Losses, slopes along the update, and gradients at where the members are."""
+    if not gradients:
+        f = objective.get_loss(backward=False, at_x0=False)
+        return f, [0.0] * len(u), None
+    found, grads = objective.get_loss_grads(at_x0=False)
+    if found is None:
+        raise RuntimeError("the closure returned no loss")
+    there = flat_members(grads)
+    return found, (-(there * u).sum(1)).tolist(), there
+
+
+def _turn_downhill(g: Tensor, u: Tensor, plus_minus: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The update (or the gradient at its length, where it points uphill), the slope, and whether there is one."""
     slope = -(g * u).sum(1).double()
+    if plus_minus:
+        up = slope > 0
+        u, slope = torch.where(up[:, None], -u, u), torch.where(up, -slope, slope)
     down = (slope < 0) & slope.isfinite()
     size, length = (g * g).sum(1).double(), (u * u).sum(1).double()
     known = length.isfinite() & (length > 0)
@@ -77,8 +116,26 @@ def downhill(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(can[:, None], u, torch.zeros_like(u)), torch.where(down, slope, -size * ratio), can
 
 
-def _accepts(condition: str, a: Tensor, f: Tensor, loss: Tensor, slope: Tensor, c: Any) -> Tensor:
-    if condition == "decrease":
-        return f < loss
-    good = f <= loss + c * a * slope
-    return good if condition == "armijo" else good & (f >= loss + (1 - c) * a * slope)
+def _setting(setting: Any, i: int) -> dict[str, Any]:
+    """The settings of one member."""
+    return {key: float(v[i]) if isinstance(v, Tensor) and v.dim() == 1 else v for key, v in setting.items()}
+
+
+def _memory(known: dict[str, Any], i: int) -> dict[str, Any]:
+    """What one member remembers of its searches; zeros are nothing."""
+    out: dict[str, Any] = {}
+    for key, rows in known.items():
+        row = rows[i].tolist() if isinstance(rows, Tensor) else 0.0
+        if isinstance(row, list) and any(row):
+            out[key] = tuple(row)
+        elif not isinstance(row, list) and row:
+            out[key] = row
+    return out
+
+
+def _remember(known: dict[str, Any], memories: list[dict[str, Any]]) -> None:
+    """Stack what all members remember, zeros for nothing."""
+    for key, value in {key: value for memory in memories for key, value in memory.items()}.items():
+        nothing = (0.0,) * len(value) if isinstance(value, tuple) else 0.0
+        rows = [memory.get(key, nothing) for memory in memories]
+        known[key] = torch.tensor(rows, dtype=torch.float64)

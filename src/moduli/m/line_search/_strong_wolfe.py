@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from ._base import LineSearchBase
-from ._line import Line
-from ._more_thuente import Trials, driven, more_thuente_trials
+from ._more_thuente import Trials, more_thuente_trials
 
 __all__ = ["StrongWolfe"]
 
@@ -53,6 +52,9 @@ class StrongWolfe(LineSearchBase):
         J. J. More, D. J. Thuente, "Line search algorithms with guaranteed sufficient decrease", ACM TOMS 20 (1994);
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 3.5.
     """
+
+    members = "matrix"
+    uses_slopes = True
 
     def __init__(
         self,
@@ -114,19 +116,8 @@ class StrongWolfe(LineSearchBase):
             out = start
         return out * (memory.get("scale", 1.0) if settings["adaptive"] else 1.0)
 
-    def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
-        """Looks for a length where both conditions hold."""
-        return driven(self.trials(loss, slope, settings, self.global_state), line.slope)
-
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
-        """The search as a generator: yields lengths, is sent the value and slope there, returns the length or None.
-
-        Args:
-            loss: The value at 0.
-            slope: The derivative at 0, negative.
-            settings: The settings in force.
-            memory: What is remembered from one search to the next.
-        """
+        """Looks for a length where both conditions hold."""
         found, good, lowest, best = yield from more_thuente_trials(
             loss,
             slope,

@@ -21,8 +21,6 @@ from ._gradient_correction import GradientCorrection
 from ._hoshino import Horisho
 from ._lbfgs import LBFGS
 from ._lsr1 import LSR1
-from ._of_members import learn_rows as learn_rows  # for `minimize`, which has many starts
-from ._of_members import multiply_rows as multiply_rows
 from ._psb import PSB
 from ._rank_one import ICUM, BroydenBad, BroydenGood, Greenstadt1, Greenstadt2, McCormick, Pearson
 from ._sg2 import SG2

@@ -33,6 +33,7 @@ class BFGS(QuasiNewton):
         J. Nocedal, S. J. Wright, Numerical Optimization, 2nd ed., section 6.1.
     """
 
+    members = "batched"
     rules: ClassVar[dict[str, Rule]] = {"inverse": bfgs, "hessian": dfp}
 
 
@@ -58,4 +59,5 @@ class FletcherVMM(QuasiNewton):
         R. Fletcher, "A new approach to variable metric algorithms", Computer J. 13 (1970).
     """
 
+    members = "batched"
     rules: ClassVar[dict[str, Rule]] = {"inverse": bfgs}

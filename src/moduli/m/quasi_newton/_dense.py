@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,8 +11,8 @@ from torch import Tensor
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Objective, Transform
 from .._flat import flat, masked, size, unflat
-from ._pairs import changed, forget_point
-from ._rules import Pair, Rule
+from ._pairs import forget_point
+from ._rules import Pair, Rule, may_hold
 
 __all__ = ["QuasiNewton"]
 
@@ -22,7 +21,8 @@ class QuasiNewton(Transform):
     r"""Keeps a matrix over all parameters that learns curvature from pairs $s = x - x_-$, $y = u - u_-$; override the rules.
 
     Either the inverse Hessian $H$ is kept (the update becomes $Hu$) or the Hessian $B$ (it becomes $B^{-1}u$). A subclass
-    names a rule for each that it has. Follow it with a line search, or put it into a trust region.
+    names a rule for each that it has, and says `members = "batched"` where its rules decide by masks: all matrices of a
+    population are then learnt in one call. Follow it with a line search, or put it into a trust region.
 
     Args:
         inverse: Whether the inverse is kept.
@@ -115,7 +115,7 @@ class QuasiNewton(Transform):
         scale = 1.0 if setting["init_scale"] == "auto" else float(setting["init_scale"])
         matrix = torch.zeros(n, n, dtype=like.dtype, device=like.device)
         matrix.diagonal().fill_(scale)
-        state["matrix"], state["pairs"] = matrix, 0
+        state["matrix"], state["pairs"] = matrix, torch.zeros((), dtype=torch.long, device=like.device)
         return matrix
 
     def _matrix(self, state: Any, like: Tensor, setting: Any) -> Tensor:
@@ -124,62 +124,69 @@ class QuasiNewton(Transform):
             return self._start(state, like, setting)
         return held
 
+    def _restart(self, where: Tensor, state: Any, like: Tensor, setting: Any) -> None:
+        """Start from the identity again where the condition holds."""
+        if may_hold(where):
+            matrix, pairs = state["matrix"], state["pairs"]
+            state["matrix"] = torch.where(where, self._start(state, like, setting), matrix)
+            state["pairs"] = torch.where(where, state["pairs"], pairs)
+
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Changes the matrix with the pair of the last step."""
         state, setting = states[0], settings[0]
-        before = state.get("u")
-        before = None if before is None else before.clone()
-        loss_before, loss = state.get("loss"), None if objective.loss is None else float(objective.loss)
-        state["loss"] = loss
-        x, u, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
-        matrix = self._matrix(state, x, setting)
-        if s is None or y is None or before is None:
+        x, u = flat(objective.params), flat(masked(objective.peek_updates(), objective.present))
+        x_before, u_before, loss_before = state.get("x"), state.get("u"), state.get("loss")
+        state["x"], state["u"], state["loss"] = x.clone(), u.clone(), objective.loss
+        self._matrix(state, x, setting)
+        if x_before is None or u_before is None or x_before.shape != x.shape or x_before.dtype is not x.dtype:
             return
-        if verdict:
-            if verdict == "step" and setting["ptol_restart"]:
-                self._start(state, x, setting)
+        s, y = x - x_before, u - u_before
+        moved = _exceeds(s, setting["ptol"])
+        useful = moved & _exceeds(y, setting["gtol"])
+        if setting["ptol_restart"]:
+            self._restart(~moved, state, x, setting)
+        if not may_hold(useful):
             return
         every = setting["restart_interval"]
-        every = x.numel() + 1 if every == "auto" else every
-        if every is not None and state["pairs"] >= every:
-            matrix = self._start(state, x, setting)
-        state["quadratic"] = _is_parabola(loss_before, loss, s, before, u)
-        self.learn(matrix, Pair(s, y, before, u, setting["tol"], setting), state, setting)
+        if every is not None:
+            self._restart(useful & (state["pairs"] >= (len(x) + 1 if every == "auto" else every)), state, x, setting)
+        s, y = torch.where(useful, s, 0.0), torch.where(useful, y, 0.0)
+        state["quadratic"] = _is_parabola(loss_before, objective.loss, s, u_before, u)
+        self.learn(state["matrix"], Pair(s, y, u_before, u, setting["tol"], setting), state, setting)
 
     def learn(self, matrix: Tensor, pair: Pair, state: Any, setting: Any) -> None:
         """One pair, for the matrix that is kept."""
-        if state["pairs"] == 0 and setting["init_scale"] == "auto" and not state.get("quadratic"):
-            sy, yy = torch.dot(pair.s, pair.y).item(), torch.dot(pair.y, pair.y).item()
-            if sy > 0 and math.isfinite(yy):
-                matrix.mul_(sy / yy if self.inverse else yy / sy)
+        if setting["init_scale"] == "auto":
+            first = (state["pairs"] == 0) & ~state["quadratic"]
+            if may_hold(first):
+                sy, yy = torch.dot(pair.s, pair.y), torch.dot(pair.y, pair.y)
+                known = first & (sy > 0) & yy.isfinite()
+                matrix.mul_(torch.where(known, sy / yy if self.inverse else yy / sy, 1.0))
         rule = self.rules["inverse" if self.inverse else "hessian"]
         old = matrix.clone() if setting["beta"] else None
         used = rule(matrix, pair if self.inverse else pair.dual())
         if old is not None:
             matrix.lerp_(old, setting["beta"])
-        if used:
-            state["pairs"] += 1
-        if not bool(torch.isfinite(matrix.diagonal()).all()):
-            self._start(state, pair.s, setting)
+        state["pairs"] = state["pairs"] + used
+        self._restart(~torch.isfinite(matrix.diagonal()).all(), state, pair.s, setting)
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian, or solves with the Hessian."""
         state, setting = states[0], settings[0]
         u = flat(masked(objective.peek_updates(), objective.present))
         matrix = self._matrix(state, u, setting)
-        if state["pairs"] == 0 and setting["init_scale"] == "auto":
-            out = u
-            if setting["scale_first"]:
-                length = float(torch.linalg.vector_norm(u))
-                out = u / length if length > 1 and math.isfinite(length) else u.clone()
-        elif self.inverse:
+        first = state["pairs"] == 0
+        if self.inverse:
             out = matrix @ u
         else:
-            found, failed = torch.linalg.solve_ex(matrix, u)
-            if int(failed) or not bool(torch.isfinite(found).all()):
-                self._start(state, u, setting)
-                found = u.clone()
-            out = found
+            out, failed = torch.linalg.solve_ex(matrix, u)
+            unsolved = (failed != 0) | ~torch.isfinite(out).all()
+            self._restart(unsolved, state, u, setting)
+            out = torch.where(unsolved, u, out)
+        if setting["init_scale"] == "auto" and may_hold(first):
+            length = torch.linalg.vector_norm(u)
+            long = (length > 1) & length.isfinite() & bool(setting["scale_first"])
+            out = torch.where(first, torch.where(long, u / length, u), out)
         objective.updates = unflat(out, objective.params)
         return objective
 
@@ -199,10 +206,19 @@ class QuasiNewton(Transform):
             state.pop("loss", None)
 
 
-def _is_parabola(before: float | None, loss: float | None, s: Tensor, g_before: Tensor, g: Tensor) -> bool:
+def _exceeds(vector: Tensor, tol: float) -> Tensor:
+    """Whether the largest component is above a threshold, and all are finite."""
+    if vector.numel() == 0:
+        return torch.zeros((), dtype=torch.bool, device=vector.device)
+    largest = torch.linalg.vector_norm(vector, float("inf"))
+    return (largest > tol) & largest.isfinite()
+
+
+def _is_parabola(before: Tensor | None, loss: Tensor | None, s: Tensor, g_before: Tensor, g: Tensor) -> Tensor:
     """Whether values and slopes show that the function is exactly quadratic along the step."""
     if before is None or loss is None:
-        return False
-    slopes = torch.dot(s, g_before).item(), torch.dot(s, g).item()
-    size = 1e-9 * (abs(slopes[0]) + abs(slopes[1]))
-    return abs(loss - before - 0.5 * sum(slopes)) <= size and size > 4e-16 * max(abs(before), abs(loss))
+        return torch.zeros((), dtype=torch.bool, device=s.device)
+    first, last = torch.dot(s, g_before), torch.dot(s, g)
+    size = 1e-9 * (first.abs() + last.abs())
+    visible = size > 4e-16 * torch.maximum(before.abs(), loss.abs())
+    return visible & ((loss - before - 0.5 * (first + last)).abs() <= size)

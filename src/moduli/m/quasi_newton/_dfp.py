@@ -32,4 +32,5 @@ class DFP(QuasiNewton):
         R. Fletcher, M. J. D. Powell, "A rapidly convergent descent method for minimization", Computer J. 6 (1963).
     """
 
+    members = "batched"
     rules: ClassVar[dict[str, Rule]] = {"inverse": dfp, "hessian": bfgs}

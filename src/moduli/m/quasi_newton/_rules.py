@@ -1,7 +1,8 @@
 """Quasi-Newton updates of a matrix from one pair, in place and in O(n^2).
 
 Each is written for the inverse Hessian H with the pair (s, y), where H y = s is to hold. A rule for the Hessian B is the
-dual of one: B s = y is the same equation with s and y exchanged.
+dual of one: B s = y is the same equation with s and y exchanged. `bfgs` and `dfp` decide by masks, so that they can be
+vectorised over many matrices by `torch.vmap`; a pair of zeros changes nothing there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Pair", "Rule", "bfgs", "column", "dfp", "dilation", "hoshino", "psb", "rank_one", "sr1", "ssvm"]
+__all__ = ["Pair", "Rule", "bfgs", "column", "dfp", "dilation", "hoshino", "may_hold", "psb", "rank_one", "sr1", "ssvm"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,19 @@ class Pair:
         return Pair(self.y, self.s, self.before, self.after, self.tol, self.setting)
 
 
-Rule = Callable[[Tensor, Pair], bool]
+Rule = Callable[[Tensor, Pair], bool | Tensor]
 """Changes the matrix in place; False where the pair is of no use to it."""
+
+
+def may_hold(condition: Tensor) -> bool:
+    """Whether a condition holds; True inside of `torch.vmap`, where it can hold for some of many.
+
+    What it guards has to be right where the condition does not hold, too: it saves a pass that would change nothing.
+    """
+    try:
+        return bool(condition)
+    except RuntimeError:
+        return True
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -45,26 +57,27 @@ def _symmetric(M: Tensor, a: Tensor, b: Tensor) -> None:
     M.addmm_(torch.stack([a, b], 1), torch.stack([b, a], 0))
 
 
-def bfgs(H: Tensor, pair: Pair) -> bool:
+def bfgs(H: Tensor, pair: Pair) -> Tensor:
     """H += (1 + y'Hy / s'y) ss' / s'y - (Hy s' + s y'H) / s'y."""
     s, y = pair.s, pair.y
-    sy = _dot(s, y)
-    if not sy > pair.tol:
-        return False
-    Hy = H @ y
-    _symmetric(H, s, s * (0.5 * (1 + _dot(y, Hy) / sy) / sy) - Hy / sy)
-    return True
+    sy = torch.dot(s, y)
+    used = sy > pair.tol
+    if may_hold(used):
+        over, Hy = torch.where(used, 1 / sy, 0.0), H @ y
+        _symmetric(H, s, s * (0.5 * (1 + torch.dot(y, Hy) * over) * over) - Hy * over)
+    return used
 
 
-def dfp(H: Tensor, pair: Pair) -> bool:
+def dfp(H: Tensor, pair: Pair) -> Tensor:
     """H += ss' / s'y - Hy y'H / y'Hy."""
     s, y = pair.s, pair.y
-    sy, Hy = _dot(s, y), H @ y
-    yHy = _dot(y, Hy)
-    if not (sy > pair.tol and yHy > pair.tol):
-        return False
-    H.addmm_(torch.stack([s / sy, Hy / -yHy], 1), torch.stack([s, Hy], 0))
-    return True
+    sy, Hy = torch.dot(s, y), H @ y
+    yHy = torch.dot(y, Hy)
+    used = (sy > pair.tol) & (yHy > pair.tol)
+    if may_hold(used):
+        along, across = torch.where(used, 1 / sy, 0.0), torch.where(used, -1 / yHy, 0.0)
+        H.addmm_(torch.stack([s * along, Hy * across], 1), torch.stack([s, Hy], 0))
+    return used
 
 
 def sr1(H: Tensor, pair: Pair) -> bool:
