@@ -630,7 +630,9 @@ def test_a_member_that_finds_nothing_begins_shorter_next_time():
     assert opt.link("Backtracking").global_state["scale"].shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["LBFGS, Backtracking", "LBFGS", "Adam, Backtracking", "BFGS, StrongWolfe", "PolakRibiere"])
+@pytest.mark.parametrize(
+    "name", ["LBFGS, Backtracking", "LBFGS", "Adam, Backtracking", "BFGS, StrongWolfe", "PolakRibiere"]
+)
 def test_deciding_links_resume_exactly(name):
     pop = population(4, seed=2)
     opt = mo.Optimizer(pop, *DECIDING[name]())

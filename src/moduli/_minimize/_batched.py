@@ -23,7 +23,6 @@ BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
 """The methods whose links take all members of a population at once."""
 
 
-
 class Runs:
     """What is known of all runs: the best point of each, where it is now, and whether it goes on.
 
@@ -90,7 +89,7 @@ class Runs:
 
     def losses(self, z: Tensor) -> Tensor:
         """The losses of all runs at the rows of z, differentiable once; a run that may not evaluate any more finds infinity."""
-        losses: Tensor = _Losses.apply(z, self)
+        losses: Tensor = _Losses.apply(z, self)  # type: ignore[no-untyped-call]
         return losses
 
     def look(self, z: Tensor) -> None:
@@ -197,7 +196,7 @@ class _Losses(torch.autograd.Function):
         return runs.f.clone()
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, given: Tensor) -> Any:
         (g,) = ctx.saved_tensors
         return g * given[:, None], None
 

@@ -393,7 +393,7 @@ class MatrixSearch(Search):
         self, x0: Tensor, *, population: int = 64, spread: float = 1.0, initial: Tensor | None = None, **options: Any
     ) -> None:
         self._spread, self._initial = spread, initial
-        self._bounds: tuple[Tensor, Tensor] | None = None
+        self._bounds: tuple[Any, Any] | None = None
         super().__init__(x0, population=population, **options)
 
     @abstractmethod
@@ -452,11 +452,13 @@ class MatrixSearch(Search):
         shape = (*lead, self.population, self.dim)
         return self._buffers.scratch(name, shape, self.dtype, self.device)
 
-    def _walls(self) -> tuple[Tensor, Tensor]:
-        """The bounds as matrices like the members, for one pass over all of them."""
+    def _walls(self) -> tuple[Any, Any]:
+        """The bounds for one pass over all members: two numbers, or matrices in lists where coordinates differ."""
         if self._bounds is None:
-            shape, c = (self.population, self.dim), self.coordinates
-            self._bounds = c.lower.expand(shape).contiguous(), c.upper.expand(shape).contiguous()
+            shape, ends = (self.population, self.dim), (self.coordinates.lower, self.coordinates.upper)
+            alike = all(bool((end == end[0]).all()) and bool(end[0].isfinite()) for end in ends)
+            low, high = (float(end[0]) if alike else [end.expand(shape).contiguous()] for end in ends)
+            self._bounds = low, high
         return self._bounds
 
     def _spread_of(self, x: Tensor) -> float:

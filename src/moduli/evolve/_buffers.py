@@ -82,9 +82,10 @@ def uniforms(out: Tensor, generator: torch.Generator) -> Tensor:
     """Fill a tensor with uniform numbers in [0, 1]; single precision takes 32 bits for each, on the CPU."""
     if out.dtype != torch.float32 or out.device.type != "cpu" or out.numel() % 2 or not out.is_contiguous():
         return out.uniform_(generator=generator)
-    words = _words(generator)
+    words, half = _words(generator), torch.tensor(0.5)
     for part in torch.split(out.view(-1), _CHUNK):
-        part.copy_(_drawn(words, part.numel() // 2).view(torch.int32)).mul_(2.0**-32).add_(0.5)
+        part.copy_(_drawn(words, part.numel() // 2).view(torch.int32))
+        torch.add(half, part, alpha=2.0**-32, out=part)
     return out
 
 

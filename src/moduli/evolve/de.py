@@ -120,8 +120,7 @@ class DE(MatrixSearch):
         b = torch.index_select(x, 0, picks[2], out=self._scratch("b"))
         roles, numbers = ([base], [a], [b], [x], [self._draw(x, g)]), (self.scale, limit(self.rate))
         if c.bounded:
-            lower, upper = self._walls()
-            crossed_inside(*roles, [lower], [upper], *numbers, out=[base])
+            crossed_inside(*roles, *self._walls(), *numbers, out=[base])
         else:
             crossed(*roles, *numbers, out=[base])
         return {"x": c.rounded(base)}

@@ -109,8 +109,7 @@ class PSO(MatrixSearch):
             roles = [[role] for role in (x, v, own, self._social(own), *self._uniform(2))]
             pulls, out = (self.inertia, self.cognitive, self.social), ([position], [asked], [moved])
             if c.bounded:
-                lower, upper = self._walls()
-                move_inside(*roles, [lower], [upper], *pulls, out=out)
+                move_inside(*roles, *self._walls(), *pulls, out=out)
             else:
                 move(*roles, *pulls, out=out)
         return {"x": c.rounded(asked), "position": position, "v": moved}
@@ -181,7 +180,7 @@ move = fuse(_moved)
 """x + v, the same again, and `swarm_velocity`, in one pass, where `social` is a matrix too."""
 
 move_inside = fuse(_moved_inside)
-"""The same between bounds, which are matrices too; the velocity is what was really moved."""
+"""The same between bounds, which are numbers or matrices; the velocity is what was really moved."""
 
 
 def informed_velocity(

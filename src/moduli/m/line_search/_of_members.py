@@ -56,13 +56,13 @@ def search_members(
             # Members that are done stay where they were evaluated last.
             _place(objective, x - u * reach.to(u)[:, None])
             f, along, there = _evaluate(objective, u, gradients)
-            values, rises = f.tolist(), along
+            values = f.tolist()
             for i, search in list(searches.items()):
                 if carries and there is not None:
                     seen[i][lengths[i]] = (f[i], there[i])
                 value = values[i] if math.isfinite(values[i]) or values[i] == -math.inf else math.inf
                 try:
-                    lengths[i] = search.send((value, rises[i] if math.isfinite(rises[i]) else math.inf))
+                    lengths[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
                 except StopIteration as end:
                     del searches[i]
                     found[i] = 0.0 if end.value is None else end.value
@@ -70,12 +70,12 @@ def search_members(
     step = torch.where((found > 0).to(u.device)[:, None], u * found.to(u)[:, None], 0.0)
     objective.updates = unflat_members(step, objective.params)
     if carries and gradients:
-        values, slopes_there = losses.clone(), g.clone()
+        loss, grad = losses.clone(), g.clone()
         for i, length in enumerate(found.tolist()):
             if length > 0:
-                values[i], slopes_there[i] = seen[i][length]
-        point, carried = unflat_members(x - step, objective.params), unflat_members(slopes_there, objective.params)
-        objective.accepted = (point, values, carried)
+                loss[i], grad[i] = seen[i][length]
+        point = unflat_members(x - step, objective.params)
+        objective.accepted = (point, loss, unflat_members(grad, objective.params))
     return objective
 
 

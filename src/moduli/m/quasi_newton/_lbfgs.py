@@ -27,8 +27,8 @@ class LBFGS(Transform):
 
     $H u = \gamma u + S^T R^{-T}\big((D + \gamma Y Y^T) R^{-1} S u - \gamma Y u\big) - \gamma Y^T R^{-1} S u$.
 
-    This equals the two-loop recursion, in two products with one buffer. Follow it with a line search (`StrongWolfe`;
-    `Backtracking` for a population, whose members have pairs of their own).
+    This equals the two-loop recursion, in two products with one buffer. Follow it with a line search. Members of a
+    population have pairs of their own.
 
     Args:
         history_size: How many pairs are kept.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...optim import Objective, as_real
 from .._flat import masked, unflat_members
 
-__all__ = ["learn_members", "learn_rows", "multiply_members", "multiply_rows"]
+__all__ = ["learn_members", "multiply_members"]
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -34,13 +34,8 @@ def _largest(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
-    """Take in the pair of the last step of each member."""
-    u = _rows(masked(objective.peek_updates(), objective.present))
-    learn_rows(_rows(objective.params), u, states, shared, setting)
-
-
-def learn_rows(x: list[Tensor], u: list[Tensor], states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
-    """Take in a pair for each row of points x and updates u; the newest pair is last in (N, history, size)."""
+    """Take in the pair of the last step of each member; the newest pair is last in (N, history, size)."""
+    x, u = _rows(objective.params), _rows(masked(objective.peek_updates(), objective.present))
     history = setting["history_size"]
     fits = all(
         "x" in state and state["x"].shape == rows.shape and state["s"].shape[1] == history
@@ -76,16 +71,9 @@ def learn_rows(x: list[Tensor], u: list[Tensor], states: Sequence[Any], shared: 
 
 
 def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
-    """The inverse BFGS matrix of each member times its update."""
+    """The inverse BFGS matrix of each member times its update: the two-loop recursion, all members in each step of it."""
     u = _rows(masked(objective.peek_updates(), objective.present))
-    q = multiply_rows(u, states, shared["pairs"], setting)
-    objective.updates = [unflat_members(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
-    return objective
-
-
-def multiply_rows(u: list[Tensor], states: Sequence[Any], pairs: Tensor, setting: Any) -> list[Tensor]:
-    """The two-loop recursion, all rows in each step of it."""
-    history = setting["history_size"]
+    history, pairs = setting["history_size"], shared["pairs"]
     s, y = [state["s"] for state in states], [state["y"] for state in states]
     q = [rows.clone() for rows in u]
     steps: list[tuple[list[Tensor], list[Tensor], Tensor, Tensor]] = []
@@ -112,4 +100,5 @@ def multiply_rows(u: list[Tensor], states: Sequence[Any], pairs: Tensor, setting
         shrink = torch.where((pairs == 0) & (length > 1) & length.isfinite(), 1 / length, 1.0)
         for rows in q:
             rows.mul_(shrink.to(rows)[:, None])
-    return q
+    objective.updates = [unflat_members(rows, [param])[0] for rows, param in zip(q, objective.params, strict=True)]
+    return objective
