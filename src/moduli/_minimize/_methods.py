@@ -28,9 +28,9 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
     "cg": lambda: [m.PolakRibiere(), m.StrongWolfe(c2=0.1, a_init="first-order", maxiter=40)],
     "newton": _newton,
     "damped-newton": lambda: [m.LevenbergMarquardt(m.Newton(), max_attempts=30)],
-    # Looser systems (a tolerance of the square root of the gradient) cost more evaluations than they save products.
+    # Looser systems (in both, and by the square root of the gradient) cost more evaluations than they save products.
     "newton-cg": lambda: [m.NewtonCG(tol=1e-2, reg=0.0), m.Backtracking(maxiter=40)],
-    "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.1, max_attempts=30, **_RADIUS)],
+    "trust-ncg": lambda: [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=0.03, max_attempts=30, **_RADIUS)],
     "trust-exact": lambda: [m.TrustExact(m.Newton(), max_attempts=30, **_RADIUS)],
     "dogleg": lambda: [m.Dogleg(m.Newton(), max_attempts=30)],
     "lm": lambda: [m.LevenbergMarquardt(m.GaussNewton(), max_attempts=30)],
