@@ -453,3 +453,43 @@ def test_versions_of_private_roles_are_left_alone(backend):
     assert p[0]._version == before + 3
     with pytest.raises(ValueError, match="private names 'q', but .* takes p, m"):
         kernels.fuse(step, private=["q"])
+
+
+def rows_of_matrices(seed=0):
+    """Blocks of two matrices (rows that lie apart), a contiguous tensor, and one that no plan describes."""
+    wide, deep = tensors((6, 100), (3, 4, 50), seed=seed)
+    return [
+        wide[:, :40],
+        wide[:, 40:90],
+        deep[:, 1:3, :20],
+        *tensors((7, 5), seed=seed + 1),
+        tensors((40, 9))[0].t()[::2],
+    ]
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_rows_of_a_matrix_need_no_plain_form(backend, inplace):
+    """Blocks of one matrix interleave in memory and are written all at once."""
+    xs, ys = rows_of_matrices(), rows_of_matrices(seed=5)
+    contiguous = [y.clone() for y in ys]
+    fused = kernels.fuse(lambda x, y, s: x.sqrt() * s + y * y, inplace="x" if inplace else None)
+    for others in (ys, contiguous):
+        kept = xs if inplace else [x.clone().as_strided(x.shape, x.stride()) if x.is_contiguous() else x for x in xs]
+        want = [x.sqrt() * 2.0 + y * y for x, y in zip(kept, others, strict=True)]
+        forms = fused.explain(kept, others, 2.0)
+        assert backend == "plain" or f"{backend}: " in str(forms), forms
+        assert "1 of 5 tensors are not contiguous" in str(forms)
+        got = fused(kept, others, 2.0)
+        for ours, theirs in zip(got, want, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
+        if not inplace:
+            assert [t.stride() for t in got] == [t.stride() for t in want]
+            assert fused(kept, others, 2.0, flat=True).shape == (sum(x.numel() for x in xs),)
+
+
+def test_overlapping_rows_are_noticed(backend):
+    matrix = torch.arange(200.0).reshape(4, 50)
+    fused = kernels.fuse(lambda x, y: x + y, inplace="x")
+    want = matrix[:, :30] + matrix[:, 20:]
+    assert "overlaps" in str(fused.explain([matrix[:, :30]], [matrix[:, 20:]])) or backend == "plain"
+    assert torch.equal(fused([matrix[:, :30]], [matrix[:, 20:]])[0], want)

@@ -12,9 +12,9 @@ from torch.autograd.graph import increment_version
 from .._torch import has_dispatch_mode, in_forward_ad, in_transform
 from . import _backend
 from ._graph import Graph
-from ._plain import OneVector, run_directly, run_plain
-from ._plan import CallPlan, Piece, PlanState, locate, make_tables
-from ._prepare import prepare, refuse_graphs
+from ._plain import run_directly, run_plain
+from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
+from ._prepare import find_end, prepare, refuse_graphs
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class Request:
             raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
         self.outs: tuple[Any, ...] = () if out is None else out if isinstance(out, tuple) else (out,)
         self.roles: list[Tensors] = [tuple(tensors) for tensors in self.given]
+        self.flat = flat
+        self.offsets = None if offsets is None else tuple(offsets)
         self.lists: list[Tensors] = self.roles + [
-            (item,) if isinstance(item, torch.Tensor) else tuple(item)
+            self._part(item) if isinstance(item, torch.Tensor) else tuple(item)
             for item in self.outs
             if isinstance(item, torch.Tensor | list)
         ]
-        self.flat = flat
-        self.offsets = None if offsets is None else tuple(offsets)
         self.key = (
             self.marks,
             len(self.roles[0]),
@@ -85,6 +85,21 @@ class Request:
             has_dispatch_mode(),
             tuple([isinstance(value, torch.Tensor) for value in self.scalars]),
         )
+
+    def _part(self, vector: torch.Tensor) -> Tensors:
+        """A vector that was given, as a piece for each tensor."""
+        sizes = [tensor.numel() if isinstance(tensor, torch.Tensor) else 0 for tensor in self.roles[0]]
+        end = find_end(self.fused, sizes, self.offsets, apart=False)
+        if vector.dim() != 1 or not vector.is_contiguous():
+            raise ValueError(
+                f"{self.fused.where}: out= is a tensor of shape {tuple(vector.shape)} and strides {vector.stride()}; a vector "
+                "must be one-dimensional and contiguous"
+            )
+        if vector.numel() < end or (self.offsets is None and vector.numel() != end):
+            raise ValueError(
+                f"{self.fused.where}: the vector out= has {vector.numel()} elements, but the result needs {end}"
+            )
+        return part_vector(vector.detach(), sizes, self.offsets)
 
     @property
     def whole(self) -> tuple[bool, ...]:
@@ -114,22 +129,28 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
     return plan, state
 
 
-def _allocate(request: Request, plan: CallPlan) -> list[Any]:
-    """New storage: for each output that needs it a list of tensors or a vector."""
-    made: list[Any] = []
-    for output in plan.outputs:
-        if output.kind == "new" and isinstance(output.dtypes, list):
-            if plan.opaque is not None:
-                made.append([None] * plan.count)
-                continue
-            layout = zip(request.roles[0], plan.strides, output.dtypes, strict=True)
-            made.append([like.new_empty_strided(like.shape, strides, dtype=d) for like, strides, d in layout])
-            _ask_for_pages(made[-1])
-        elif output.kind == "newflat" and isinstance(output.dtypes, torch.dtype):
-            vector = torch.empty(plan.end, dtype=output.dtypes, device=plan.device)
-            _ask_for_pages([vector])
-            made.append(vector if plan.end == sum(plan.sizes) else vector.zero_())  # between the tensors
-    return made
+def part_vector(vector: torch.Tensor, sizes: Sequence[int], offsets: Sequence[int] | None) -> Tensors:
+    """A piece of a vector for each tensor, one after the other or where the offsets say."""
+    if offsets is None:
+        return tuple(torch.split(vector, list(sizes))) if sizes else ()
+    return tuple([vector.narrow(0, start, size) for start, size in zip(offsets, sizes, strict=True)])
+
+
+def _allocate(request: Request, plan: CallPlan, output: Output) -> tuple[Any, list[Any]]:
+    """New storage of an output: what the caller gets, and the tensors."""
+    if output.vector is not None:
+        vector = torch.empty(plan.end, dtype=output.vector, device=plan.device)
+        _ask_for_pages([vector])
+        if plan.end != sum(plan.sizes):
+            vector.zero_()  # between the tensors
+        return vector, list(part_vector(vector, plan.sizes, plan.offsets))
+    if plan.opaque is not None:
+        made: list[Any] = [None] * plan.count
+    else:
+        layout = zip(request.roles[0], plan.strides, output.dtypes, strict=True)
+        made = [like.new_empty_strided(like.shape, strides, dtype=d) for like, strides, d in layout]
+        _ask_for_pages(made)
+    return made, made
 
 
 def _ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
@@ -142,22 +163,22 @@ def _ask_for_pages(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
-    fresh = _allocate(request, plan) if plan.allocates else []
-    made, given = iter(fresh), iter([item for item in request.outs if item is not None])
-    lists = iter(request.lists[plan.roles :])
+    given, lists = iter([item for item in request.outs if item is not None]), iter(request.lists[plan.roles :])
     results: list[Any] = []  # what the caller gets for each output
     targets: list[Any] = []  # where it is written
+    fresh: list[Any] = []
+    result: Any
+    target: Any
     for output in plan.outputs:
         if output.role is not None:
-            results.append(request.given[output.role])
-            targets.append(request.roles[output.role])
-        elif output.kind in ("list", "flat"):
-            results.append(next(given))
-            held = next(lists)
-            targets.append(OneVector(held[0], plan.offsets) if output.kind == "flat" else held)
+            result, target = request.given[output.role], request.roles[output.role]
+        elif output.kind == "given":
+            result, target = next(given), next(lists)
         else:
-            results.append(next(made))
-            targets.append(OneVector(results[-1], plan.offsets) if output.kind == "newflat" else results[-1])
+            result, target = _allocate(request, plan, output)
+            fresh.append(target)
+        results.append(result)
+        targets.append(target)
     if state is not None and state.overlap:
         _run_plain(request, plan, targets, range(plan.count))
     else:
@@ -219,21 +240,16 @@ def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices
 
 
 def _choose(target: Any, indices: Sequence[int], plan: CallPlan) -> Sequence[torch.Tensor]:
-    """The tensors of a list or of a vector at these positions."""
-    if isinstance(target, OneVector):
-        return [target.at(i, plan.sizes[i]) for i in indices]
+    """The tensors of a list at these positions."""
     return target if len(indices) == plan.count else [target[i] for i in indices]
 
 
 def _count_versions(plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
     """Count up the versions of what a kernel writes, as an in-place operation of torch does."""
     for output, target in zip(plan.outputs, targets, strict=True):
-        if output.kind in ("new", "newflat") or output.private:
+        if output.kind == "new" or output.private:
             continue
-        if isinstance(target, OneVector):
-            written: Sequence[torch.Tensor] = [target.tensor]
-        else:
-            written = target if len(indices) == plan.count else [target[i] for i in indices]
+        written = _choose(target, indices, plan)
         if torch.is_inference_mode_enabled():
             written = [tensor for tensor in written if not tensor.is_inference()]
         increment_version(written)

@@ -54,7 +54,7 @@ class Program:
         self._sequences: dict[tuple[bool, ...], _Sequence] = {}
 
     def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
-        """Run over lists of disjoint tensors, each contiguous or all at a position with one layout.
+        """Run over lists of disjoint tensors; those at a position are contiguous or of one shape.
 
         `targets[j]` are the tensors that output j goes to; where it overwrites a role they are the tensors of this role.
         `cuts` is empty at first, and then says how lists of these shapes are gone through.
@@ -199,7 +199,7 @@ class _Sequence:
         sizes = [tensor.numel() for tensor in like]
         vectors: dict[int, list[torch.Tensor]] = {}
         for j in self._refs(node):
-            parts = [_flat(tensor) for tensor in values[j]]
+            parts = [tensor.reshape(-1) for tensor in values[j]]
             key = ("joined", len(vectors), parts[0].dtype)
             out = memory.get(key)
             memory[key] = torch.cat(parts) if out is None else torch.cat(parts, out=out)
@@ -211,9 +211,8 @@ class _Sequence:
         elif out is None:
             whole = like[0].new_empty(sum(sizes))
         made = memory[index] = self._single(node, {**values, **vectors}, 0, whole, out)
-        # In the order of addresses, as the vectors were read.
         pieces = zip(torch.split(made, sizes), like, strict=True)
-        return [piece.as_strided(tensor.shape, tensor.stride()) for piece, tensor in pieces]
+        return [piece.view(tensor.shape) for piece, tensor in pieces]
 
     def _store(self, values: dict[int, Any], targets: Lists, memory: Memory | None) -> None:
         written = {role for _, role in self._outputs if role is not None}
@@ -370,8 +369,13 @@ def _copy(tensors: Sequence[torch.Tensor], dtype: torch.dtype, key: Any, memory:
     return made
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in some order of its axes."""
+    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in the order of their addresses."""
+    """All elements of a dense tensor in the order of their addresses."""
     if tensor.dim() == 1:
         return tensor
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
@@ -412,7 +416,8 @@ def _cut(lists: Lists, targets: Lists) -> Cuts:
     waiting: list[int] = []
     held = 0
     for i, size in enumerate(sizes):
-        if size * 4 > BLOCK:
+        layouts = {(tensors[i].is_contiguous() or tensors[i].stride()) for tensors in every}
+        if size * 4 > BLOCK and len(layouts) == 1 and _is_dense(lists[0][i]):
             found.append(_Cut([i], [True], blocks=True))
         elif size:
             if held + size > GROUP:

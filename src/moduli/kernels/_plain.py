@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,20 +12,9 @@ from ._graph import Graph
 if TYPE_CHECKING:
     from ._fuse import Fused
 
-__all__ = ["OneVector", "run_directly", "run_plain"]
+__all__ = ["run_directly", "run_plain"]
 
 _HALF = (torch.float16, torch.bfloat16)
-
-
-class OneVector(NamedTuple):
-    """One vector that holds the values of all tensors, and where each of them begins."""
-
-    tensor: torch.Tensor
-    offsets: Sequence[int]
-
-    def at(self, i: int, size: int) -> torch.Tensor:
-        """The part of tensor i, which has so many elements."""
-        return self.tensor.narrow(0, self.offsets[i], size)
 
 
 def run_plain(
@@ -39,7 +28,7 @@ def run_plain(
     *,
     at_once: bool,
 ) -> None:
-    """Run over these elements of the lists, in order; a target is a list or a `OneVector`.
+    """Run over these elements of the lists, in order. A target without a tensor is given the value itself.
 
     With `at_once` everything is computed before anything is written: for kinds of tensors whose operations may fail.
     """
@@ -102,19 +91,13 @@ def _apply(
     return results, {role: roles[role] for role in changed}
 
 
-def _write(target: torch.Tensor, value: torch.Tensor) -> None:
-    target.copy_(value if value.shape == target.shape else value.reshape(target.shape))
-
-
 def _store(i: int, values: Sequence[torch.Tensor], targets: Sequence[Any]) -> None:
     # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
     for target, value in zip(targets, values, strict=True):
-        if isinstance(target, OneVector):
-            _write(target.at(i, value.numel()), value)
-        elif target[i] is None:
+        if target[i] is None:
             target[i] = value
         else:
-            _write(target[i], value)
+            target[i].copy_(value if value.shape == target[i].shape else value.reshape(target[i].shape))
 
 
 def run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:

@@ -26,7 +26,7 @@ from ._runtime import Runtime
 from ._table import Table
 from ._triton import TritonKernel, find_problem
 
-__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "describe_dtypes", "form_of", "locate"]
+__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "Runs", "describe_dtypes", "form_of", "locate"]
 
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
@@ -34,16 +34,17 @@ Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where one value of the function goes.
+    """Where one value of the function goes, and the dtype of each tensor there.
 
-    `kind` is `role` (over role `role`), `list` or `flat` (storage that was given), `new` or `newflat`. `dtypes` is that
-    of the vector, or one for each tensor. `private` storage is the caller's own: autograd is not told.
+    `kind` is `role` (over role `role`), `given` (storage that was given) or `new`. `private` storage is the caller's own:
+    autograd is not told.
     """
 
     kind: str
-    dtypes: list[torch.dtype] | torch.dtype
+    dtypes: list[torch.dtype]
     role: int | None = None
     private: bool = False
+    vector: torch.dtype | None = None  # of one new vector for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,34 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of the lists that runs in one form; `indices` is None for all of them."""
+    """Part of the lists that runs in one form; `indices` and `runs` are None for all of them."""
 
     form: Form
     indices: list[int] | None
-    sizes: array[int]
-    starts: array[int]  # of each tensor among all elements, and the end
+    runs: list[int] | None
+    sizes: array[int]  # of the runs
+    starts: array[int]  # of each run among all elements, and the end
+    elements: int
     device: torch.device
     cuts: Cuts = field(default_factory=list)  # how foreach operations go through them, known after the first call
 
-    @property
-    def elements(self) -> int:
-        """How many elements it covers."""
-        return self.starts[-1]
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Tensors as runs of elements that lie side by side: a dense tensor is one, a block of a matrix one for each row.
+
+    For each run its tensor, its elements, and for each list (roles, then outputs whose storage is given, then new ones) how
+    many bytes after the address of this tensor it begins.
+    """
+
+    owner: Any
+    sizes: list[int]
+    shifts: list[Any]
+
+    def follow(self, column: Addresses, k: int) -> Addresses:
+        """The address of each run of a list."""
+        found: Addresses = column[self.owner] + self.shifts[k]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +113,20 @@ class CallPlan:
     reads: list[Reads]
     outputs: list[Output]
     pieces: list[Piece]
-    shapes: list[torch.Size]
     strides: list[tuple[int, ...]]
-    sizes: array[int]
-    offsets: list[int]
-    end: int  # of the last tensor in a vector
+    sizes: list[int]
+    offsets: tuple[int, ...] | None  # of the tensors in a vector
+    end: int  # of the last of them
     device: torch.device
     opaque: str | None  # why the tensors have no memory to look at
     whole: tuple[bool, ...] | None  # which scalars were Python ints, where that matters
     single: bool
     results: list[tuple[str, int]]
-    extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element
+    allocates: bool  # whether some output is new at every call
+    runs: Runs | None = None  # None where each tensor is one
+    extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element of each run
     state: PlanState | None = None
     devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
-
-    @property
-    def compiled(self) -> bool:
-        """Whether some piece is a compiled kernel."""
-        return any(piece.form.kernel is not None for piece in self.pieces)
-
-    @property
-    def allocates(self) -> bool:
-        """Whether some output is new at every call."""
-        return any(output.kind in ("new", "newflat") for output in self.outputs)
 
 
 def describe_dtypes(dtypes: Sequence[torch.dtype]) -> str:
@@ -283,13 +290,14 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     before = plan.state
     if before is not None and moved == 0:
         return before
-    addresses = np.frombuffer(now, np.uint64)
-    columns = _columns(plan, addresses)
+    columns = _columns(plan, now)
     for role in range(plan.roles):
-        if (gone := np.flatnonzero((columns[role] == 0) & (np.asarray(plan.extents[role]) > 0))).size:
+        if (gone := np.flatnonzero((columns[role] == 0) & (np.array(plan.sizes) > 0))).size:
             raise RuntimeError(
                 f"tensor {gone[0]} of list {role} has no memory: its storage was resized to 0, and has to be resized back"
             )
+    if plan.runs is not None:
+        columns = [plan.runs.follow(column, k) for k, column in enumerate(columns)]
     over = [output.role for output in plan.outputs if output.role is not None]
     written = [*over, *range(plan.roles, len(columns))]
     reads = [role for role in range(plan.roles) if role not in over]
@@ -309,43 +317,29 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     return state
 
 
-def _columns(plan: CallPlan, addresses: Addresses) -> list[Addresses]:
+def _columns(plan: CallPlan, now: array[int]) -> list[Addresses]:
     """The address of each tensor: of the roles, then of the outputs whose storage was given."""
-    columns = [addresses[r * plan.count : (r + 1) * plan.count] for r in range(plan.roles)]
-    at = plan.roles * plan.count
-    for output in plan.outputs:
-        if output.kind == "list":
-            columns.append(addresses[at : at + plan.count])
-            at += plan.count
-        elif output.kind == "flat":
-            columns.append(_in_vector(plan, output, int(addresses[at])))
-            at += 1
-    return columns
+    return list(np.frombuffer(now, np.uint64).reshape(-1, plan.count))
 
 
-def _in_vector(plan: CallPlan, output: Output, base: int) -> Addresses:
-    if not isinstance(output.dtypes, torch.dtype):
-        raise TypeError(f"a flat output has one dtype, not {output.dtypes!r}")
-    return np.asarray(plan.offsets, np.uint64) * np.uint64(output.dtypes.itemsize) + np.uint64(base)
-
-
-def make_tables(plan: CallPlan, now: array[int], fresh: Sequence[Any]) -> list[tuple[Any, array[int]]]:
+def make_tables(
+    plan: CallPlan, now: array[int], fresh: Sequence[Sequence[torch.Tensor]]
+) -> list[tuple[Any, array[int]]]:
     """For each piece what must stay alive, and the table of the tables that a kernel reads."""
-    columns = _columns(plan, np.frombuffer(now, np.uint64))
-    given, made = iter(columns[plan.roles :]), iter(fresh)
+    columns = _columns(plan, now)
+    columns += [np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in fresh]
+    if plan.runs is not None:
+        columns = [plan.runs.follow(column, k) for k, column in enumerate(columns)]
+    given = iter(columns[plan.roles : len(columns) - len(fresh)])
+    made = iter(columns[len(columns) - len(fresh) :])
     every = columns[: plan.roles]
     for output in plan.outputs:
-        if output.role is not None:
-            every.append(columns[output.role])
-        elif output.kind in ("list", "flat"):
-            every.append(next(given))
-        elif output.kind == "new":
-            every.append(np.array([tensor.data_ptr() for tensor in next(made)], np.uint64))
-        else:
-            every.append(_in_vector(plan, output, next(made).data_ptr()))
+        every.append(
+            columns[output.role] if output.role is not None else next(given if output.kind == "given" else made)
+        )
     tables = []
     for piece in plan.pieces:
-        keep = every if piece.indices is None else [column[piece.indices] for column in every]
+        keep = every if piece.runs is None else [column[piece.runs] for column in every]
         tables.append(((now, keep), array("Q", [column.ctypes.data for column in keep])))
     return tables
 
@@ -357,7 +351,7 @@ def _sorted(plan: CallPlan, columns: Sequence[Addresses], written: Sequence[int]
         return Ranges(nothing, nothing, np.empty(0, np.int64))
     begin = np.concatenate([columns[i] for i in written])
     reach = np.concatenate([plan.extents[i] for i in written])
-    index = np.tile(np.arange(plan.count), len(written))[reach > 0]
+    index = np.tile(np.arange(len(columns[0])), len(written))[reach > 0]
     begin, reach = begin[reach > 0], reach[reach > 0]
     order = np.argsort(begin, kind="stable")
     begin, end, index = begin[order], (begin + reach)[order], index[order]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections.abc import Sequence
@@ -12,16 +13,18 @@ import torch
 
 from .._torch import is_fake
 from . import _backend
-from ._plan import CallPlan, Form, Lists, Output, Piece, form_of
+from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, form_of
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
     from ._call import Request
     from ._fuse import Fused, Slot, Trace
 
-__all__ = ["prepare", "refuse_graphs"]
+__all__ = ["find_end", "prepare", "refuse_graphs"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
+# Rows that are shorter, or more of them, are not worth a loop each.
+_NARROWEST, _MOST_ROWS = 16, 1 << 16
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -34,7 +37,7 @@ def prepare(request: Request) -> CallPlan:
         _check_list(fused, name, tensors, count, names[0], roles[0])
     places = _places(request, count, names[0])
     signatures: dict[tuple[Any, ...], list[int]] = {}
-    listed = [place for place in places if isinstance(place, tuple)]
+    listed = [place for place in places if place is not None]
     for i in range(count):
         signature = (roles[0][i].device, *(tensors[i].dtype for tensors in itertools.chain(roles, listed)))
         signatures.setdefault(signature, []).append(i)
@@ -43,13 +46,11 @@ def prepare(request: Request) -> CallPlan:
     traces = {s: fused.trace(marks, s[1 : len(roles) + 1], request.whole) for s in signatures}
     first = next(iter(traces.values()))
     slots = fused.slots(marks, first.graph)
-    kinds = _kinds(request, slots, places)
+    _check_places(request, slots)
     sizes = [tensor.numel() for tensor in roles[0]]
-    offsets, end = _offsets(request, sizes, kinds, places)
-    outputs = _outputs(request, slots, kinds, places, traces, signatures)
+    outputs = _outputs(request, slots, places, traces, signatures)
     written = [(names[o.role], roles[o.role]) for o in outputs if o.role is not None]
-    written += [("out", (p,) if isinstance(p, torch.Tensor) else p) for p in places if p is not None]
-    for name, tensors in written:
+    for name, tensors in [*written, *(("out", place) for place in listed)]:
         _check_writable(fused, name, tensors)
     fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
     opaque = None if fake else _opaque(request.lists)
@@ -75,39 +76,94 @@ def prepare(request: Request) -> CallPlan:
         reads=list({id(trace.reads): trace.reads for trace in traces.values()}.values()),
         outputs=outputs,
         pieces=[],
-        shapes=[tensor.shape for tensor in roles[0]],
         strides=[],
-        sizes=array("q", sizes),
-        offsets=offsets,
-        end=end,
+        sizes=sizes,
+        offsets=request.offsets,
+        end=find_end(fused, sizes, request.offsets, apart=request.flat),
         device=roles[0][0].device if count else torch.device("cpu"),
         opaque=opaque,
         whole=request.whole if integral else None,
         single=first.graph.single,
         results=_results(slots, first.graph.same),
+        allocates=any(output.kind == "new" for output in outputs),
     )
-    loose: set[int] = set()
+    loose: list[int] = []
     if opaque is None:
-        vectors = any(kind in ("flat", "newflat") for kind in kinds)
-        loose = {i for i in range(count) if not _is_dense([t[i] for t in (*roles, *listed)], vectors)}
         plan.strides = [_preserved(tensor) for tensor in roles[0]]
-        plan.extents = _extents(request, outputs, sizes) if memory else []
-    strided = sorted(loose)
-    for signature, indices in signatures.items():
+        loose = _find_runs(plan, request.lists, memory)
+    for kind, indices in signatures.items():
         tight = [i for i in indices if i not in loose]
         if tight:
-            form = _form(request, traces[signature], slots, outputs, tight, signature[0], opaque)
-            plan.pieces.append(_piece(form, None if len(tight) == count else tight, sizes, signature[0]))
-    if strided:
-        reason = f"{len(strided)} of {count} tensors are not contiguous"
-        form = Form("plain", reason, first.graph)
-        plan.pieces.append(_piece(form, None if len(strided) == count else strided, sizes, plan.device))
+            form = _form(request, traces[kind], slots, outputs, tight, kind[0], opaque)
+            plan.pieces.append(_piece(plan, form, tight, kind[0]))
+    if loose:
+        form = Form("plain", f"{len(loose)} of {count} tensors are not contiguous", first.graph)
+        plan.pieces.append(_piece(plan, form, loose, plan.device))
     return plan
 
 
-def _piece(form: Form, indices: list[int] | None, sizes: Sequence[int], device: torch.device) -> Piece:
-    chosen = list(sizes) if indices is None else [sizes[i] for i in indices]
-    return Piece(form, indices, array("q", chosen), array("q", itertools.accumulate(chosen, initial=0)), device)
+def _piece(plan: CallPlan, form: Form, indices: list[int], device: torch.device) -> Piece:
+    every = len(indices) == plan.count
+    sizes, runs = plan.sizes, indices
+    if plan.runs is not None:
+        runs = np.flatnonzero(np.isin(plan.runs.owner, indices)).tolist()
+        sizes = plan.runs.sizes
+    chosen = list(sizes) if every else [sizes[i] for i in runs]
+    starts = array("q", itertools.accumulate(chosen, initial=0))
+    own = None if every else indices
+    return Piece(form, own, None if every else runs, array("q", chosen), starts, starts[-1], device)
+
+
+def _find_runs(plan: CallPlan, lists: Sequence[Tensors], memory: bool) -> list[int]:
+    """Describe the tensors as runs, in the plan; the positions of those that are not worth it."""
+    fresh = [output for output in plan.outputs if output.kind == "new"]
+    loose: list[int] = []
+    found: list[tuple[int, list[Any]]] = []
+    for i in range(plan.count):
+        strided = [(tensors[i].shape, tensors[i].stride()) for tensors in lists]
+        shape, strides = strided[0]
+        plain = all(tensors[i].is_contiguous() for tensors in lists)
+        dense = plain or (plan.strides[i] == strides and all(each == (shape, strides) for each in strided))
+        # A new vector is filled in the order in which elements are read.
+        vectors = not plain and any(output.vector is not None for output in fresh)
+        strided += [(shape, plan.strides[i])] * len(fresh)
+        runs = (plan.sizes[i], [np.zeros(1, np.int64)] * len(strided)) if dense and not vectors else None
+        if runs is None and not vectors and all(each == shape for each, _ in strided):
+            runs = _part_rows(shape, [own for _, own in strided])
+        if runs is None:
+            loose.append(i)
+            runs = (plan.sizes[i], [np.zeros(1, np.int64)] * len(strided))
+        found.append(runs)
+    counts = [len(shifts[0]) for _, shifts in found]
+    for tensors in lists if memory else ():
+        reach = [
+            _reach(tensor) if rows == 1 else width * tensor.element_size()
+            for tensor, rows, (width, _) in zip(tensors, counts, found, strict=True)
+        ]
+        plan.extents.append(np.repeat(np.array(reach, np.uint64), counts))
+    if any(rows > 1 for rows in counts):
+        items = [[tensor.element_size() for tensor in tensors] for tensors in lists]
+        items += [[dtype.itemsize for dtype in output.dtypes] for output in fresh]
+        shifts = [
+            np.concatenate([own[k] * item for item, (_, own) in zip(each, found, strict=True)]).astype(np.uint64)
+            for k, each in enumerate(items)
+        ]
+        sizes = [width for rows, (width, _) in zip(counts, found, strict=True) for _ in range(rows)]
+        plan.runs = Runs(np.repeat(np.arange(plan.count), counts), sizes, shifts)
+    return loose
+
+
+def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> tuple[int, list[Any]] | None:
+    """(elements side by side in all of these layouts, for each where they begin); None where that is not worth a loop."""
+    width, axes = 1, len(shape)
+    while axes and all(shape[axes - 1] == 1 or own[axes - 1] == width for own in strides):
+        axes -= 1
+        width *= shape[axes]
+    rows = shape[:axes].numel()
+    if width < _NARROWEST or rows > _MOST_ROWS:
+        return None
+    places = np.indices(tuple(shape[:axes])).reshape(axes, -1)
+    return width, [np.array(own[:axes], np.int64) @ places for own in strides]
 
 
 def _form(
@@ -121,9 +177,7 @@ def _form(
 ) -> Form:
     described = []
     for slot, output in zip(request.fused.slots(request.marks, trace.graph), outputs, strict=True):
-        dtype = output.dtypes
-        if isinstance(dtype, list):
-            dtype = dtype[indices[0]] if indices else trace.graph.nodes[slot.node].dtype
+        dtype = output.dtypes[indices[0]] if indices else trace.graph.nodes[slot.node].dtype
         described.append((slot.node, dtype, output.role))
     watched = "a dispatch mode sees its operations" if request.key[-2] else None
     key = (tuple(described), device.type, _backend.mode(), watched, opaque)
@@ -161,95 +215,63 @@ def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: st
             )
 
 
-def _places(request: Request, count: int, first: str) -> list[Any]:
-    """Storage that was given: a vector, a tuple of tensors, or None for new storage."""
+def _places(request: Request, count: int, first: str) -> list[Tensors | None]:
+    """Storage that was given, as lists (a vector as its pieces), and None for new storage."""
     remaining = iter(request.lists[len(request.roles) :])
-    places: list[Any] = []
+    places: list[Tensors | None] = []
     for item in request.outs:
-        if isinstance(item, torch.Tensor):
-            places.append(next(remaining)[0])
-            device = request.roles[0][0].device if count else item.device
-            if item.device != device:
-                raise ValueError(
-                    f"{request.fused.where}: the vector out= is on {item.device} and {first}[0] on {device}; move one"
-                )
-        elif isinstance(item, list):
-            places.append(next(remaining))
-            _check_list(request.fused, "out", places[-1], count, first, request.roles[0])
-        elif item is None:
-            places.append(None)
-        else:
+        if not isinstance(item, torch.Tensor | list | None):
             raise TypeError(
                 f"{request.fused.where}: out= is a {type(item).__name__}; give a list of tensors or one vector"
             )
+        place = None if item is None else next(remaining)
+        if place is not None:
+            _check_list(request.fused, "out", place, count, first, request.roles[0])
+        places.append(place)
     return places
 
 
-def _kinds(request: Request, slots: Sequence[Slot], places: Sequence[Any]) -> list[str]:
-    """The kind of storage of each output."""
-    fused = request.fused
+def _check_places(request: Request, slots: Sequence[Slot]) -> None:
+    fused, outs = request.fused, request.outs
     free = sum(slot.role is None for slot in slots)
-    if places and len(places) != free:
+    if outs and len(outs) != free:
         raise ValueError(
-            f"{fused.where} has {free} results that are not in place and out= gives {len(places)} places; give a "
+            f"{fused.where} has {free} results that are not in place and out= gives {len(outs)} places; give a "
             "list of tensors or a vector, or a tuple with one of those (or None) for each result"
         )
-    remaining = iter(places)
-    kinds = []
-    for slot in slots:
-        place = next(remaining, None) if slot.role is None else None
-        if slot.role is not None:
-            kinds.append("role")
-        elif place is None:
-            kinds.append("newflat" if request.flat else "new")
-        else:
-            kinds.append("flat" if isinstance(place, torch.Tensor) else "list")
-    if request.offsets is not None and not any(kind in ("flat", "newflat") for kind in kinds):
+    fresh = free if not outs else outs.count(None)
+    if request.offsets is not None and not (request.flat and fresh) and not any(map(torch.is_tensor, outs)):
         raise ValueError(f"{fused.where}: offsets= places tensors in a vector; give out=vector or flat=True with it")
-    return kinds
+    if request.flat and fresh and len({tensor.device for tensor in request.roles[0]}) > 1:
+        raise ValueError(f"{fused.where}: flat=True puts all tensors into one vector, but they are on several devices")
 
 
-def _offsets(
-    request: Request, sizes: Sequence[int], kinds: Sequence[str], places: Sequence[Any]
-) -> tuple[list[int], int]:
-    """Where each tensor begins in a vector, and where the last ends."""
-    where, given = request.fused.where, request.offsets
-    starts = list(itertools.accumulate(sizes, initial=0))[:-1] if given is None else [int(start) for start in given]
-    if len(starts) != len(sizes):
-        raise ValueError(f"{where}: {len(starts)} offsets for {len(sizes)} tensors; give one for each")
-    end = max((start + size for start, size in zip(starts, sizes, strict=True)), default=0)
-    if min(starts, default=0) < 0:
-        raise ValueError(f"{where}: offsets can't be negative, got {min(starts)}")
-    if given is not None and "newflat" in kinds:
-        ordered = sorted((start, size) for start, size in zip(starts, sizes, strict=True) if size)
-        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(ordered)):
-            raise ValueError(f"{where}: offsets make tensors overlap in the vector")
-    for item in places:
-        if not isinstance(item, torch.Tensor):
-            continue
-        if item.dim() != 1 or not item.is_contiguous():
-            raise ValueError(
-                f"{where}: out= is a tensor of shape {tuple(item.shape)} and strides {item.stride()}; a vector must be "
-                "one-dimensional and contiguous"
-            )
-        if item.numel() < end or (given is None and item.numel() != sum(sizes)):
-            raise ValueError(f"{where}: the vector out= has {item.numel()} elements, but the result needs {end}")
-    return starts, end
+def find_end(fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, *, apart: bool) -> int:
+    """Where the last tensor ends in a vector. `apart`: whether they must not overlap."""
+    if offsets is None:
+        return sum(sizes)
+    if len(offsets) != len(sizes):
+        raise ValueError(f"{fused.where}: {len(offsets)} offsets for {len(sizes)} tensors; give one for each")
+    if min(offsets, default=0) < 0:
+        raise ValueError(f"{fused.where}: offsets can't be negative, got {min(offsets)}")
+    places = sorted((start, start + size) for start, size in zip(offsets, sizes, strict=True) if size)
+    if apart and any(end > start for (_, end), (start, _) in itertools.pairwise(places)):
+        raise ValueError(f"{fused.where}: offsets make tensors overlap in the vector")
+    return max((end for _, end in places), default=0)
 
 
 def _outputs(
     request: Request,
     slots: Sequence[Slot],
-    kinds: Sequence[str],
-    places: Sequence[Any],
+    places: Sequence[Tensors | None],
     traces: dict[tuple[Any, ...], Trace],
     signatures: dict[tuple[Any, ...], list[int]],
 ) -> list[Output]:
-    """Where each value goes, and the dtype of the storage: one for each tensor, or that of the vector."""
+    """Where each value goes, and the dtype of the storage of each tensor."""
     fused, marks = request.fused, request.marks
-    given = iter([place for place in places if place is not None])
+    remaining = iter(places)
     found: list[Output] = []
-    for j, (slot, kind) in enumerate(zip(slots, kinds, strict=True)):
+    for j, slot in enumerate(slots):
         natural: list[torch.dtype] = [torch.float32] * len(request.roles[0])
         every = []
         for signature, indices in signatures.items():
@@ -257,18 +279,12 @@ def _outputs(
             every.append(graph.nodes[fused.slots(marks, graph)[j].node].dtype)
             for i in indices:
                 natural[i] = every[-1]
-        if kind == "new":
-            found.append(Output(kind, natural))
+        place = next(remaining, None) if slot.role is None else request.roles[slot.role]
+        if place is None:
+            vector = functools.reduce(torch.promote_types, every) if request.flat else None
+            found.append(Output("new", natural if vector is None else [vector] * len(natural), vector=vector))
             continue
-        if kind == "newflat":
-            dtype = every[0]
-            for other in every[1:]:
-                dtype = torch.promote_types(dtype, other)
-            found.append(Output(kind, dtype))
-            continue
-        place: Any = next(given) if slot.role is None else request.roles[slot.role]
-        vector = isinstance(place, torch.Tensor)
-        dtypes = [place.dtype] * len(natural) if vector else [tensor.dtype for tensor in place]
+        dtypes = [tensor.dtype for tensor in place]
         for i, (source, target) in enumerate(zip(natural, dtypes, strict=True)):
             if source is not target and not torch.can_cast(source, target):
                 raise RuntimeError(
@@ -276,7 +292,7 @@ def _outputs(
                     "storage, as in torch's own in-place operations; convert in the function or give other storage"
                 )
         private = slot.role is not None and fused.role_name(slot.role, marks) in fused.private
-        found.append(Output(kind, place.dtype if vector else dtypes, slot.role, private))
+        found.append(Output("given" if slot.role is None else "role", dtypes, slot.role, private))
     return found
 
 
@@ -291,16 +307,6 @@ def _opaque(lists: Sequence[Tensors]) -> str | None:
             if tensor.is_neg() or tensor.is_conj() or (tensor.numel() and tensor._is_zerotensor()):
                 return "lazily negated, conjugated or zero tensors run as torch runs them"
     return None
-
-
-def _is_dense(tensors: Sequence[torch.Tensor], vectors: bool) -> bool:
-    """Whether the elements of these tensors lie side by side, in one order for all of them."""
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return True
-    first = tensors[0]
-    if vectors or any(t.shape != first.shape or t.stride() != first.stride() for t in tensors[1:]):
-        return False
-    return _preserved(first) == first.stride()
 
 
 def _preserved(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -329,7 +335,8 @@ def refuse_graphs(request: Request, plan: CallPlan) -> str | None:
     over = {output.role for output in plan.outputs if output.role is not None}
     named = [(fused.role_name(role, marks), tensors) for role, tensors in enumerate(roles)]
     written = [entry for role, entry in enumerate(named) if role in over]
-    for name, tensors in [*written, *(("out", tensors) for tensors in request.lists[len(roles) :])]:
+    outs = [[item] if isinstance(item, torch.Tensor) else item for item in request.outs if item is not None]
+    for name, tensors in [*written, *(("out", tensors) for tensors in outs)]:
         for i, tensor in enumerate(tensors):
             if tensor.requires_grad:
                 what = (
@@ -348,31 +355,12 @@ def refuse_graphs(request: Request, plan: CallPlan) -> str | None:
     return None
 
 
-def _extents(request: Request, outputs: Sequence[Output], sizes: Sequence[int]) -> list[Any]:
-    """Bytes from the first to the last element of each tensor: of the roles, then of the storage that was given.
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element.
 
     A tensor that is not contiguous gets one byte more: its range must never pass for "exactly the same elements".
     """
-    found = [_reach(tensors) for tensors in request.roles]
-    given = iter(request.lists[len(request.roles) :])
-    for output in outputs:
-        if output.kind == "list":
-            found.append(_reach(next(given)))
-        elif output.kind == "flat":
-            next(given)
-            found.append(np.array([size * output.dtypes.itemsize for size in sizes], np.uint64))  # type: ignore[union-attr]
-    return found
-
-
-def _reach(tensors: Tensors) -> Any:
-    found = []
-    for tensor in tensors:
-        size = tensor.element_size()
-        if tensor.numel() == 0:
-            found.append(0)
-        elif tensor.is_contiguous():
-            found.append(tensor.numel() * size)
-        else:
-            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-            found.append((reach + 1) * size + 1)
-    return np.array(found, np.uint64)
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size() + 1
