@@ -461,16 +461,6 @@ def test_register_collate(shims):
             torch.utils.data.default_collate([Sample(), Sample()])
 
 
-def test_join_flat(shims):
-    for shapes in ([(2, 3), (4,)], [(3,)], [(), (0,), (1, 1)]):
-        tensors = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-        with torch.no_grad():
-            made = shims.join_flat(tensors)
-            assert torch.equal(made, torch.cat([t.reshape(-1) for t in tensors]))
-            made.zero_()
-        assert all(t.any() for t in tensors if t.numel())
-
-
 # -- who else holds it -------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,6 @@ __all__ = [
     "is_fake",
     "is_flat_shard",
     "is_wrapped",
-    "join_flat",
     "keep_from_tracing",
     "mark_constant",
     "open_fake_device",
@@ -578,20 +577,6 @@ def register_collate(cls: type, function: Callable[..., Any]) -> None:
     table = _find("torch.utils.data._utils.collate.default_collate_fn_map")
     if table is not None:
         table[cls] = function
-
-
-def join_flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A fresh vector of all elements of tensors of one dtype; gradients are not concerned.
-
-    Since torch 2.0: `torch._C._nn.flatten_dense_tensors`. Fallback: `torch.cat` of what `reshape` gives.
-    """
-    if _flatten is None or len(tensors) < 2:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-    joined: torch.Tensor = _flatten(tensors)
-    return joined
-
-
-_flatten: Final = _find("torch._C._nn.flatten_dense_tensors")
 
 
 # -- who else holds it -------------------------------------------------------------------------------------------------

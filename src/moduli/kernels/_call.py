@@ -15,6 +15,7 @@ from ._graph import Graph
 from ._plain import run_directly, run_plain
 from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
 from ._prepare import find_end, prepare, refuse_graphs
+from ._reads import Reads
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ class Request:
         self.key = (
             self.marks,
             len(self.roles[0]),
-            tuple([None if item is None else type(item) is list for item in self.outs]),
+            tuple(map(type, self.outs)),
             flat,
             self.offsets,
             _backend.mode(),
             torch.is_inference_mode_enabled(),
             has_dispatch_mode(),
-            tuple([isinstance(value, torch.Tensor) for value in self.scalars]),
+            tuple(map(type, self.scalars)),
         )
 
     def _part(self, vector: torch.Tensor) -> Tensors:
@@ -110,9 +111,7 @@ class Request:
 def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
     """The plan of a call, one that fits or a new one, and where its lists are."""
     for plan in plans.kept:
-        if plan.key != request.key or plan.whole not in (None, request.whole):
-            continue
-        if any(reads.problem is not None or reads.changed() is not None for reads in plan.reads):
+        if plan.key != request.key or any(map(Reads.is_stale, plan.reads)):
             continue
         found = plan.lists.find(request.lists, plan.state, trust=plans.trust)
         if found is not None:
@@ -232,7 +231,7 @@ def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> No
 def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
     def graph_of(i: int) -> Graph:
         dtypes = tuple(tensors[i].dtype for tensors in request.roles)
-        return request.fused.trace(request.marks, dtypes, plan.whole or ()).graph
+        return request.fused.trace(request.marks, dtypes, request.whole).graph
 
     scalars, roles = request.scalars, request.roles
     at_once = plan.opaque is not None

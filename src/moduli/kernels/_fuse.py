@@ -347,7 +347,9 @@ class Bound:
     ) -> None:
         self.fused = fused
         self._given = given
+        self._values = [given.get(name) for name in fused.names]
         self._rest = [name for name in fused.names if name not in given]
+        self._open = [i for i, name in enumerate(fused.names) if name not in given]
         self._options = (out, flat, offsets)
         self._plans = Plans(fused.private & given.keys())
 
@@ -364,8 +366,9 @@ class Bound:
             names = ", ".join(self._rest)
             raise TypeError(f"{self!r} takes {len(self._rest)} more arguments ({names}), got {len(args)}")
         if len(args) == len(self._rest) and not kwargs:
-            rest = iter(args)
-            values = tuple([self._given[name] if name in self._given else next(rest) for name in self.fused.names])
+            values: Sequence[Any] = list(self._values)
+            for i, value in zip(self._open, args, strict=True):
+                values[i] = value  # type: ignore[index]
         else:
             given = {**self._given, **dict(zip(self._rest, args, strict=False)), **kwargs}
             values = self.fused._arguments((), given)

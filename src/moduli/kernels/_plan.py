@@ -119,7 +119,6 @@ class CallPlan:
     end: int  # of the last of them
     device: torch.device
     opaque: str | None  # why the tensors have no memory to look at
-    whole: tuple[bool, ...] | None  # which scalars were Python ints, where that matters
     single: bool
     results: list[tuple[str, int]]
     allocates: bool  # whether some output is new at every call
@@ -222,7 +221,8 @@ class Lists:
             owned: The lists of the caller's own tensors, which stay where they are while they are held here.
             memory: Whether the tensors have addresses.
         """
-        self._lengths = array("q", map(len, lists))
+        self._counts = [len(tensors) for tensors in lists]
+        self._lengths = array("q", self._counts)
         self._lazy, self._frozen = lazy, frozen
         # A tensor of one's own may be given other memory by someone who kept it; its old memory must not be freed then.
         self._owned = [(i, lists[i], [tensor.untyped_storage() for tensor in lists[i]]) for i in owned if memory]
@@ -240,10 +240,12 @@ class Lists:
 
         With `trust` the owned lists are only asked whether they hold the same tensors.
         """
-        if any(len(tensors) != length for tensors, length in zip(lists, self._lengths, strict=True)):
+        if list(map(len, lists)) != self._counts:
             return None
         before = self._blank if state is None else state.addresses
-        trust = trust and state is not None and all(all(map(operator.is_, lists[i], o)) for i, o, _ in self._owned)
+        trust = trust and state is not None
+        for i, owned, _ in self._owned if trust else ():
+            trust = trust and all(map(operator.is_, lists[i], owned))
         lengths = self._trusted if trust else self._lengths
         if self._runtime is not None and self._facts is not None:
             moved, now = self._runtime.compare(lists, lengths, self._facts, before)
@@ -261,11 +263,13 @@ class Lists:
                 now.extend([tensor.data_ptr() for tensor in tensors] if i in asked else known)
             # Which of them moved is not worth finding out here.
             moved = 0 if now == before else -1
-        if any(True in map(torch.Tensor.is_neg, lists[i]) for i in self._lazy):
-            return None
+        for i in self._lazy:
+            if True in map(torch.Tensor.is_neg, lists[i]):
+                return None
         moved = -1 if state is None else moved
-        if any(moved >> min(i, 62) & 1 and True in map(torch.Tensor.is_inference, lists[i]) for i in self._frozen):
-            return None
+        for i in self._frozen if moved else ():
+            if moved >> min(i, 62) & 1 and True in map(torch.Tensor.is_inference, lists[i]):
+                return None
         return moved, now
 
 

@@ -56,7 +56,6 @@ def prepare(request: Request) -> CallPlan:
     opaque = None if fake else _opaque(request.lists)
     memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
     runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
-    integral = any(not any(d.is_floating_point or d.is_complex for d in s[1 : len(roles) + 1]) for s in signatures)
     private = {names.index(name) for name in fused.private if name in names}
     watched = [r for r in range(len(request.lists)) if r not in private]
     over = {output.role for output in outputs if output.role is not None}
@@ -82,7 +81,6 @@ def prepare(request: Request) -> CallPlan:
         end=find_end(fused, sizes, request.offsets, apart=request.flat),
         device=roles[0][0].device if count else torch.device("cpu"),
         opaque=opaque,
-        whole=request.whole if integral else None,
         single=first.graph.single,
         results=_results(slots, first.graph.same),
         allocates=any(output.kind == "new" for output in outputs),

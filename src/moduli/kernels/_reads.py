@@ -95,6 +95,10 @@ class Reads:
             [array.tobytes() for array in self.arrays],
         ]
 
+    def is_stale(self) -> bool:
+        """Whether what was read is not as it was, or can't be compared."""
+        return self.problem is not None or self.changed() is not None
+
     def changed(self) -> str | None:
         """What is not as it was, in words; None where everything is."""
         for k, (values, before) in enumerate(zip(self._read(), self._before, strict=True)):
@@ -119,7 +123,10 @@ class Reads:
 def _equal(now: Any, value: Any) -> bool:
     """Whether two objects are the same plain value; what is not a plain value is the same by identity only."""
     if type(now) is tuple and type(value) is tuple:  # what a container held
-        return len(now) == len(value) and all(a is b or _equal(a, b) for a, b in zip(now, value, strict=True))
+        if len(now) != len(value):
+            return False
+        same = map(operator.is_, now, value)
+        return all(same) or all(a is b or _equal(a, b) for a, b in zip(now, value, strict=True))
     if type(now) is not type(value) or not isinstance(now, _VALUES):
         return False
     # By its text a float is told from one of the other sign, and a NaN is itself.

@@ -18,7 +18,7 @@ from ._compensated_sum import reduce_without_compiler
 from ._device_reduce import join_numbers, reduce_on_device
 from ._plan import Lists
 from ._runtime import CODES, KINDS, Runtime
-from ._sharded import is_sharded, over_processes, over_shards, reduce_counted
+from ._sharded import is_sharded, over_processes, reduce_counted
 from ._triton import find_problem, reduce_lists
 
 __all__ = ["amax", "dot", "norm", "sum"]
@@ -35,8 +35,8 @@ class _Known:
 
     __slots__ = ("codes", "elements", "firsts", "lists", "sizes")
 
-    def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime) -> None:
-        self.lists = Lists(lists, shared, range(len(lists)))
+    def __init__(self, lists: Sequence[tuple[torch.Tensor, ...]], shared: Runtime, signed: bool) -> None:
+        self.lists = Lists(lists, shared, range(len(lists)) if signed else ())
         self.codes = [CODES[tensors[0].dtype] for tensors in lists]
         self.sizes = array("q", [tensor.numel() for tensor in lists[0]])
         self.elements = _sum(self.sizes)
@@ -44,19 +44,31 @@ class _Known:
         self.firsts = array("q", itertools.accumulate(chunks, initial=0))
 
 
-# By number of lists and of tensors: a program alternates between a few of those.
-_known: dict[tuple[int, int], _Known] = {}
+# By number of lists and of tensors, and whether signs matter: a program alternates between a few of those.
+_known: dict[tuple[int, int, bool], _Known] = {}
 _KEPT = 16
+_SIGNED = ("sum", "dot", "amax")
 
 
-def _recognize(lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_Known, array[int]] | None:
-    """What is known of lists that look like those of an earlier call, and where they are; they were checked then."""
-    if not lists[0] or _backend.mode() not in ("auto", "c") or transformed() or has_dispatch_mode():
+def _recognize(kind: str, lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_Known, array[int]] | None:
+    """What is known of lists that look like those of an earlier call, and where they are; None where C can't take them."""
+    setting = _backend.mode()
+    if not lists[0] or setting not in ("auto", "c") or transformed() or has_dispatch_mode():
         return None
-    if not isinstance(_backend.runtime(), Runtime):
+    shared = _backend.runtime()
+    if not isinstance(shared, Runtime):
+        if setting == "c":
+            raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
         return None
-    known = _known.get((len(lists), len(lists[0])))
+    signed = kind in _SIGNED
+    key = (len(lists), len(lists[0]), signed)
+    known = _known.get(key)
     found = None if known is None else known.lists.find(lists, None)
+    if found is None and all(map(_is_plain, lists)):
+        if len(_known) >= _KEPT:
+            _known.clear()
+        known = _known[key] = _Known(lists, shared, signed)
+        found = known.lists.find(lists, None)
     return None if known is None or found is None else (known, found[1])
 
 
@@ -83,25 +95,9 @@ def _run_compiled(kind: str, known: _Known, addresses: array[int], scale: float 
     )
 
 
-def _learn(lists: Sequence[tuple[torch.Tensor, ...]]) -> bool:
-    """Remember what these lists look like; False where a compiled reduction can't take them."""
-    setting = _backend.mode()
-    if setting not in ("auto", "c") or transformed() or has_dispatch_mode() or not all(map(_is_plain, lists)):
-        return False
-    shared = _backend.runtime()
-    if not isinstance(shared, Runtime):
-        if setting == "c":
-            raise KernelError(f"MODULI_KERNELS=c, but reductions can't be compiled: {shared}")
-        return False
-    if len(_known) >= _KEPT:
-        _known.clear()
-    _known[len(lists), len(lists[0])] = _Known(lists, shared)
-    return True
-
-
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
-    """Whether its numbers can't be read without waiting for a device, or at all. Shards are reduced where they are."""
-    return not is_sharded(tensor) and (tensor.device.type not in ("cpu", "meta") or is_fake(tensor))
+    """Whether its numbers can't be read without waiting for a device, or at all."""
+    return tensor.device.type not in ("cpu", "meta") or is_fake(tensor)
 
 
 def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
@@ -130,15 +126,11 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
     lists = [tuple(tensors) for tensors in given]
     if over_processes() is not None:
         return reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
-    found = _recognize(lists)
-    if found is None and _learn(lists):
-        found = _recognize(lists)
+    found = _recognize(kind, lists)
     if found is not None:
         return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
     if lists[0] and (_are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
-    if any(map(is_sharded, set(map(type, lists[0])))):
-        return over_shards(kind, [list(tensors) for tensors in lists], lambda local: _reduce(kind, local, scale))
     return reduce_without_compiler(kind, lists, scale)
 
 
@@ -156,7 +148,8 @@ def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
                 f"{name}: tensor {i} requires grad and grad mode is on, but a reduction over lists records no graph. "
                 "Call it under torch.no_grad(), or use torch's own reductions"
             )
-    return found
+    # An optimizer reduces the pieces that processes hold, see `reducing_over`; what others give is put together.
+    return [tensor.full_tensor() if is_sharded(tensor) else tensor for tensor in found]  # type: ignore[attr-defined]
 
 
 def _kinds(name: str, tensors: Sequence[torch.Tensor]) -> bool:
@@ -256,7 +249,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     if ord not in (1, 2, math.inf):
         raise ValueError(f"norm: ord is {ord}; it can be 1, 2 or math.inf")
     if ord == 2 and isinstance(tensors, list | tuple) and not torch.is_grad_enabled() and over_processes() is None:
-        known = _recognize([tuple(tensors)])
+        known = _recognize("squares", [tuple(tensors)])
         squares = math.nan if known is None else _run_compiled("squares", *known)
         if _SMALLEST < squares < _LARGEST:
             return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")

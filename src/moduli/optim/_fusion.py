@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -260,22 +260,24 @@ class FusedRun:
         now: list[list[Mapping[str, Any]]] = [
             [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
         ]
-        apart = [any(map(is_per_member, chain(*[row[k].values() for row in now]))) for k in range(len(self.links))]
+        split = [list(map(_Split, self.links, settings)) for settings in now]
+        apart = [any(own) for own in zip(*[map(_per_member, row) for row in split], strict=True)]
         if any(apart):
             return self._parted(objective, apart)
-        found = self._measured(objective, tensors, grads, now)
-        if any(numbers and any(map(is_per_member, numbers.values())) for numbers in found):
-            return self._unfused(objective)
+        if self._measures:
+            found = self._measured(objective, tensors, grads, now)
+            for row, settings, numbers in zip(split, now, found, strict=True):
+                row[0] = _Split(self.links[0], {**settings[0], **(numbers or {})})
+                if row[0].per_member:
+                    return self._unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
-        shown = any(cohort.bound for cohort in self._cohorts) and not all(
-            link._pending is self._flush for link in self.links
-        )
-        self._exposed = self._exposed or shown
-        for cohort, settings, numbers in zip(self._cohorts, now, found, strict=True):
-            self._run(cohort, objective, settings, numbers, tensors, grads, updates)
+        if not self._exposed and self._cohorts and self._cohorts[0].bound:
+            self._exposed = not all(map(operator.is_, map(_pending, self.links), repeat(self._flush)))
+        for cohort, parts in zip(self._cohorts, split, strict=True):
+            self._run(cohort, objective, parts, tensors, grads, updates)
         if tail:
             objective.skip_update = True
         else:
@@ -334,8 +336,6 @@ class FusedRun:
         grads: Sequence[Tensor] | None,
         now: list[list[Mapping[str, Any]]],
     ) -> list[dict[str, Any] | None]:
-        if not self._measures:
-            return [None] * len(self._cohorts)
         # Parameters for which the link has other settings are measured by themselves.
         kinds: list[tuple[Mapping[str, Any], list[int]]] = []
         for c, settings in enumerate(now):
@@ -378,19 +378,19 @@ class FusedRun:
         self,
         cohort: _Cohort,
         objective: Objective,
-        settings: list[Mapping[str, Any]],
-        found: dict[str, Any] | None,
+        split: Sequence[_Split],
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         updates: list[Tensor] | None,
     ) -> None:
-        parts, numbers = [], []
-        for k, link in enumerate(self.links):
-            names, values, constants = _split(link, settings[k], found if k == 0 else None)
-            if link.counts:
-                names, values = (*names, "step"), [*values, cohort.counts[k] + 1]
-            parts.append((cohort.keys[k], names, constants))
-            numbers.append(values)
+        parts = []
+        numbers: list[Any] = []
+        for own, keys, count in zip(split, cohort.keys, cohort.counts, strict=True):
+            if own.link.counts:
+                own.names.append("step")
+                own.values.append(count + 1)
+            parts.append((keys, tuple(own.names), tuple(own.constants)))
+            numbers += own.values
         key = CompositeParts(self._grads, updates is None, tuple(parts))
         bound = cohort.bound.get(key)
         if bound is None:
@@ -419,7 +419,7 @@ class FusedRun:
             args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
-        bound(*args, *chain(*numbers))
+        bound(*args, *numbers)
         for k, link in enumerate(self.links):
             if link.counts:
                 cohort.counts[k] += 1
@@ -455,25 +455,30 @@ def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any])
     return (id(raw), row.get("step", 0) if link.counts else 0, states)
 
 
-def _split(
-    link: TensorTransform, setting: Mapping[str, Any], found: dict[str, Any] | None
-) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
-    """Settings that are numbers, free to change, and those that decide what is done."""
-    names, values, constants = [], [], []
-    for key, value in setting.items() if found is None else {**setting, **found}.items():
-        kind = type(value)
-        if key in link.static:
-            constants.append((key, value))
-        elif (
-            kind is float
-            or kind is int
-            or (isinstance(value, Tensor) and value.dim() == 0 and value.dtype.is_floating_point)
-        ):
-            names.append(key)
-            values.append(value)
-        elif isinstance(value, float | int) and kind is not bool:  # NumPy's
-            names.append(key)
-            values.append(float(value))
-        else:
-            constants.append((key, value))
-    return tuple(names), values, tuple(constants)
+class _Split:
+    """Settings of a link that are numbers, free to change, and those that decide what is done."""
+
+    __slots__ = ("constants", "link", "names", "per_member", "values")
+
+    def __init__(self, link: TensorTransform, setting: Mapping[str, Any]) -> None:
+        self.link = link
+        self.names: list[str] = []
+        self.values: list[Any] = []
+        self.constants: list[tuple[str, Any]] = []
+        self.per_member = False  # whether one of them has a number for each member of a population
+        for key, value in setting.items():
+            kind = type(value)
+            number = kind is float or kind is int
+            if isinstance(value, Tensor):
+                number = value.dim() == 0 and value.dtype.is_floating_point
+                self.per_member = self.per_member or value.dim() > 0
+            elif not number and kind is not bool and isinstance(value, float | int):  # NumPy's
+                number, value = True, float(value)
+            if number and key not in link.static:
+                self.names.append(key)
+                self.values.append(value)
+            else:
+                self.constants.append((key, value))
+
+
+_per_member, _pending = operator.attrgetter("per_member"), operator.attrgetter("_pending")
