@@ -86,3 +86,13 @@ def test_a_star_import_gives_everything():
     names: dict[str, object] = {}
     exec("from moduli import *", names)
     assert set(moduli.__all__) <= set(names)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_a_room_was_loaded_as_before(collects):
+    program = (
+        f"import gc, moduli; gc.{'enable' if collects else 'disable'}(); moduli.minimize; moduli.labels; "
+        "print(gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.strip() == str(collects)

@@ -14,6 +14,7 @@ keep everything (`moduli.io`), `moduli.lab` races optimizers, and `moduli.testin
 A room is imported when one of its names is first used, so that `import moduli` costs little more than `import torch`.
 """
 
+import gc as _gc
 import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
@@ -462,13 +463,23 @@ _PLACES = {
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that this gives
 
+    def _load(room: str) -> _Any:
+        """Import a room. What it makes stays, and to look for garbage among all that torch has made takes longer."""
+        collects = _gc.isenabled()
+        _gc.disable()
+        try:
+            return _import_module(f"{__name__}.{room}")
+        finally:
+            if collects:
+                _gc.enable()
+
     def __getattr__(name: str) -> _Any:
         if name in _ROOMS:
-            return _import_module(f"{__name__}.{name}")
+            return _load(name)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         room, _, there = _PLACES.get(name, "labels").partition(".")
-        found = getattr(_import_module(f"{__name__}.{room}"), there or name)
+        found = getattr(_load(room), there or name)
         globals()[name] = found  # the next time it is found without asking here
         return found
 
