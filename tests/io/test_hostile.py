@@ -148,8 +148,8 @@ def mutated(data, rng):
 
 def test_damaged_files_are_refused_or_were_not_damaged(good, tmp_path, no_pickle):
     target, rng = Target(tmp_path / "file.safetensors", good[1]), random.Random(0)
-    loaded = sum(target.attempt(mutated(good[0], rng), faithful=True) for _ in range(5000))
-    assert loaded < 100
+    loaded = sum(target.attempt(mutated(good[0], rng), faithful=True) for _ in range(2000))
+    assert loaded < 40
 
 
 def leaves(node, path=()):
@@ -179,7 +179,7 @@ def test_forged_headers_are_refused_or_harmless(good, tmp_path, no_pickle):
     header, body = split(good[0])
     content = json.loads(header["__metadata__"]["moduli"])
     outer, inner = [p for p in leaves(header) if p], [p for p in leaves(content) if p]
-    for _ in range(5000):
+    for _ in range(1500):
         forged, told = json.loads(json.dumps(header)), json.loads(json.dumps(content))
         for _ in range(rng.choice([1, 1, 2])):
             tree, path = (forged, rng.choice(outer)) if rng.random() < 0.3 else (told, rng.choice(inner))

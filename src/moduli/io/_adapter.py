@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from ..merge import MergeError
 from ._errors import CheckpointError
 from ._header import _json
 from ._tensor_file import TensorFile
+from ._tensor_mapping import TensorMapping
 
 __all__ = ["Adapted", "is_adapter"]
 
@@ -29,7 +29,7 @@ def is_adapter(path: Path) -> bool:
     return path.is_dir() and (path / CONFIG).is_file()
 
 
-class Adapted(Mapping[str, Tensor]):
+class Adapted(TensorMapping):
     """A base with a LoRA adapter applied, each tensor computed when it is asked for.
 
     The weight of an adapted layer is W + s B A with s = alpha / r, or alpha / √r for `use_rslora`; embeddings have W + s (B A)ᵀ.
@@ -45,6 +45,7 @@ class Adapted(Mapping[str, Tensor]):
     """
 
     def __init__(self, base: Any, path: Path) -> None:
+        super().__init__(base)
         self._base, self.path = base, path
         self._config = _json((path / CONFIG).read_bytes(), f"{str(path / CONFIG)!r}")
         kind = self._config.get("peft_type")
@@ -129,15 +130,6 @@ class Adapted(Mapping[str, Tensor]):
         return torch.add(
             value.to(torch.promote_types(value.dtype, torch.float32)), delta, alpha=self._scaling(name, len(a))
         )
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._base
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
-
-    def __len__(self) -> int:
-        return len(self._base)
 
 
 def _pattern(patterns: Any, module: str, otherwise: Any) -> Any:

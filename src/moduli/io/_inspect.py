@@ -18,11 +18,11 @@ from ._load import _SavedSource
 from ._match import listed
 from ._replace import PathLike
 from ._save import PARTS
+from ._saved import CONFIG
 from ._tree import tensor_names
 
 __all__ = ["Description", "TensorInfo", "escape", "inspect"]
 
-_LABELS, _CONFIG = "labels", "param_config"
 _MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64
 
 
@@ -243,7 +243,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
     owners = {
         name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part)) if part in content
     }
-    labels = _labels(saved.metadata)
+    labels = saved.labels
     tied: dict[str, list[str]] = {}
     for name, first in saved.ties.items():
         tied.setdefault(first, []).append(name)
@@ -312,19 +312,9 @@ def _parts(content: dict[str, Any], kind: str) -> dict[str, str]:
     return found
 
 
-def _labels(metadata: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Axes by registered name."""
-    return {
-        f"{path}.{prefix}{name}" if path else f"{prefix}{name}": axes
-        for path, entry in metadata.items()
-        for name, axes in entry.get(_LABELS, {}).items()
-        for prefix in ("tensor:", "buffer:")
-    }
-
-
 def _config(metadata: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         f"{path}.{name}" if path else name: values
         for path, entry in metadata.items()
-        for name, values in entry.get(_CONFIG, {}).items()
+        for name, values in entry.get(CONFIG, {}).items()
     }

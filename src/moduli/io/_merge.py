@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +18,7 @@ from ._dtypes import CODES, stored
 from ._replace import PathLike
 from ._save import made, strings
 from ._shards import TensorFiles, side_files, write_directory
+from ._tensor_mapping import TensorMapping
 from ._vocabulary import align, read_vocabulary
 from ._write import write_tensors
 
@@ -149,7 +150,7 @@ class _Sources:
         ]
 
 
-class _Streamed(Mapping[str, Tensor]):
+class _Streamed(TensorMapping):
     """A checkpoint read from its beginning to its end, tensor by tensor.
 
     Each is compared with its checksum when it is first read, and its memory is given back when the next one is.
@@ -163,7 +164,7 @@ class _Streamed(Mapping[str, Tensor]):
         self._last_name = ""
         # Where all models tie the same names, a tied name is not read twice.
         tied = files.files[0].ties if once else {}
-        self._names = dict.fromkeys(name for name in files if name not in tied)
+        super().__init__(dict.fromkeys(name for name in files if name not in tied))
         if len(files.files) == 1 and hasattr(files.files[0], "_metadata"):
             self._metadata = files.files[0]._metadata
 
@@ -181,15 +182,6 @@ class _Streamed(Mapping[str, Tensor]):
             reader.verify([source])
             self._verified.add(source)
         return file[name]
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _write_file(

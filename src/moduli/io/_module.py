@@ -20,7 +20,7 @@ from moduli.particles import POLICY, buffer_policy
 from ..layout import cut_like, is_sharded, memory_of
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming
-from ._saved import CONFIG, EXTRA, LABELS, PREFIXES, Saved
+from ._saved import CONFIG, EXTRA, LABELS, Saved
 from ._tree import Tensors, decode, encode
 
 __all__ = ["ModulePlan", "collect", "plan"]
@@ -163,7 +163,7 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
         raise CheckpointError(f"{lazy[0]!r} is lazy and has no shape yet; call the module once before loading it")
     held: Mapping[str, Any] = module.state_dict()
     rename = renaming(mapping, saved.every)
-    labelled = _labelled_names(saved.metadata)
+    labelled = saved.labels
     reader = saved.reader
     converted: list[str] = []
 
@@ -240,16 +240,6 @@ def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, s
         names = [name for name, _ in each.named_buffers()]
         found += [(each, policy, pattern) for pattern, policy in pairs if fnmatch.filter(names, pattern)]
     return found
-
-
-def _labelled_names(metadata: dict[str, dict[str, Any]]) -> set[str]:
-    """The registered names of tensors with saved labels, both as parameters and as buffers."""
-    return {
-        f"{path}.{prefix}{name}" if path else prefix + name
-        for path, entry in metadata.items()
-        for name in entry.get(LABELS, {})
-        for prefix in PREFIXES
-    }
 
 
 def _restated(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], found: Match, rename: Rename) -> Any:

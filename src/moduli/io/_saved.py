@@ -58,6 +58,16 @@ class Saved:
         """Every name, of tensors and of extra state."""
         return [*self.names, *self.ties, *self.extra]
 
+    @property
+    def labels(self) -> dict[str, list[dict[str, Any]]]:
+        """The axes of labelled tensors, by each name under which one may be registered."""
+        return {
+            f"{path}.{prefix}{name}" if path else prefix + name: axes
+            for path, entry in self.metadata.items()
+            for name, axes in entry.get(LABELS, {}).items()
+            for prefix in PREFIXES
+        }
+
     def source(self, name: str) -> str:
         """The name under which the tensor of a name is in the file."""
         return self.ties.get(name, name)

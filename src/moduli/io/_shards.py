@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from ._errors import CheckpointError, DamagedFileError
 from ._header import _json
 from ._replace import PathLike, make_directory, write_bytes
 from ._tensor_file import TensorFile
+from ._tensor_mapping import TensorMapping
 from ._write import write_tensors
 
 __all__ = ["INDEX", "SINGLE", "TensorFiles", "find_files", "parse_size", "side_files", "write_directory"]
@@ -32,7 +33,7 @@ _WEIGHTS: Final = (
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-class TensorFiles(Mapping[str, Tensor]):
+class TensorFiles(TensorMapping):
     """The tensors of a checkpoint in one or several safetensors files, each read when it is asked for.
 
     Args:
@@ -66,6 +67,7 @@ class TensorFiles(Mapping[str, Tensor]):
                 if name in self._owners:
                     raise DamagedFileError(f"{str(self.path)!r} has {name!r} in two files")
                 self._owners[name] = file
+        super().__init__(self._owners)
         if weight_map is not None:
             self._check_index(weight_map, dict(zip((each.name for each in paths), self.files, strict=True)))
 
@@ -79,7 +81,7 @@ class TensorFiles(Mapping[str, Tensor]):
         if unlisted is not None:
             raise DamagedFileError(f"{str(self.path)!r}: its index does not list {unlisted!r}, which is in its files")
         # In the order of the index, as a model has its names.
-        self._owners = {name: files[file] for name, file in weight_map.items()}
+        self._held = self._owners = {name: files[file] for name, file in weight_map.items()}
 
     def meta(self, name: str) -> Tensor:
         """A tensor of the shape and dtype of another, without its values: nothing is read."""
@@ -96,15 +98,6 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._owners[name][name]
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._owners
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._owners)
-
-    def __len__(self) -> int:
-        return len(self._owners)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors in {len(self.files)} files of {str(self.path)!r}>"

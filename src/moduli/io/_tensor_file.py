@@ -1,8 +1,6 @@
 """A file as a mapping from names to tensors that are read when they are asked for."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +9,12 @@ from ._errors import DamagedFileError
 from ._read import Reader
 from ._replace import PathLike
 from ._saved import Saved
+from ._tensor_mapping import TensorMapping
 
 __all__ = ["TensorFile"]
 
 
-class TensorFile(Mapping[str, Tensor]):
+class TensorFile(TensorMapping):
     """The tensors of the module in a safetensors file, each read when it is asked for.
 
     It can be used like a state dict, also by the recipes of `moduli.merge`, without having all of it in memory. A tensor
@@ -45,6 +44,7 @@ class TensorFile(Mapping[str, Tensor]):
         if not self._saved.present:
             raise DamagedFileError(f"{self._reader.path!r} has no module")
         self._sources = {name: self._saved.source(name) for name in [*self._saved.names, *self._saved.ties]}
+        super().__init__(self._sources)
         if self._saved.metadata:
             # Where a state dict has its labels.
             self._metadata = OrderedDict(self._saved.metadata)
@@ -93,15 +93,6 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._reader.tensor(self._sources[name])
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._sources
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors in {self._reader.path!r}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..merge import MergeError
 from ._errors import CheckpointError
 from ._header import _json
+from ._tensor_mapping import TensorMapping
 
 __all__ = ["Aligned", "align", "read_vocabulary"]
 
@@ -48,13 +48,14 @@ def read_vocabulary(directory: Path) -> dict[str, int] | None:
     return tokens
 
 
-class Aligned(Mapping[str, Tensor]):
+class Aligned(TensorMapping):
     """A model with the rows of its embeddings in the order of another's vocabulary.
 
     A token that only the other has gets the other's row, so that a merge leaves it as it is there.
     """
 
     def __init__(self, model: Any, first: Any, sources: Tensor, names: frozenset[str]) -> None:
+        super().__init__(model)
         self._model, self._first, self._sources, self._names = model, first, sources, names
 
     def meta(self, name: str) -> Tensor:
@@ -72,15 +73,6 @@ class Aligned(Mapping[str, Tensor]):
         here = torch.nonzero((sources >= 0) & (sources < len(value))).flatten()
         result[here] = value[sources[here]]
         return result
-
-    def __contains__(self, name: Any) -> bool:
-        return name in self._model
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._model)
-
-    def __len__(self) -> int:
-        return len(self._model)
 
 
 def align(first: Any, model: Any, labels: tuple[str, str], vocabularies: tuple[Any, Any]) -> Any:

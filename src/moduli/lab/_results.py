@@ -99,6 +99,16 @@ class Results:
         """What makes a run this run and no other."""
         return run["problem"], run["source"], run["seed"]
 
+    def keys(self) -> set[tuple[str, str, int]]:
+        """The keys of all runs that the race is made of, finished or not."""
+        head = self.header
+        return {
+            (problem["name"], contender["source"], seed)
+            for problem in head["problems"]
+            for contender in head["contenders"]
+            for seed in head["seeds"]
+        }
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Results:
         """Read a file.
@@ -129,12 +139,7 @@ class Results:
         if header is None:
             raise ResultsError(f"{path} holds no race")
         results = cls(header)
-        wanted = {
-            (p["name"], c["source"], s)
-            for p in header["problems"]
-            for c in header["contenders"]
-            for s in header["seeds"]
-        }
+        wanted = results.keys()
         results.runs = [run for key, run in runs.items() if key in wanted]
         results.sort()
         return results
@@ -148,8 +153,7 @@ class Results:
     @property
     def complete(self) -> bool:
         """Whether every run has finished."""
-        header = self.header
-        return len(self.runs) == len(header["problems"]) * len(header["contenders"]) * len(header["seeds"])
+        return len(self.runs) == len(self.keys())
 
     def to_json(self) -> dict[str, Any]:
         """One object with everything: the header, the runs, and the summary per problem and contender."""
@@ -225,12 +229,7 @@ class Writer:
         kept: dict[tuple[str, str, int], dict[str, Any]] = {}
         if resume and path.exists() and path.stat().st_size:
             kept = {Results.key(run): run for run in self._same(path, header).runs}
-        wanted = {
-            (p["name"], c["source"], s)
-            for p in header["problems"]
-            for c in header["contenders"]
-            for s in header["seeds"]
-        }  # fmt: skip
+        wanted = self.results.keys()
         self.results.runs = [run for key, run in kept.items() if key in wanted]
         self.results.sort()
         # A new file takes the place of the old one only when all that is kept is on the disk.
