@@ -105,6 +105,20 @@ def test_nothing_waits_for_what_others_can_write_to(holder):
     assert bool((a.matrix == 7.0).any())
 
 
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_storage_is_used_again_only_when_nothing_refers_to_it(holder):
+    """A result takes the matrix of a population that is gone, unless a view of it is still held."""
+    a, b, kept = (Population.of(nn.Linear(96, 96).double(), 16) for _ in range(3))
+    assert a.matrix.nbytes > 1 << 18
+    held = HOLDERS[holder](b)
+    before = held.detach().clone() if isinstance(held, torch.Tensor) else held.copy()
+    where = a.matrix.data_ptr()
+    del a, b
+    results = [(kept / (k + 2)).matrix for k in range(4)]
+    assert where == results[0].data_ptr()
+    assert bool((held == before).all())
+
+
 def test_shared_memory_is_read_at_once():
     a, b = pair()
     a.matrix.share_memory_()

@@ -14,9 +14,9 @@ from moduli.particles import is_differentiable, refuse_graph
 
 from ._core import Core
 from ._deferred import accumulate, deferrable, negated
-from ._numbers import OUT, added, is_factor, later, later_pair, operated, pair, times, with_values
+from ._numbers import OUT, later, later_pair, operated, pair, with_values
 from ._operands import broadcast, check_dtype, matched, rows, scalar
-from ._values import Values, fresh, wrap
+from ._values import Values, fresh
 
 __all__ = ["Arithmetic"]
 
@@ -143,12 +143,7 @@ class Arithmetic(Core):
                 return self._graphed([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
             there = other._buffers
             waiting = later_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
-            return self._finished(
-                fn,
-                waiting or pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT),
-                ours <= _LEFT,
-                lambda name, held: fn(held, there[name]),
-            )
+            return self._finished(waiting or pair(self, other, fn), lambda name, held: fn(held, there[name]))
         graph = graphing() or self._graph
         if isinstance(other, nn.Module):
             values: list[Any] = list(rows(self, other, graph))
@@ -164,18 +159,10 @@ class Arithmetic(Core):
         if graph:
             pairs = zip(self._plain(), values, strict=True)
             return self._graphed([fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None)
-        spare = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
-        from_module = other if reflected and isinstance(other, nn.Module) else None
-        made = later(self, fn, values, reflected, spare)
+        temporary = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
+        made = later(self, fn, values, reflected, temporary) or with_values(self, fn, values, reflected)
         on_buffers = operated(fn, other, reflected) if self._buffers else None
-        if made is not None:
-            return self._finished(fn, made, spare, on_buffers, from_module)
-        if fn is operator.mul and spare and self._spare() and is_factor(values):
-            # There is no other reference to these values: the factor waits for the next operation.
-            self._values.pending = times(self._values.pending, values)
-            return self
-        made = with_values(self, fn, values, reflected, spare)
-        return self._finished(fn, made, spare, on_buffers, from_module)
+        return self._finished(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
     def _mapped(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
@@ -185,22 +172,20 @@ class Arithmetic(Core):
             return self._graphed([fn(x) for x in self._plain()])
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, self._count)
-            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+            for out, matrix in zip(values.held, self._values.matrices, strict=True):
                 out.copy_(matrix) if fn is torch.clone else fn(matrix, out=out)
-        return self._finished(fn, values, False, lambda _, held: fn(held))
+        return self._finished(values, lambda _, held: fn(held))
 
     def _finished(
         self,
-        fn: Any,
         values: Values,
-        spare: bool,
         buffer: Callable[[str, Tensor], Tensor] | None = None,
         module: nn.Module | None = None,
     ) -> Self:
         """The result of an operation: values, with buffers according to their policies."""
         inert = self._inert() if values.recipe is None else ()
         if inert:
-            ours = self.layout.views(self._values.settle())
+            ours = self.layout.views(self._values.matrices)
             with torch.no_grad():
                 for place, view in enumerate(self.layout.views(values.matrices)):
                     if place in inert:
@@ -210,13 +195,13 @@ class Arithmetic(Core):
         elif module is not None:
             buffers = {n: b.detach().expand(self._count, *b.shape).clone() for n, b in module.named_buffers()}
         else:
-            buffers = self._kept_buffers(spare, buffer)
+            buffers = self._kept_buffers(buffer)
         return self._made(values, self._count, buffers)
 
     def _graphed(self, matrices: list[Tensor], module: Any = None) -> Self:
         """A result that keeps its history."""
         made = self._made(
-            wrap([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}
+            Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}
         )
         made._graph = True
         with torch.no_grad():
@@ -232,13 +217,8 @@ class Arithmetic(Core):
             raise RuntimeError("a population that keeps its history cannot be changed in place: write a = a + b")
         if self._members:
             self._members.check()
-        count = len(self.layout.groups)
-        pending: Any = None
         if isinstance(other, Core):
             matched(self, other)
-            if other._values.pending is not None and fn not in (operator.add, operator.sub):
-                other._values.settle()
-            pending = other._values.pending
             if fn in (operator.add, operator.sub) and self._add_later(fn, other):
                 return self
             values: list[Any] = [matrix.detach() for matrix in other._values.matrices]
@@ -248,26 +228,25 @@ class Arithmetic(Core):
             value = scalar(other)
             if value is None:
                 return NotImplemented
-            values = broadcast(self, value) if isinstance(value, Tensor) else [value] * count
+            values = broadcast(self, value) if isinstance(value, Tensor) else [value] * len(self.layout.groups)
         for group, each in zip(self.layout.groups, values, strict=True):
             if not self._left_out(group):
                 check_dtype(self.layout, group, fn, each)
+        self._write(lambda matrix, value: OUT[fn](matrix, value, out=matrix), values)
+        return self
+
+    def _write(self, act: Callable[..., Any], *operands: Sequence[Any]) -> None:
+        """Change every matrix in place, together with operands for it; parameters that take no part keep their values."""
         inert = self._inert()
         with torch.no_grad():
-            matrices = self._values.settle()
+            matrices = self._values.matrices
             kept = {p: v.clone() for p, v in enumerate(self.layout.views(matrices)) if p in inert} if inert else {}
-            for group, matrix, value in zip(self.layout.groups, matrices, values, strict=True):
-                if self._left_out(group):
-                    continue
-                value = value.detach() if isinstance(value, Tensor) else value
-                if pending is not None:
-                    added(matrix, value, pending, 1.0 if fn is operator.add else -1.0)
-                else:
-                    OUT[fn](matrix, value, out=matrix)
+            for group, matrix, *given in zip(self.layout.groups, matrices, *operands, strict=True):
+                if not self._left_out(group):
+                    act(matrix, *[value.detach() if isinstance(value, Tensor) else value for value in given])
             for place, held in kept.items():
                 self.layout.views(matrices)[place].copy_(held)
         self._changed()
-        return self
 
     def _add_later(self, fn: Any, other: Core) -> bool:
         """Add something that is not computed yet, if that is what the other operand is."""
@@ -275,7 +254,7 @@ class Arithmetic(Core):
         if recipe is None or theirs is self._values or not deferrable(self):
             return False
         with torch.no_grad():
-            self._values.settle() if self._values.pending is not None else self._values.compute()
+            self._values.compute()
             if theirs.recipe is None:
                 return False
             if len(recipe.terms) == 1 and not any(operand is self._values for operand in recipe.terms[0][1:]):

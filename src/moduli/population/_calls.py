@@ -188,7 +188,7 @@ class Calls(Core):
         with torch.inference_mode(False), torch.no_grad():
             values = fresh(self.layout, self._count)
             out = self.layout.views(values.matrices)
-            views = self.layout.views(self._values.settle())
+            views = self.layout.views(self._values.matrices)
             names = list(self._buffers)
             losses: list[Tensor] = []
             block = plan.block or max(self._count, 1)

@@ -115,7 +115,7 @@ class Core:
             >>> [m.shape for m in Population.of(nn.Linear(3, 2), 5).matrices]
             [torch.Size([5, 8])]
         """
-        return tuple(self._values.live())
+        return tuple(self._values.matrices)
 
     @property
     def matrix(self) -> Tensor:
@@ -182,7 +182,7 @@ class Core:
                     self._leaves = self.layout.views(self._values.matrices)
                 return self._leaves
             with torch.no_grad(), torch.inference_mode(False):
-                views = self.layout.views(self._values.live())
+                views = self.layout.views(self._values.matrices)
                 shared = tracks_versions(self.template)
                 # Each leaf has a version counter of its own, unless derived tensors must hear of every change.
                 self._leaves = [
@@ -218,22 +218,6 @@ class Core:
         flat = [leaf.reshape(self._count, entry.numel) for leaf, entry in zip(leaves, self.layout, strict=True)]
         return [torch.cat([flat[i] for i in group.indices], 1) for group in self.layout.groups]
 
-    def _floating(self) -> bool:
-        return all(group.dtype.is_floating_point for group in self.layout.groups)
-
-    def _spare(self) -> bool:
-        """Whether the storage may be written over once no name refers to this population."""
-        return (
-            not self._values.seen
-            and self._leaves is None
-            and self._parent is None
-            and not self._graph
-            and self._floating()
-            and bool(self._values.matrices)
-            and not self._inert()
-            and (not self._buffers or not self._policies())
-        )
-
     def _inert(self) -> frozenset[int]:
         """Which parameters take no part in operations, according to their configurations and to `only`."""
         return self._fixed | inert_parameters(self.template)
@@ -248,14 +232,14 @@ class Core:
         found = buffer_policies(self.template)
         return {name: policy for name, policy in found.items() if policy != "copy"}
 
-    def _kept_buffers(self, spare: bool, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
+    def _kept_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
         """The buffers of a result, according to their policies."""
         policies = self._policies()
         made: dict[str, Tensor] = {}
         with torch.no_grad(), torch.inference_mode(False):
             for name, held in self._buffers.items():
                 policy = policies.get(name, "copy")
-                if policy == "share" or (spare and policy == "copy" and self._parent is None and not self._members):
+                if policy == "share":
                     made[name] = held
                 elif policy == "reset":
                     made[name] = torch.ones_like(held) if name.endswith("running_var") else torch.zeros_like(held)

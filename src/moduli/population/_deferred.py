@@ -18,16 +18,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moduli._torch import count_references, count_storage_uses, is_wrapped
+from moduli._torch import UNKNOWN, count_references, count_storage_uses, is_wrapped
 from moduli.layout import Layout
 
 if TYPE_CHECKING:
     from ._core import Core
     from ._values import Values
 
-from ._pool import ALONE
-
-__all__ = ["PendingSum", "Term", "accumulate", "compute", "deferrable", "negated", "scaled", "summed", "terms_of"]
+__all__ = [
+    "PendingSum",
+    "Term",
+    "accumulate",
+    "compute",
+    "deferrable",
+    "is_alone",
+    "negated",
+    "scaled",
+    "summed",
+    "terms_of",
+]
 
 # Below so many bytes the passes are cheap, and deciding is not.
 _LEAST = 1 << 18
@@ -35,6 +44,9 @@ _LEAST = 1 << 18
 _BLOCK = 1 << 20
 _MOST_BLOCKS = 64
 _MOST_TERMS = 8
+_probe = torch.empty(1, device="cpu")
+# How often a storage is counted that one tensor holds; where that is not known, nothing counts as held by one.
+_ALONE = -1 if count_storage_uses(_probe) == UNKNOWN else count_storage_uses(_probe)
 
 
 class Term(NamedTuple):
@@ -82,34 +94,31 @@ def terms_of(pop: Core, temporary: bool) -> list[Term] | None:
             return values.recipe.terms
         # Computed once, not again by everything that it is a part of.
         values.compute()
-    if pop._parent is not None or pop._members or not _alone(values, pop._leaves):
+    if pop._parent is not None or pop._members or not is_alone(values.held, pop._leaves):
         return None
-    if values.pending is None:
-        return [Term(1.0, values, None)]
-    if not temporary:
-        values.settle()
-        return [Term(1.0, values, None)]
-    return [Term(values.pending, values, None)]
+    return [Term(1.0, values, None)]
 
 
-def _alone(values: Values, leaves: list[Tensor] | None) -> bool:
-    """Whether the population has the only reference to its matrix and every part of it."""
-    matrix = values.held[0]
+def is_alone(held: list[Tensor], leaves: list[Tensor] | None = None) -> bool:
+    """Whether a list has the only reference to its one matrix and every part of it, but for leaves that have no other."""
+    matrix = held[0]
     if (
-        matrix.is_inference()
-        or type(matrix) is not Tensor
+        type(matrix) is not Tensor
+        or matrix.device.type != "cpu"
+        or matrix.requires_grad
+        or matrix.is_inference()
         or is_wrapped(matrix)
         or matrix.untyped_storage().is_shared()
     ):
         return False
+    del matrix
     # What the count is for something that one list holds is seen on an object made here.
     alone = [object()]
-    if count_references(values.held[0]) - 1 > count_references(alone[0]):
+    if count_references(held[0]) > count_references(alone[0]):
         return False
     if leaves and any(count_references(leaves[i]) > count_references(alone[0]) for i in range(len(leaves))):
         return False
-    expected = ALONE + (values.slab is not None) + len(leaves or ())
-    return ALONE > 0 and count_storage_uses(matrix) <= expected
+    return _ALONE > 0 and count_storage_uses(held[0]) <= _ALONE + len(leaves or ())
 
 
 def scaled(terms: list[Term], factor: Any) -> list[Term]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._core import Core
 from ._members import build, row_view, tracks_versions
-from ._values import fresh, wrap
+from ._values import Values, fresh
 
 __all__ = ["Indexing"]
 
@@ -42,7 +42,7 @@ class Indexing(Core):
         place = index + self._count if index < 0 else index
         if not 0 <= place < self._count:
             raise IndexError(f"member {index} of a population of {self._count}")
-        if self._parent is not None and self._parent._values.seen and not self._graph:
+        if self._parent is not None and not self._graph:
             offset = self._offset()
             if offset is not None:
                 whole: Any = self._parent
@@ -55,7 +55,7 @@ class Indexing(Core):
             return build(self.template, self._entries, parameters, {n: b[place] for n, b in self._buffers.items()})
         shared = tracks_versions(self.template)
         with torch.no_grad(), torch.inference_mode(False):
-            matrices = self._values.live()
+            matrices = self._values.matrices
             parameters = []
             for entry, flag in zip(self.layout, self._flags, strict=True):
                 if shared:
@@ -95,7 +95,7 @@ class Indexing(Core):
         chosen = slice(start, stop, step)
         if self._graph:
             made = self._made(
-                wrap([m[chosen] for m in self._values.matrices]),
+                Values([m[chosen] for m in self._values.matrices]),
                 count,
                 {n: b[chosen] for n, b in self._buffers.items()},
             )
@@ -103,7 +103,7 @@ class Indexing(Core):
             return made
         with torch.no_grad(), torch.inference_mode(False):
             made = self._made(
-                wrap([matrix[chosen] for matrix in self._values.live()], seen=True),
+                Values([matrix[chosen] for matrix in self._values.matrices]),
                 count,
                 {name: held[chosen] for name, held in self._buffers.items()},
             )
@@ -114,7 +114,7 @@ class Indexing(Core):
         """A population of copies of members."""
         if self._graph:
             made = self._made(
-                wrap([m[index] for m in self._values.matrices]),
+                Values([m[index] for m in self._values.matrices]),
                 len(index),
                 {n: b[index] for n, b in self._buffers.items()},
             )
@@ -122,7 +122,7 @@ class Indexing(Core):
             return made
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, len(index))
-            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 torch.index_select(matrix, 0, index.to(matrix.device), out=out)
             buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
         return self._made(values, len(index), buffers)

@@ -17,7 +17,7 @@ from ._evaluator import PopulationEvaluator
 from ._indexing import Indexing
 from ._members import row_view
 from ._shard import Shard
-from ._values import fresh, wrap
+from ._values import Values, fresh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -195,7 +195,7 @@ class State(Indexing):
         template = copy.deepcopy(self.template).to(*args, **kwargs)
         layout, entries = layout_and_tensors(template)
         with torch.no_grad(), torch.inference_mode(False):
-            before = self.layout.views(self._values.settle())
+            before = self.layout.views(self._values.matrices)
             values = fresh(layout, self._count)
             for new, old in zip(layout.views(values.matrices), before, strict=True):
                 new.copy_(old)
@@ -211,11 +211,11 @@ class State(Indexing):
             )
             self._evaluator = PopulationEvaluator(template, entries, layout)
             if leaves is not None:
-                for leaf, view in zip(leaves, layout.views(values.live()), strict=True):
+                for leaf, view in zip(leaves, layout.views(values.matrices), strict=True):
                     leaf.data = view
             for index, _, parameters, stacked in held_members:
                 for place, ((parameter, _, _), entry) in enumerate(zip(list(parameters), layout, strict=True)):
-                    parameter.data = row_view(values.live()[entry.group], index, entry.offset, entry.shape)
+                    parameter.data = row_view(values.matrices[entry.group], index, entry.offset, entry.shape)
                     parameters[place] = (parameter, parameter.data_ptr(), parameter.dtype)
                 for old, new in zip(stacked, buffers.values(), strict=True):
                     old.data = row_view(new.reshape(self._count, -1), index, 0, new.shape[1:])
@@ -236,7 +236,7 @@ class State(Indexing):
             return self._taken(torch.arange(self._count))
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, self._count)
-            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(matrix)
             buffers = {name: held.clone() for name, held in self._buffers.items()}
         return self._made(values, self._count, buffers)
@@ -261,7 +261,7 @@ class State(Indexing):
         return {
             "template": self.template,
             "count": self._count,
-            "matrices": [own(matrix) for matrix in self._values.settle()],
+            "matrices": [own(matrix) for matrix in self._values.matrices],
             "buffers": {name: own(held) for name, held in self._buffers.items()},
             "flags": self._flags,
         }
@@ -270,7 +270,7 @@ class State(Indexing):
         self.template = state["template"]
         self.layout, self._entries = layout_and_tensors(self.template)
         self._count, self._flags, self._buffers = state["count"], state["flags"], state["buffers"]
-        self._values = wrap(state["matrices"])
+        self._values = Values(state["matrices"])
         self._evaluator = PopulationEvaluator(self.template, self._entries, self.layout)
         self._reset()
 

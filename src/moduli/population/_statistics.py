@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -13,8 +14,8 @@ from moduli.particles import refuse_graph
 
 from ._arithmetic import Arithmetic
 from ._core import Core
-from ._operands import broadcast, matched, rows
-from ._values import Values, fresh
+from ._operands import broadcast, check_dtype, matched, rows
+from ._values import fresh
 
 __all__ = ["Statistics"]
 
@@ -240,17 +241,12 @@ class Statistics(Arithmetic):
         refuse_graph()
         self._ready()
         targets = self._against(other)
-        weights = broadcast(self, weight) if isinstance(weight, Tensor) else [weight] * len(targets)
-        inert = self._inert()
-        with torch.no_grad():
-            matrices = self._values.settle()
-            kept = {p: v.clone() for p, v in enumerate(self.layout.views(matrices)) if p in inert} if inert else {}
-            for matrix, target, each in zip(matrices, targets, weights, strict=True):
-                if matrix.is_floating_point() or matrix.is_complex():
-                    matrix.lerp_(target.expand_as(matrix), each)
-            for place, held in kept.items():
-                self.layout.views(matrices)[place].copy_(held)
-        self._changed()
+
+        def act(matrix: Tensor, target: Tensor, each: Any) -> None:
+            if matrix.is_floating_point() or matrix.is_complex():
+                matrix.lerp_(target.expand_as(matrix), each)
+
+        self._write(act, targets, self._factors(weight))
         return self
 
     def axpy_(self, factor: float | Tensor, other: Any) -> Self:
@@ -266,16 +262,20 @@ class Statistics(Arithmetic):
             >>> pop.axpy_(-1.0, pop).norm()
             tensor([0., 0., 0.])
         """
-        if isinstance(other, Core):
-            step: Any = self._made(Values([m.detach() for m in other._values.settle()]), self._count, {})
-            matched(self, other)
-            step._values.pending = broadcast(self, factor)[0] if isinstance(factor, Tensor) and factor.dim() else factor
-            if not self._floating():
-                whole: Any = other
-                step = factor * whole
-        else:
-            step = factor * (self.zeros_like() + other)
-        self += step
+        refuse_graph()
+        self._ready()
+        factors, others = self._factors(factor), self._against(other)
+        for group, each in zip(self.layout.groups, factors, strict=True):
+            if not self._left_out(group):
+                check_dtype(self.layout, group, operator.mul, each)
+
+        def act(matrix: Tensor, step: Tensor, each: Any) -> None:
+            if isinstance(each, Tensor):
+                matrix.addcmul_(step.expand_as(matrix), each)
+            else:
+                matrix.add_(step, alpha=each)
+
+        self._write(act, others, factors)
         return self
 
     def where(self, mask: Tensor, other: Any) -> Self:
@@ -299,9 +299,9 @@ class Statistics(Arithmetic):
         others = self._against(other)
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, self._count)
-            for out, ours, theirs, chosen in zip(values.matrices, self._values.settle(), others, masks, strict=True):
+            for out, ours, theirs, chosen in zip(values.matrices, self._values.matrices, others, masks, strict=True):
                 torch.where(chosen != 0, ours, theirs, out=out)
-        return self._finished(torch.where, values, False)
+        return self._finished(values)
 
     def map(self, fn: Callable[..., Tensor], *others: Self, named: bool = False) -> Self:
         """A function of each stacked parameter, of shape (N, *shape), and of those of other populations.
@@ -326,7 +326,7 @@ class Statistics(Arithmetic):
         inert = self._inert()
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, self._count)
-            columns = [self.layout.views(pop._values.settle()) for pop in (self, *others)]
+            columns = [self.layout.views(pop._values.matrices) for pop in (self, *others)]
             for place, (entry, out) in enumerate(zip(self.layout, self.layout.views(values.matrices), strict=True)):
                 given = (entry.name,) if named else ()
                 made = columns[0][place] if place in inert else fn(*given, *(column[place] for column in columns))
@@ -334,7 +334,7 @@ class Statistics(Arithmetic):
                     got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
                     raise ValueError(f"the function gave {got} for {entry.name!r}, which has shape {tuple(out.shape)}")
                 out.copy_(made)
-        return self._finished(fn, values, False)
+        return self._finished(values)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -342,13 +342,13 @@ class Statistics(Arithmetic):
         return [m if m.is_floating_point() or m.is_complex() else m.double() for m in self._settled()]
 
     def _settled(self) -> list[Tensor]:
-        return [matrix.detach() for matrix in self._values.settle()]
+        return [matrix.detach() for matrix in self._values.matrices]
 
     def _against(self, other: Any) -> list[Tensor]:
         """Another population's matrices, or the rows of one module."""
         if isinstance(other, Core):
             matched(self, other)
-            return [matrix.detach() for matrix in other._values.settle()]
+            return [matrix.detach() for matrix in other._values.matrices]
         if isinstance(other, nn.Module):
             return rows(self, other)
         if isinstance(other, Tensor):
@@ -358,6 +358,10 @@ class Statistics(Arithmetic):
             ]
         raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
 
+    def _factors(self, factor: float | Tensor) -> list[Any]:
+        """One number, or one per member, for each matrix."""
+        return broadcast(self, factor) if isinstance(factor, Tensor) else [factor] * len(self.layout.groups)
+
     def _some(self, what: str) -> None:
         if not self._count:
             raise ValueError(f"the {what} of no members")
@@ -366,7 +370,7 @@ class Statistics(Arithmetic):
         self._ready()
         with torch.no_grad(), torch.inference_mode(False):
             values = fresh(self.layout, 1)
-            for out, matrix in zip(values.matrices, self._values.settle(), strict=True):
+            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(fn(matrix) if matrix.is_floating_point() or matrix.is_complex() else matrix[:1])
             made = self._made(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
         # A module of its own, not a member of anything.

@@ -1,25 +1,27 @@
 """The numbers of a population: one N x P matrix for each group of its layout.
 
-`Values` owns the matrices. Those of a result are *unseen* until storage is asked for: no view exists of
-them yet, so a factor may wait (`pending`) to be folded into the next operation, and an operation on a result that exists
-only inside an expression may write over it. A result may also be a `PendingSum` that is not computed yet (see
-`_deferred`). Storage without references is used again.
+`Values` owns the matrices. Those of a result may be a `PendingSum` that is not computed yet (see `_deferred`): it is computed
+when the matrices are asked for, and before what it reads changes. The last few matrices that nothing refers to any more are used
+again: a fresh one costs a page fault for every 4 KiB of it.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections import deque
 
 import torch
 from torch import Tensor
 
-from moduli.layout import Group, Layout
+from moduli.layout import Layout
 
-from ._deferred import PendingSum, compute
-from ._pool import Slab, take
+from ._deferred import PendingSum, compute, is_alone
 
-__all__ = ["Values", "deferred", "fresh", "wrap"]
+__all__ = ["Values", "deferred", "fresh"]
+
+# Matrices to use again: those of so many bytes, below which the C library does as well, and above which memory is dear.
+_spare: deque[Tensor] = deque(maxlen=3)
+_LEAST, _MOST = 1 << 18, 1 << 26
 
 
 class Values:
@@ -27,31 +29,20 @@ class Values:
 
     Attributes:
         held: The matrices as they are, for those that know that nothing waits.
-        pending: What every matrix is still to be multiplied with: a number, or a tensor of shape (N, 1).
         recipe: How to compute the matrix, if it is not computed yet.
-        seen: Whether views of the matrices may exist, so that they are live storage from now on.
-        slab: The recycled storage of the matrices, if it is that.
     """
 
-    __slots__ = ("__weakref__", "_waiting", "held", "pending", "recipe", "seen", "slab")
+    __slots__ = ("__weakref__", "_waiting", "held", "recipe")
 
-    def __init__(self, matrices: list[Tensor], slab: Slab | None = None, seen: bool = False) -> None:
+    def __init__(self, matrices: list[Tensor], recipe: PendingSum | None = None) -> None:
         self.held = matrices
-        self.pending: Any = None
-        self.recipe: PendingSum | None = None
-        self.seen = seen
-        self.slab = slab
+        self.recipe = recipe
         # Results that are to be computed from these matrices before anything happens to them.
         self._waiting: list[weakref.ref[Values]] = []
-        if slab is not None:
-            slab.users += 1
 
     def __del__(self) -> None:
-        # Views go first, so that nothing refers to the storage when it is given back.
-        self.held = []
-        slab, self.slab = self.slab, None
-        if slab is not None:
-            slab.release()
+        if len(self.held) == 1 and _LEAST <= self.held[0].nbytes <= _MOST and is_alone(self.held):
+            _spare.append(self.held.pop())
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -62,11 +53,6 @@ class Values:
             self.serve()
         return self.held
 
-    @property
-    def count(self) -> int:
-        """How many members there are, as far as the matrices tell."""
-        return self.recipe.members if self.recipe is not None else self.held[0].shape[0] if self.held else 0
-
     def compute(self, onto: Tensor | None = None, sign: float = 1.0) -> None:
         """Carry out the recipe, and add the result to a matrix if one is given."""
         recipe = self.recipe
@@ -74,9 +60,7 @@ class Values:
             with torch.no_grad(), torch.inference_mode(False):
                 made = fresh(recipe.layout, recipe.members)
                 compute(recipe, made.held[0], onto, sign)
-            self.held, self.slab = made.held, made.slab
-            made.held, made.slab = [], None
-            self.recipe = None
+            self.held, made.held, self.recipe = made.held, [], None
 
     def serve(self, besides: Values | None = None) -> None:
         """Compute what waits for these matrices, besides one result that the caller computes."""
@@ -96,26 +80,10 @@ class Values:
             self._waiting = [known for known in self._waiting if (held := known()) is not None and held.recipe]
         self._waiting.append(weakref.ref(values))
 
-    def settle(self) -> list[Tensor]:
-        """Multiply in what is pending; the matrices then hold the values."""
-        if self.pending is not None:
-            with torch.no_grad():
-                for matrix in self.matrices:
-                    matrix.mul_(self.pending if not isinstance(self.pending, Tensor) else self.pending.to(matrix.dtype))
-            self.pending = None
-        return self.matrices
-
-    def live(self) -> list[Tensor]:
-        """The matrices as storage that others may look into and write to."""
-        self.settle()
-        self.seen = True
-        return self.matrices
-
 
 def deferred(recipe: PendingSum) -> Values:
     """Values that are computed when they are asked for."""
-    made = Values([])
-    made.recipe = recipe
+    made = Values([], recipe)
     for term in recipe.terms:
         for operand in (term.plus, term.minus):
             if isinstance(operand, Values):
@@ -125,12 +93,15 @@ def deferred(recipe: PendingSum) -> Values:
 
 def fresh(layout: Layout, count: int) -> Values:
     """Uninitialised matrices for `count` members of a layout."""
+    groups = layout.groups
+    kind = (groups[0].dtype, groups[0].device) if groups else None
+    for _ in range(len(_spare) if len(groups) == 1 else 0):
+        try:
+            matrix = _spare.popleft()
+        except IndexError:
+            break  # another thread took it
+        if matrix.shape == (count, groups[0].numel) and (matrix.dtype, matrix.device) == kind:
+            return Values([matrix])
+        _spare.append(matrix)
     with torch.inference_mode(False):
-        vectors = [take(Group(g.dtype, g.device, g.numel * count, ())) for g in layout.groups]
-    matrices = [v.view(count, g.numel) for v, g in zip(vectors, layout.groups, strict=True)]
-    return Values(matrices, Slab(vectors))
-
-
-def wrap(matrices: list[Tensor], seen: bool = False) -> Values:
-    """Matrices that exist."""
-    return Values(matrices, seen=seen)
+        return Values([torch.empty(count, g.numel, dtype=g.dtype, device=g.device) for g in groups])

@@ -128,7 +128,7 @@ class Variation(Choosing):
                 noise = normal(self.layout, keys[some], scale[some] if isinstance(scale, Tensor) else scale)
                 chance = None if low == 1.0 else uniform(self.layout, keys[some], stream=1)
                 limit = rate[some].reshape(-1, 1) if isinstance(rate, Tensor) else rate
-                pairs = zip(self.layout.groups, values.matrices, self._values.settle(), noise, strict=True)
+                pairs = zip(self.layout.groups, values.matrices, self._values.matrices, noise, strict=True)
                 for index, (group, out, matrix, step) in enumerate(pairs):
                     if not (group.dtype.is_floating_point or group.dtype.is_complex):
                         out[some].copy_(matrix[some])
@@ -185,7 +185,7 @@ class Variation(Choosing):
         with torch.no_grad(), torch.inference_mode(False):
             masks, weight, from_second = self._masks(kind, rate, keys)
             for index, out in enumerate(values.matrices):
-                ours, theirs = self._values.settle()[index], other._values.settle()[index]
+                ours, theirs = self._values.matrices[index], other._values.matrices[index]
                 if weight is not None and (ours.is_floating_point() or ours.is_complex()):
                     torch.lerp(ours, theirs, weight.to(ours.device, ours.dtype).reshape(-1, 1), out=out)
                 elif weight is not None:
@@ -227,7 +227,7 @@ class Variation(Choosing):
             if len(source) != len(places):
                 raise StructureError(f"{len(places)} members cannot be replaced by {len(source)}")
             matched(self._taken(places[:0]), source._taken(places[:0]))
-            parts: list[Tensor] = [matrix.detach().clone() for matrix in source._values.settle()]
+            parts: list[Tensor] = [matrix.detach().clone() for matrix in source._values.matrices]
             buffers = {name: held.clone() for name, held in source._buffers.items()}
         elif isinstance(source, nn.Module):
             parts = [row.expand(len(places), -1) for row in rows(self, source)]
@@ -238,7 +238,7 @@ class Variation(Choosing):
             if name not in buffers or buffers[name].shape[1:] != held.shape[1:]:
                 raise StructureError(f"buffer {name!r} differs in the source or is missing there")
         with torch.no_grad():
-            for matrix, part in zip(self._values.settle(), parts, strict=True):
+            for matrix, part in zip(self._values.matrices, parts, strict=True):
                 matrix.index_copy_(0, places.to(matrix.device), part)
             for name, held in self._buffers.items():
                 held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
@@ -305,7 +305,7 @@ class Variation(Choosing):
 
     def _restore(self, values: Values, places: list[int]) -> None:
         if places:
-            ours, made = self.layout.views(self._values.settle()), self.layout.views(values.matrices)
+            ours, made = self.layout.views(self._values.matrices), self.layout.views(values.matrices)
             for place in places:
                 made[place].copy_(ours[place])
 
