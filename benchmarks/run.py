@@ -73,11 +73,17 @@ def main(argv: list[str]) -> int:
         missed += sum(not row["ok"] for row in rows)
         console.print(drawn(title(module), rows), f"{name}: {perf_counter() - start:.0f} s", sep="\n")
         sections[name] = section(module, rows)
+        if not options.quick:  # each as soon as it is there: what was measured outlives an interruption
+            write_page(options.page, sections)
     if sections and not options.quick:
-        ordered = "\n".join(f"<!-- {name} -->\n{sections[name]}" for name in sorted(sections))
-        options.page.write_text(f"{INTRODUCTION}\n{ordered}", encoding="utf-8")
         console.print(f"written to {options.page}")
     return 1 if failed or (options.strict and missed) else 0
+
+
+def write_page(page: Path, sections: dict[str, str]) -> None:
+    """Every section under an anchor of its benchmark's name, which the README's rows point to."""
+    ordered = "\n".join(f'<!-- {name} -->\n<a id="{name}"></a>\n\n{sections[name]}' for name in sorted(sections))
+    page.write_text(f"{INTRODUCTION}\n{ordered}", encoding="utf-8")
 
 
 def load(name: str, path: Path):
@@ -142,7 +148,8 @@ def existing(page: Path) -> dict[str, str]:
     if not page.exists():
         return {}
     parts = re.split(r"^<!-- (\w+) -->\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    return {name: text.rstrip() + "\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    anchor = re.compile(r'^<a id="\w+"></a>\n\n')
+    return {name: anchor.sub("", text.rstrip()) + "\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 if __name__ == "__main__":
