@@ -365,8 +365,8 @@ def open_fake_device(name: str) -> Any:
     if current() != name:
         setup(rename=name)
 
-    # Numbers that a program writes down become tensors without a device at hand.
-    return type("FakeDevice", (kind,), {"avoid_device_init": True})()
+    # Numbers that a program writes down become tensors without a device at hand; copies of tensors are in the same mode.
+    return type("FakeDevice", (kind,), {"avoid_device_init": True, "__deepcopy__": lambda mode, memo: mode})()
 
 
 # -- the memory of tensors ---------------------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ class MemberMatrices:
         for block in self.blocks:
             matrix = self.population.matrices[block.group]
             block.whole = sum(block.sizes) == matrix.shape[1] and matrix.is_contiguous() and block.is_in_order()
-            if block.whole and block.tensor.data_ptr() != matrix.data_ptr():
+            moved = block.tensor.shape != matrix.shape or block.tensor.data_ptr() != matrix.data_ptr()
+            if block.whole and moved:
                 block.tensor.data = matrix
 
     def _leaves(self) -> list[Tensor]:

@@ -24,7 +24,7 @@ __all__ = ["apply", "binary", "change", "derive", "duplicate", "pick", "rebuild"
 
 Values = Sequence[Tensor]
 # One call for all tensors. The other functions are called tensor by tensor.
-_FOREACH: dict[Any, Callable[..., Any]] = {
+_FOREACH: dict[Any, Callable[..., Any] | None] = {
     operator.add: torch._foreach_add,
     operator.sub: torch._foreach_sub,
     operator.mul: torch._foreach_mul,
@@ -34,7 +34,10 @@ _FOREACH: dict[Any, Callable[..., Any]] = {
     torch.sqrt: torch._foreach_sqrt,
     torch.exp: torch._foreach_exp,
     torch.lerp: torch._foreach_lerp,
+    operator.pos: getattr(torch, "_foreach_clone", None),  # since torch 2.13
 }
+# The same with a number that lies on a device, from which torch would read it back.
+_BY_NUMBER = {operator.add: "_foreach_add", operator.mul: "_foreach_mul", operator.truediv: "_foreach_div"}
 # The same with `out=`, tensor by tensor.
 _INTO: dict[Any, Callable[..., Tensor]] = {
     operator.add: torch.add,
@@ -122,9 +125,17 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Values:
         if fn in _INTO and is_large(operands[0]):
             return _combine_large(_INTO[fn], *operands)
         return foreach(*operands)  # type: ignore[no-any-return]
+    if foreach is not None and len(operands) == 2:
+        held, given = operands if fn is operator.truediv or type(operands[0]) is list else operands[::-1]
+        if fn in _BY_NUMBER and type(held) is list and _is_number_elsewhere(given):
+            return getattr(torch.ops.aten, _BY_NUMBER[fn]).Tensor(held, given)  # type: ignore[no-any-return]
     columns = _columns(operands, len(lists[0]))
     made = [fn(*row) for row in zip(*columns, strict=True)]
     return [new.clone() if any(new is old for old in row) else new for new, *row in zip(made, *columns, strict=True)]
+
+
+def _is_number_elsewhere(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"
 
 
 def _columns(operands: Sequence[Any], count: int) -> list[list[Any]]:
@@ -303,6 +314,8 @@ def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None
     with torch.no_grad():
         if fn in _IN_PLACE and tensors and not (isinstance(given, Tensor) and given.dim() == 0):
             _IN_PLACE[fn](tensors, given)
+        elif fn in _BY_NUMBER and tensors and _is_number_elsewhere(given):
+            getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
         else:
             act = getattr(operator, f"i{fn.__name__}")
             for tensor, value in zip(

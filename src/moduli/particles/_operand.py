@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import set_grad_enabled
+from moduli._torch import is_fake, set_grad_enabled
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import (
     Layout,
@@ -242,7 +242,7 @@ class Operand:
             return found
         for place, held in enumerate(self.tensors):
             kind = type(held)
-            if kind in _PLAIN:
+            if kind in _PLAIN or is_fake(held):
                 continue
             if is_sharded(kind):
                 kind = nn.Parameter  # which makes a DTensor of a DTensor

@@ -1,0 +1,128 @@
+"""A process with a fake accelerator: what particles, populations and merges launch there, for 2 and for 8 layers, as JSON.
+
+Sums of models are what they are without a mode that watches: a mode has them composed of single operations.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from unittest import mock
+
+import torch
+from torch import nn
+
+import moduli as mo
+from moduli import Optimizer, Population, m, merge, particles
+from moduli._torch import in_transform
+from moduli.testing._accelerator import DEVICE, Launches, fake_accelerator
+
+
+def make_models(layers, count=3):
+    with mock.patch.object(nn.Linear, "reset_parameters", lambda self: None):
+        return [nn.Sequential(*(nn.Linear(3, 3, device=DEVICE) for _ in range(layers))) for _ in range(count)]
+
+
+def on_particles(work):
+    def make(models):
+        adopted = [mo.adopt(model) for model in models]
+        return lambda: work(*adopted)
+
+    return make
+
+
+def add_in_place(a, b, c):
+    a += b
+    a *= 0.5
+    a /= torch.empty((), device=DEVICE)
+
+
+def step_population(gather, *links):
+    def make(models):
+        members = gather(models)
+        optimizer = Optimizer(members, *(link() for link in links))
+
+        def step():
+            for leaf in members.parameters():
+                leaf.grad = torch.empty_like(leaf)
+            optimizer.step()
+            for link in optimizer.modules:
+                for row in link.state.values():
+                    assert all(value.device.type == DEVICE for value in row.values() if isinstance(value, torch.Tensor))
+
+        return step
+
+    return make
+
+
+def add_populations(models):
+    members = Population.from_modules(models)
+    return lambda: (members + 0.5 * (members - members)).matrix
+
+
+def on_merge(recipe, states=False):
+    def make(models):
+        given = [model.state_dict() for model in models] if states else models
+
+        def work():
+            made = recipe(*given)
+            values = made.values() if states else made.parameters()
+            assert all(value.device.type == DEVICE for value in values)
+
+        return work
+
+    return make
+
+
+def number():
+    return torch.empty((), device=DEVICE)
+
+
+WORK = {
+    "a + 0.5 * (b - c)": on_particles(lambda a, b, c: list((a + 0.5 * (b - c)).parameters())),
+    "lerp": on_particles(lambda a, b, c: list(particles.lerp(a, b, 0.3).parameters())),
+    "clone": on_particles(lambda a, b, c: list(a.clone().parameters())),
+    "a * number, number + a": on_particles(lambda a, b, c: list((number() + a * number()).parameters())),
+    "a += b": on_particles(add_in_place),
+    "population": step_population(Population.from_modules, m.Adam, lambda: m.LR(0.1)),
+    "population of one": step_population(lambda models: Population.of(models[0], 4), m.Adam, lambda: m.LR(0.1)),
+    "population, clipped": step_population(Population.from_modules, lambda: m.ClipNorm(1.0), m.Adam, lambda: m.LR(0.1)),
+    "populations added": add_populations,
+}
+for states, kind in ((False, "models"), (True, "states")):
+    WORK |= {
+        f"merge.linear, {kind}": on_merge(lambda a, b, c: merge.linear([a, b, c], [1, 2, 3]), states),
+        f"merge.lerp, {kind}": on_merge(lambda a, b, c: merge.lerp(a, b, 0.3), states),
+        f"merge.task_arithmetic, {kind}": on_merge(lambda a, b, c: merge.task_arithmetic(a, [b, c], 0.5), states),
+        f"merge.task_vector, {kind}": on_merge(lambda a, b, c: merge.task_vector(a, b), states),
+        f"merge.slerp, {kind}": on_merge(lambda a, b, c: merge.slerp(a, b, 0.3), states),
+        f"merge.ties, {kind}": on_merge(lambda a, b, c: merge.ties(a, [b, c], 0.5), states),
+        f"merge.stock, {kind}": on_merge(lambda a, b, c: merge.stock(a, [b, c]), states),
+        f"merge.sce, {kind}": on_merge(lambda a, b, c: merge.sce(a, [b, c]), states),
+        f"merge.breadcrumbs, {kind}": on_merge(lambda a, b, c: merge.breadcrumbs(a, [b, c], 0.5), states),
+        f"merge.dare, {kind}": on_merge(lambda a, b, c: merge.dare(a, [b, c], 0.5, generator=0), states),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    found = {}
+    for name, make in WORK.items():
+        rows = found[name] = []
+        for layers in (2, 8):
+            try:
+                with fake_accelerator(), mock.patch("moduli.particles._operand.is_watched", in_transform):
+                    work = make(make_models(layers))
+                    work()
+                    with Launches():
+                        work()
+                    with Launches() as seen:
+                        work()
+                rows.append([seen.cost.launches, seen.cost.copies])
+            except Exception as error:
+                rows.append(f"{type(error).__name__}: {str(error)[:200]}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
