@@ -1,10 +1,10 @@
 """Running a recipe over models: what is merged, what is taken from the first, and in which precision.
 
 Every name is handled by itself: its tensors are read, brought to the dtype of the accumulation, merged, brought back and
-handed on, before the next name is looked at.
+handed on, before the next name is looked at. On a device, where a launch costs more than a small tensor, names that are merged
+alike entry by entry are one vector.
 """
 
-import cmath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..layout import cut_like, is_sharded, make_whole, piece_like, piece_of
+from ._checks import Checks
 from ._errors import MergeError
 from ._processes import hold_together, raise_together
 from ._rebuild import rebuild
@@ -24,6 +25,8 @@ __all__ = ["Buffers", "Integers", "Policy", "run", "stream"]
 
 # How many entries are merged at once, where a recipe allows it: with what is made of them they stay in the caches.
 _PIECE = 1 << 18
+# How many entries of a device are one vector.
+_PACK = 1 << 26
 
 Policy: TypeAlias = Literal["first", "merge"]
 """What happens to a buffer of floating dtype: the first model's is taken, or it is merged as a parameter is."""
@@ -60,7 +63,14 @@ def run(
     """
     with torch.no_grad():
         views = _views(models, labels)
-        return cast(ModelT, rebuild(views[0], _merged(recipe, views, buffers, integers)))
+        checks = Checks(at_once=recipe.survey is not None)
+        made = rebuild(views[0], _merged(recipe, views, buffers, integers, checks))
+        if checks.fail():
+            # Which name it is, and what is wrong with it, is found out by asking at once.
+            for _ in _merged(recipe, views, buffers, integers, Checks(at_once=True)):
+                pass
+            raise MergeError("a value of these models is NaN or infinite, or two of them that must be equal differ")
+        return cast(ModelT, made)
 
 
 def stream(
@@ -89,7 +99,7 @@ def stream(
     """
     with torch.no_grad():
         views = _views(models, labels)
-        values = _merged(recipe, views, buffers, integers)
+        values = _merged(recipe, views, buffers, integers, Checks(at_once=True))
     while True:
         # Not around the yield: what the consumer does in between has its own gradient mode.
         with torch.no_grad():
@@ -107,7 +117,7 @@ def _views(models: Sequence[Model], labels: Sequence[str] | None) -> list[View]:
 
 
 def _merged(
-    recipe: Recipe, views: list[View], buffers: Buffers, integers: Integers
+    recipe: Recipe, views: list[View], buffers: Buffers, integers: Integers, checks: Checks
 ) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
     """The groups of tied names with their merged values; None where the first's is taken.
 
@@ -127,8 +137,9 @@ def _merged(
         coefficient.check(merged)
     kernel = recipe.kernel
     if recipe.survey is not None:
-        kernel = recipe.survey([(name, _ModelRow(views, name)) for name in merged if not _keeps(recipe, views, name)])
-    return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers)
+        rows = [(name, _ModelRow(views, name, checks)) for name in merged if not _keeps(recipe, views, name)]
+        kernel = recipe.survey(rows)
+    return _values(replace(recipe, kernel=kernel), views, groups, frozenset(merged), kept, integers, checks)
 
 
 def _values(
@@ -138,43 +149,140 @@ def _values(
     merged: frozenset[str],
     kept: set[str],
     integers: Integers,
+    checks: Checks,
 ) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
+    packs: dict[Any, list[tuple[str, ...]]] = {}
+    sizes: dict[Any, int] = {}
     for names in groups:
         name = names[0]
         if name not in merged:
             if name not in kept and integers == "equal":
-                _check_equal(views, name)
+                _check_equal(views, name, checks)
             yield names, None
+        elif checks.defers(views[0].look(name)) and not any(is_sharded(view.look(name)) for view in views[1:]):
+            key = _describe_pack(recipe, views, name)
+            if key is None:
+                yield names, _merge_whole(recipe, views, name, checks)
+                continue
+            packs.setdefault(key, []).append(names)
+            sizes[key] = sizes.get(key, 0) + views[0].look(name).numel()
+            if sizes[key] >= _PACK:
+                yield from _merge_pack(recipe, views, packs.pop(key), checks)
+                sizes[key] = 0
         elif _keeps(recipe, views, name):
             yield names, None
         else:
-            yield names, _merge_name(recipe, views, name)
+            yield names, _merge_name(recipe, views, name, checks)
+    for waiting in packs.values():
+        yield from _merge_pack(recipe, views, waiting, checks)
 
 
-def _merge_name(recipe: Recipe, views: list[View], name: str) -> Tensor:
+def _merge_name(recipe: Recipe, views: list[View], name: str, checks: Checks) -> Tensor:
     like = views[0].look(name)
     if not is_sharded(like):
-        return _merge_tensors(recipe, views, name, like)
+        return _merge_tensors(recipe, views, name, like, checks)
     if not recipe.elementwise:
         # Every process merges whole tensors, with one result, and keeps its piece.
-        return cast(Tensor, cut_like(_merge_tensors(recipe, views, name, like), like))
+        return cast(Tensor, cut_like(_merge_tensors(recipe, views, name, like, checks), like))
     with raise_together(like):
-        piece = _merge_tensors(recipe, views, name, piece_of(like))
+        piece = _merge_tensors(recipe, views, name, piece_of(like), checks)
     return cast(Tensor, piece_like(piece, like))
 
 
-def _merge_tensors(recipe: Recipe, views: list[View], name: str, like: Tensor) -> Tensor:
+def _merge_tensors(recipe: Recipe, views: list[View], name: str, like: Tensor, checks: Checks) -> Tensor:
     buffer = name in views[0].buffers
-    row = _ModelRow(views, name, pieces=recipe.elementwise)
+    row = _ModelRow(views, name, checks, pieces=recipe.elementwise)
     if not recipe.elementwise or like.numel() < 2 * _PIECE:
-        return _finished(recipe.kernel(name, row), like.dtype, name, buffer)
+        return _finished(recipe.kernel(name, row), like.dtype, name, buffer, checks)
     device = torch.device("cpu") if like.is_meta else like.device
     merged = torch.empty(like.shape, dtype=like.dtype, device=device)
     flat = merged.view(-1)
     for start in range(0, like.numel(), _PIECE):
         row.place = slice(start, start + _PIECE)
-        flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer)
+        flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer, checks)
     return merged
+
+
+# -- on a device -------------------------------------------------------------------------------------------------------
+
+
+def _merge_whole(recipe: Recipe, views: list[View], name: str, checks: Checks) -> Tensor:
+    """One name; whether it is kept is decided where it lies."""
+    first, buffer = views[0].read(name), name in views[0].buffers
+    made = _finished(recipe.kernel(name, _ModelRow(views, name, checks)), first.dtype, name, buffer, checks)
+    if not _may_keep(recipe, views, name):
+        return made
+    same = torch.ones((), dtype=torch.bool, device=first.device)
+    for other in views[1:]:
+        same &= (other.read(name) == first).all()
+    return torch.where(same, first, made)
+
+
+def _merge_pack(
+    recipe: Recipe, views: list[View], pack: list[tuple[str, ...]], checks: Checks
+) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Names that are merged alike, as one vector. Entries that all models agree on are kept as they are."""
+    chosen = [names[0] for names in pack]
+    row = _PackedRow(views, chosen, checks)
+    first, buffer = views[0].read(chosen[0]), chosen[0] in views[0].buffers
+    made = _finished(recipe.kernel(chosen[0], row), first.dtype, chosen[0], buffer, checks)
+    if _may_keep(recipe, views, chosen[0]):
+        held = row.read(0)
+        same = torch.ones_like(held, dtype=torch.bool)
+        for index in range(1, len(views)):
+            same &= row.read(index) == held
+        made = torch.where(same, held, made)
+    shapes = [views[0].look(name).shape for name in chosen]
+    copy: Any = torch.split_with_sizes_copy  # of tensors with memory of their own
+    parts = copy(made, [shape.numel() for shape in shapes])
+    for names, part, shape in zip(pack, parts, shapes, strict=True):
+        yield names, part.view(shape)
+
+
+def _describe_pack(recipe: Recipe, views: list[View], name: str) -> Any:
+    """What names have in common that are merged as one vector; None for a name that is merged by itself."""
+    if not recipe.elementwise or not all(view.held for view in views):
+        return None
+    like = views[0].look(name)
+    numbers = tuple([coefficient(name) for coefficient in recipe.coefficients])
+    # Only of variances it is asked whether they are negative.
+    variance = name in views[0].buffers and name.rpartition(".")[2] == "running_var"
+    return like.device, like.dtype, numbers, _may_keep(recipe, views, name), variance
+
+
+def _may_keep(recipe: Recipe, views: list[View], name: str) -> bool:
+    """Whether a name, or entries of it, are kept where the models agree."""
+    first = views[0].look(name)
+    alike = all(view.look(name).dtype is first.dtype and view.look(name).device == first.device for view in views)
+    return alike and recipe.keeps(name)
+
+
+class _PackedRow:
+    """The tensors of many names as one vector for each model; see `Row`."""
+
+    def __init__(self, views: list[View], names: list[str], checks: Checks) -> None:
+        self._views, self._names, self._checks = views, names, checks
+        like = views[0].look(names[0])
+        self._device, self._dtype = like.device, _accumulation(like.dtype)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def read(self, index: int) -> Tensor:
+        """The vector of a model in its own dtype."""
+        parts = [self._views[index].read(name).reshape(-1) for name in self._names]
+        return torch.cat([part.to(self._device) for part in parts])
+
+    def __getitem__(self, index: int, /) -> Tensor:
+        vector = self.read(index).to(self._dtype)
+        self._checks.are_finite(vector)
+        return vector
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class _ModelRow:
@@ -189,9 +297,9 @@ class _ModelRow:
         place: The piece, of the tensors as vectors. They are then read once for all pieces.
     """
 
-    def __init__(self, views: list[View], name: str, pieces: bool = False) -> None:
+    def __init__(self, views: list[View], name: str, checks: Checks, pieces: bool = False) -> None:
         like = views[0].look(name)
-        self._views, self._name, self._pieces = views, name, pieces
+        self._views, self._name, self._checks, self._pieces = views, name, checks, pieces
         self.place: slice | None = None
         self._held: dict[int, Tensor] = {}
         self._device = torch.device("cpu") if like.is_meta else like.device
@@ -216,7 +324,7 @@ class _ModelRow:
             held = self._held[index] = raw.contiguous()
             raw = held.view(-1)[self.place]
         tensor = raw.to(device=self._device, dtype=_accumulation(self._like.dtype))
-        if not _is_finite(tensor):
+        if not self._checks.are_finite(tensor):
             raise MergeError(
                 f"{self._name!r} of {source.label} has values that are NaN or infinite; repair it, or, if it is a "
                 "buffer, take the first's with buffers='first'"
@@ -233,11 +341,6 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 
 def _has_averages(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # A sum is one pass without a second tensor, and finite only if every term is; sums may overflow by themselves.
-    return cmath.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _keeps(recipe: Recipe, views: list[View], name: str) -> bool:
@@ -262,7 +365,7 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return all(torch.equal(left, right) for left, right in pairs)
 
 
-def _check_equal(views: list[View], name: str) -> None:
+def _check_equal(views: list[View], name: str, checks: Checks) -> None:
     """Refuse integers that differ. Only the counter of batch normalisation is expected to."""
     if name.rpartition(".")[2] == COUNTER:
         return
@@ -270,22 +373,22 @@ def _check_equal(views: list[View], name: str) -> None:
     for other in views[1:]:
         tensor = other.read(name)
         compare(name, views[0], first, other, tensor)
-        if not torch.equal(make_whole(tensor).to(first.device), make_whole(first)):
+        if not checks.are_equal(make_whole(tensor).to(first.device), make_whole(first)):
             raise MergeError(
                 f"{name!r} ({first.dtype}) differs between {views[0].label} and {other.label}, and {first.dtype} has no "
                 "averages; make them equal, or take the first's with integers='first'"
             )
 
 
-def _finished(value: Tensor, dtype: torch.dtype, name: str, buffer: bool) -> Tensor:
+def _finished(value: Tensor, dtype: torch.dtype, name: str, buffer: bool, checks: Checks) -> Tensor:
     """A merged value as the first model would hold it."""
     result = value.to(dtype)
-    if not _is_finite(result.to(value.dtype)):
+    if not checks.are_finite(result.to(value.dtype)):
         raise MergeError(
             f"the merged {name!r} does not fit {dtype}: its largest magnitude is {value.abs().max().item():g}; "
             "use smaller coefficients, or convert the first model to a wider dtype"
         )
-    if buffer and name.rpartition(".")[2] == "running_var" and bool((result < 0).any()):
+    if buffer and name.rpartition(".")[2] == "running_var" and not checks.are_nonnegative(result):
         raise MergeError(
             f"the merged {name!r} has negative variances, because this merge extrapolates; use buffers='first', "
             "then reestimate_batch_norm"

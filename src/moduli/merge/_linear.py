@@ -18,7 +18,7 @@ from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["combination", "lerp", "linear", "line", "weighted_sum"]
+__all__ = ["combination", "lerp", "linear", "line", "weighted_sum", "widen"]
 
 
 @on_paths
@@ -123,14 +123,21 @@ def _sums(coefficients: tuple[Coefficients, ...], chosen: Callable[[str], list[f
     return Recipe(kernel, coefficients, keeps=lambda name: abs(sum(chosen(name)) - 1.0) < 1e-12, elementwise=True)
 
 
-def weighted_sum(row: Row, weights: Sequence[float]) -> Tensor:
-    """Σᵢ wᵢ θᵢ over a row; tensors of weight 0 are not read."""
+def widen(numbers: Tensor) -> Tensor:
+    """Numbers in double precision, where their device has it."""
+    return numbers if numbers.device.type == "mps" else numbers.double()
+
+
+def weighted_sum(row: Row, weights: Sequence[float | Tensor]) -> Tensor:
+    """Σᵢ wᵢ θᵢ over a row; tensors whose weight is the number 0 are not read. Weights of a device stay there."""
     result: Tensor | None = None
     for index, weight in enumerate(weights):
-        if weight == 0:
+        if not isinstance(weight, Tensor) and weight == 0:
             continue
         if result is None:
             result = row[index] * weight
+        elif isinstance(weight, Tensor):
+            result.add_(row[index] * weight)
         else:
             result.add_(row[index], alpha=weight)
     return torch.zeros_like(row[0]) if result is None else result

@@ -5,13 +5,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..layout import any_sharded
+from .._torch import is_fake
+from ..layout import any_sharded, is_sharded
 from ..particles import copy_unwrapped
+from ._checks import is_elsewhere
 from ._views import View, is_extra
 
 __all__ = ["rebuild"]
+
+# How many entries wait to be written to a device at once.
+_PACK = 1 << 26
 
 
 def rebuild(first: View, values: Iterable[tuple[tuple[str, ...], Tensor | None]]) -> nn.Module | dict[str, Any]:
@@ -28,20 +34,47 @@ def rebuild(first: View, values: Iterable[tuple[tuple[str, ...], Tensor | None]]
 
 
 def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor | None]]) -> nn.Module:
-    """A copy of a module with other values in its parameters and buffers: deep, but for models in pieces."""
-    result = copy_unwrapped(first) if any_sharded(first.parameters()) else copy.deepcopy(first)
+    """A copy of a module with other values: deep, but for models in pieces; on a device by one launch for all of them."""
+    if any_sharded(first.parameters()):
+        blank: dict[int, Any] = {}
+        result = copy_unwrapped(first)
+    else:
+        plain = [each for each in first.parameters() if type(each) is nn.Parameter or is_fake(each)]
+        blank = {
+            id(each): nn.Parameter(torch.empty_like(each), requires_grad=each.requires_grad)
+            for each in plain
+            if is_elsewhere(each)
+        }
+        result = copy.deepcopy(first, dict(blank))
+    sources = {id(blank[id(each)]): each for each in first.parameters() if id(each) in blank}
     tensors = {
         **dict(result.named_parameters(remove_duplicate=False)),
         **dict(result.named_buffers(remove_duplicate=False)),
     }
+    waiting: list[tuple[Tensor, Tensor]] = []
+
+    def write() -> None:
+        if waiting:
+            torch._foreach_copy_([kept for kept, _ in waiting], [value for _, value in waiting])
+            waiting.clear()
+
+    entries = 0
     for names, value in values:
         kept = tensors[names[0]]
-        if value is not None:
+        value = sources.get(id(kept)) if value is None else value
+        if value is not None and is_elsewhere(kept) and not is_sharded(kept):
+            waiting.append((kept, value))
+            entries += kept.numel()
+            if entries >= _PACK:
+                write()
+                entries = 0
+        elif value is not None:
             kept.copy_(value)
         for name in names[1:]:
             # Copying keeps a Parameter with two names one Parameter, but not two Parameters on one storage.
             if tensors[name] is not kept:
                 tensors[name].data = kept.data
+    write()
     return result
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
+from ._linear import widen
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import labels
@@ -90,16 +91,15 @@ def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
             selected = selected.view_as(base)
         elif share(name) == 0:
             selected.fill_(False)
-        sizes = [float((delta(place) * selected).square().sum()) for place in range(count)]  # C
-        whole = sum(sizes)
+        sizes = widen(torch.stack([(delta(place) * selected).square().sum() for place in range(count)]))  # C
+        whole = sizes.sum()
+        shares = torch.where(whole > 0, sizes / whole, 0.0)
         merged, weights = torch.zeros_like(base), torch.zeros_like(base)
-        for place, size in enumerate(sizes):
-            if size == 0:
-                continue
+        for place in range(count):
             vector = delta(place).mul_(selected)
             agrees = (vector * total) > 0  # E
-            merged.add_(vector.mul_(agrees), alpha=size / whole)
-            weights.add_(agrees, alpha=size / whole)
+            merged.add_(vector.mul_(agrees).mul_(shares[place]))
+            weights.add_(agrees * shares[place])
         result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(factor(name)).add_(base)
         return torch.view_as_complex(result) if first.is_complex() else result
 

@@ -5,7 +5,6 @@ Reference:
 """
 
 from collections.abc import Sequence
-from math import acos, sin
 from typing import Literal
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._linear import weighted_sum
+from ._linear import weighted_sum, widen
 from ._paths import on_paths
 from ._recipe import Kernel, Recipe, Row
 from ._views import ModelT
@@ -76,27 +75,28 @@ def arc(count: int, t: Coefficient, angle: Literal["tensor", "model"]) -> Recipe
     place = Coefficients(t, "t")
 
     def kernel(name: str, row: Row) -> Tensor:
-        return weighted_sum(row, _weights(place(name), *_products(row[0], row[1])))
+        return weighted_sum(row, _weights(place(name), _products(row[0], row[1])))
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
-        totals = [0.0, 0.0, 0.0]
+        total = torch.zeros(3, dtype=torch.float64)
         for _, row in rows:
-            totals = [total + part for total, part in zip(totals, _products(row[0], row[1]), strict=True)]
-        return lambda name, row: weighted_sum(row, _weights(place(name), *totals))
+            total += _products(row[0], row[1]).cpu()
+        return lambda name, row: weighted_sum(row, [weight.item() for weight in _weights(place(name), total)])
 
     return Recipe(kernel, (place,), survey=survey if angle == "model" else None)
 
 
-def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+def _products(a: Tensor, b: Tensor) -> Tensor:
     """⟨a, a⟩, ⟨a, b⟩ and ⟨b, b⟩; of complex tensors the real parts, as if they were real pairs."""
     pairs = ((a, a), (a, b), (b, b))
-    aa, ab, bb = (torch.vdot(x.reshape(-1), y.reshape(-1)).real.item() for x, y in pairs)
-    return aa, ab, bb
+    return widen(torch.stack([torch.vdot(x.reshape(-1), y.reshape(-1)).real for x, y in pairs]))
 
 
-def _weights(t: float, aa: float, ab: float, bb: float) -> tuple[float, float]:
-    norm = (aa * bb) ** 0.5
-    omega = acos(max(-1.0, min(1.0, ab / norm))) if norm > 0 else 0.0
-    if sin(omega) < _FLAT:
-        return 1.0 - t, t
-    return sin((1.0 - t) * omega) / sin(omega), sin(t * omega) / sin(omega)
+def _weights(t: float, products: Tensor) -> tuple[Tensor, Tensor]:
+    aa, ab, bb = products.unbind()
+    omega = torch.acos((ab / (aa * bb).sqrt()).clamp(-1.0, 1.0))
+    sine = torch.sin(omega)
+    arc = sine >= _FLAT  # not where a norm is 0, which makes it NaN
+    weights = ((1.0 - t, torch.sin((1.0 - t) * omega) / sine), (t, torch.sin(t * omega) / sine))
+    first, second = (torch.where(arc, there, straight) for straight, there in weights)
+    return first, second

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
+from ._linear import widen
 from ._paths import on_paths
 from ._recipe import Recipe, Row
 from ._task import based, labels
@@ -71,19 +72,18 @@ def shells(count: int) -> Recipe:
     return Recipe(kernel)
 
 
-def ratio(row: Row) -> float:
+def ratio(row: Row) -> Tensor:
     """T of (2) for the base and the models of a row."""
     count = len(row) - 1
     base = row[0]
     # Of unit vectors u_i, ‖Σ u_i‖² = Σ ‖u_i‖² + Σ_{i≠j} cos ω_ij: one sum in place of all pairs.
     total = torch.zeros_like(base)
-    directions = 0
+    directions = torch.zeros((), dtype=torch.int64, device=base.device)
     for index in range(count):
         delta = row[index + 1] - base
-        norm = torch.linalg.vector_norm(delta).item()
-        if norm > 0:
-            total.add_(delta, alpha=1.0 / norm)
-            directions += 1
-    pairs = torch.linalg.vector_norm(total).item() ** 2 - directions
-    cosine = min(1.0, pairs / (count * (count - 1)))  # (1)
-    return count * cosine / (1.0 + (count - 1) * cosine) if cosine > 0 else 0.0  # (2)
+        norm = widen(torch.linalg.vector_norm(delta))
+        total.add_(delta * torch.where(norm > 0, 1.0 / norm, 0.0))
+        directions.add_(norm > 0)
+    pairs = widen(torch.linalg.vector_norm(total)).square() - directions
+    cosine = (pairs / (count * (count - 1))).clamp(0.0, 1.0)  # (1)
+    return count * cosine / (1.0 + (count - 1) * cosine)  # (2)

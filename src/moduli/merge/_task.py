@@ -105,7 +105,7 @@ def sums(count: int, scale: Coefficient | Sequence[Coefficient]) -> Recipe:
     return Recipe(kernel, scales, elementwise=True)
 
 
-def based(row: Row, scales: Sequence[float]) -> Tensor:
+def based(row: Row, scales: Sequence[float | Tensor]) -> Tensor:
     """θ_base + Σᵢ λᵢ (θᵢ − θ_base) over a row that starts with the base."""
     return weighted_sum(row, [1.0 - sum(scales), *scales])
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._checks import is_elsewhere
 from ._recipe import Row
 
 __all__ = ["Cut", "cut_whole", "real", "trimmed", "trimmed_whole"]
@@ -53,10 +54,12 @@ def trimmed(delta: Tensor, density: float) -> Tensor:
     size = delta.abs().reshape(-1)
     threshold = size.kthvalue(count - keep + 1).values
     mask = size > threshold
-    if threshold > 0:
-        # Fill up with the first of the entries at the threshold, so that exactly `keep` are left on every device.
-        equal = (size == threshold).nonzero().reshape(-1)
-        mask[equal[: keep - int(mask.sum())]] = True
+    # Fill up with the first of the entries at the threshold, so that exactly `keep` are left on every device.
+    equal = size == threshold
+    if is_elsewhere(delta):
+        mask |= equal & (equal.cumsum(0) <= keep - mask.sum())  # without asking the device
+    elif threshold > 0:
+        mask[equal.nonzero().reshape(-1)[: keep - int(mask.sum())]] = True
     return delta.mul_(mask.view_as(delta))
 
 

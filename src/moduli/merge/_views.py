@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import is_fake
 from moduli.layout import diff, is_sharded, layout_of, memory_of, show_pieces
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, labels_of
 
@@ -266,7 +267,7 @@ def ties(views: Sequence[View]) -> list[tuple[str, ...]]:
 def _identity(tensor: object, name: str) -> object:
     if not isinstance(tensor, Tensor):
         return name
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+    if tensor.is_meta or is_fake(tensor) or tensor.layout is not torch.strided or tensor.numel() == 0:
         return id(tensor)  # no memory to compare
     if is_sharded(tensor):
         return memory_of(tensor)

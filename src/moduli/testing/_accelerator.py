@@ -24,6 +24,7 @@ from ._case import Case, LawError
 
 __all__ = ["DEVICE", "Launches", "StepCost", "check_accelerator", "fake_accelerator", "find_deciding", "weigh_step"]
 
+_GENERATOR = torch.Generator
 DEVICE = "pretend"
 """The name of the fake device."""
 
@@ -106,13 +107,20 @@ def fake_accelerator() -> Iterator[None]:
     mode = open_fake_device(DEVICE)
     if mode is None:
         raise RuntimeError("this torch has no fake devices; install torch 2.13 or later")
-    real = torch.Generator
-
-    def generator(device: Any = "cpu") -> torch.Generator:
-        return real("cpu" if torch.device(device).type == DEVICE else device)
-
-    with mode, _HostNumbers(), mock.patch.object(torch, "Generator", generator):
+    with mode, _HostNumbers(), mock.patch.object(torch, "Generator", _HostGenerator):
         yield
+
+
+class _GeneratorType(type):
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return _GENERATOR("cpu" if torch.device(device).type == DEVICE else device)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _HostGenerator(metaclass=_GeneratorType):
+    """In the place of torch's class: a fake device has no generators."""
 
 
 class _HostNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
