@@ -37,7 +37,7 @@ def _rebuild(first: nn.Module, values: Iterable[tuple[tuple[str, ...], Tensor | 
     """A copy of a module with other values: deep, but for models in pieces; on a device by one launch for all of them."""
     if any_sharded(first.parameters()):
         blank: dict[int, Any] = {}
-        result = copy_unwrapped(first)
+        result: nn.Module = copy_unwrapped(first)
     else:
         plain = [each for each in first.parameters() if type(each) is nn.Parameter or is_fake(each)]
         blank = {

@@ -192,7 +192,8 @@ def check_accelerator(case: Case) -> list[str]:
 
     A step reads nothing back, copies nothing between host and device, and keeps its state where the parameters are; a chain
     of pointwise links makes as many launches for four tensors as for two, and after its first step, where none of them measures,
-    no tensors but numbers. Links that declare `decides_on_host` are taken out of the chain; where they read nothing back, the declaration is wrong.
+    no tensors but numbers. Links that declare `decides_on_host` are taken out of the chain; where they read nothing back, the
+    declaration is wrong.
 
     Returns:
         Names of the links that decide on the host.
