@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import moduli as mo
 from m.first_order import close, run
 from moduli import m, optim
 
@@ -51,3 +52,27 @@ def test_relative_decay_is_measured_over_everything():
     close(out, [a + 1.5 * b for a, b in zip(u, x, strict=True)], 1e-6)
     with pytest.raises(ValueError, match="norm_input"):
         m.RelativeWeightDecay(norm_input="loss")
+
+
+def test_probabilities_can_be_functions_of_the_step():
+    ones = torch.ones(50)
+    link = m.Dropout(lambda step: 0.0 if step == 0 else 1.0)
+    w = torch.nn.Parameter(ones.clone())
+    opt = mo.Optimizer([w], link)
+    seen = []
+    for _ in range(2):
+        w.grad = ones.clone()
+        opt.step()
+        seen.append(w.detach().clone())
+    assert torch.equal(seen[0], torch.zeros(50))
+    assert torch.equal(seen[1], seen[0])
+    v = torch.nn.Parameter(torch.ones(3, 3))
+    opt = mo.Optimizer([v], m.PSGDKronWhiten(update_probability=lambda step: float(step == 0), seed=0), m.LR(0.1))
+    for k in range(3):
+        v.grad = torch.ones(3, 3) * (k + 1)
+        opt.step()
+        factors = opt.link("PSGDKronWhiten").state[v]["factors"]
+        first = [factor.clone() for factor in factors] if k == 0 else first
+    assert all(map(torch.equal, first, factors))
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        m.PSGDKronNewton(balance_probability=2.0)

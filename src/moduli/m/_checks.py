@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["at_least_one", "choice", "fraction", "non_negative", "positive"]
+__all__ = ["at_least_one", "choice", "fraction", "non_negative", "positive", "probability"]
 
 
 def _numbers(value: Any) -> list[float] | None:
@@ -34,6 +34,12 @@ def fraction(link: str, **settings: Any) -> None:
     """Numbers in [0, 1): memories of running means."""
     for key, value in settings.items():
         _check(link, key, value, lambda x: 0 <= x < 1, "a number from 0 (included) to 1 (excluded)")
+
+
+def probability(link: str, **settings: Any) -> None:
+    """Numbers in [0, 1]."""
+    for key, value in settings.items():
+        _check(link, key, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
 def non_negative(link: str, **settings: Any) -> None:

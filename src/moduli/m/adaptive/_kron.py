@@ -10,7 +10,7 @@ from torch import Tensor
 from .._scalars import read
 from ._axes import covariance, merged_shape, multiply, multiply_symmetric, work
 
-__all__ = ["balance", "begin", "fit", "largest", "precondition"]
+__all__ = ["balance", "begin", "fit", "flip", "largest", "limit_amplitude", "precondition"]
 
 GEOMETRIES = ("Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ")
 
@@ -68,6 +68,20 @@ def largest(matrix: Tensor) -> Tensor:
     x = matrix @ (x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(matrix.dtype).tiny))
     length: Tensor = torch.linalg.vector_norm(x)
     return length
+
+
+def flip(chance: float, generator: torch.Generator | None) -> bool:
+    """Whether something with this probability happens; nothing is drawn where that is certain."""
+    if chance >= 1 or chance <= 0:
+        return chance >= 1
+    return bool(torch.rand((), generator=generator) < chance)
+
+
+def limit_amplitude(tensor: Tensor, limit: float) -> Tensor:
+    """A tensor scaled down to a root mean square, if it has a larger one."""
+    if limit == float("inf"):
+        return tensor
+    return tensor * (limit / tensor.abs().square().mean().sqrt().clamp(min=limit))
 
 
 def _size(contracted: Tensor) -> Tensor:

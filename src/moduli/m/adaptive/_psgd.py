@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
-from .._checks import at_least_one, choice, fraction, non_negative, positive
+from .._checks import at_least_one, choice, fraction, non_negative, positive, probability
 from ._axes import work
-from ._kron import GEOMETRIES, balance, begin, fit, precondition
+from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 
 __all__ = ["PSGDKronWhiten"]
 
@@ -79,9 +79,7 @@ class PSGDKronWhiten(TensorTransform):
         positive("PSGDKronWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
         non_negative("PSGDKronWhiten", max_skew=max_skew, damping=damping)
         fraction("PSGDKronWhiten", betaL=betaL)
-        for key, value in (("update", update_probability), ("balance", balance_probability)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"PSGDKronWhiten: {key}_probability is {value!r}; give a number from 0 to 1")
+        probability("PSGDKronWhiten", update_probability=update_probability, balance_probability=balance_probability)
         choice("PSGDKronWhiten", "dQ", dQ, GEOMETRIES)
         if init_scale is not None:
             positive("PSGDKronWhiten", init_scale=init_scale)
@@ -107,16 +105,11 @@ class PSGDKronWhiten(TensorTransform):
     ) -> None:
         begin(state, tensor, setting)
 
-    def _chance(self, probability: float, tensor: Tensor, setting: Any) -> bool:
-        if probability >= 1 or probability <= 0:
-            return probability >= 1
-        generator = self.get_generator("cpu", setting["seed"])
-        return bool(torch.rand((), generator=generator) < probability)
-
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
-        if not tensor.numel() or not self._chance(setting["update_probability"], tensor, setting):
+        coin = self.get_generator("cpu", setting["seed"])
+        if not tensor.numel() or not flip(setting["update_probability"], coin):
             return
         x = work(tensor).reshape(state["shape"])
         noise = None
@@ -124,7 +117,7 @@ class PSGDKronWhiten(TensorTransform):
             generator = self.get_generator(x.device, setting["seed"])
             noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
             x = x.add(noise, alpha=setting["damping"])
-        if self._chance(setting["balance_probability"], tensor, setting):
+        if flip(setting["balance_probability"], coin):
             balance(state, setting)
         fit(state, x, noise if setting["dQ"] == "EQ" else None, setting)
 
@@ -134,7 +127,5 @@ class PSGDKronWhiten(TensorTransform):
         if not tensor.numel():
             return tensor
         out = precondition(state, work(tensor).reshape(state["shape"]))
-        if setting["grad_clip_max_amp"] != float("inf"):
-            amplitude = out.abs().square().mean().sqrt()
-            out = out * (setting["grad_clip_max_amp"] / amplitude.clamp(min=setting["grad_clip_max_amp"]))
+        out = limit_amplitude(out, setting["grad_clip_max_amp"])
         return out.reshape(tensor.shape).to(tensor.dtype)

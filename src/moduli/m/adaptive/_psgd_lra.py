@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
-from .._checks import at_least_one, fraction, non_negative, positive
+from .._checks import at_least_one, fraction, non_negative, positive, probability
 from ._axes import work
+from ._kron import limit_amplitude
 from ._lra import begin, fit, precondition
 
 __all__ = ["PSGDLRAWhiten"]
@@ -73,8 +74,7 @@ class PSGDLRAWhiten(TensorTransform):
         positive("PSGDLRAWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
         non_negative("PSGDLRAWhiten", damping=damping)
         fraction("PSGDLRAWhiten", betaL=betaL)
-        if not 0 <= update_probability <= 1:
-            raise ValueError(f"PSGDLRAWhiten: update_probability is {update_probability!r}; give a number from 0 to 1")
+        probability("PSGDLRAWhiten", update_probability=update_probability)
         if init_scale is not None:
             positive("PSGDLRAWhiten", init_scale=init_scale)
         super().__init__(
@@ -117,10 +117,7 @@ class PSGDLRAWhiten(TensorTransform):
     ) -> Tensor:
         if not tensor.numel():
             return tensor
-        out = precondition(state, _vector(tensor))
-        if setting["grad_clip_max_amp"] != float("inf"):
-            amplitude = out.square().mean().sqrt()
-            out = out * (setting["grad_clip_max_amp"] / amplitude.clamp(min=setting["grad_clip_max_amp"]))
+        out = limit_amplitude(precondition(state, _vector(tensor)), setting["grad_clip_max_amp"])
         if tensor.is_complex():
             out = torch.view_as_complex(out.reshape(*tensor.shape, 2).contiguous())
         return out.reshape(tensor.shape).to(tensor.dtype)

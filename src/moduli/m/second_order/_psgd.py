@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Transform, sample_like
-from .._checks import at_least_one, choice, fraction, non_negative, positive
+from .._checks import at_least_one, choice, fraction, non_negative, positive, probability
 from .._flat import flat, masked, unflat
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
@@ -52,8 +52,7 @@ class _PSGDNewton(Transform):
         fraction(name, betaL=betaL)
         check_hvp(name, hvp_method)
         choice(name, "distribution", distribution, ("normal", "gaussian", "uniform", "rademacher", "sphere"))
-        if not 0 <= update_probability <= 1:
-            raise ValueError(f"{name}: update_probability is {update_probability!r}; give a number from 0 to 1")
+        probability(name, update_probability=update_probability)
         if init_scale is not None:
             positive(name, init_scale=init_scale)
         super().__init__(
@@ -77,17 +76,12 @@ class _PSGDNewton(Transform):
         """Products with the Hessian, or evaluations elsewhere."""
         return product_needs(super().all_needs(), self.defaults["hvp_method"])
 
-    def _chance(self, probability: float) -> bool:
-        if probability >= 1 or probability <= 0:
-            return probability >= 1
-        return bool(torch.rand((), generator=self.get_generator("cpu", self.seed)) < probability)
-
     def pairs(self, objective: Objective, setting: Any) -> tuple[list[Tensor], list[Tensor]] | None:
         """Random vectors and their products, with a little noise; None where it is not the turn."""
         refuse_complex(type(self).__name__, objective.params)
         started = "started" in self.global_state
         self.global_state["started"] = True
-        if not self._chance(setting["update_probability"]) and started:
+        if not _kron.flip(setting["update_probability"], self.get_generator("cpu", self.seed)) and started:
             return None
         generator = self.get_generator(objective.params[0].device, self.seed)
         v = sample_like(objective.params, setting["distribution"], generator=generator)
@@ -156,7 +150,8 @@ class PSGDKronNewton(_PSGDNewton):
         seed: int | None = None,
     ) -> None:
         at_least_one("PSGDKronNewton", max_dim=max_dim)
-        non_negative("PSGDKronNewton", max_skew=max_skew, balance_probability=balance_probability)
+        non_negative("PSGDKronNewton", max_skew=max_skew)
+        probability("PSGDKronNewton", balance_probability=balance_probability)
         choice("PSGDKronNewton", "dQ", dQ, _kron.GEOMETRIES)
         super().__init__(
             {"max_dim": max_dim, "max_skew": max_skew, "dQ": dQ, "balance_probability": balance_probability},
@@ -183,7 +178,7 @@ class PSGDKronNewton(_PSGDNewton):
                 continue
             if "factors" not in state:
                 _kron.begin(state, Hv, setting)
-            if self._chance(setting["balance_probability"]):
+            if _kron.flip(setting["balance_probability"], self.get_generator("cpu", self.seed)):
                 _kron.balance(state, setting)
             shape = state["shape"]
             _kron.fit(state, work(Hv).reshape(shape), work(v).reshape(shape), setting)
@@ -194,9 +189,7 @@ class PSGDKronNewton(_PSGDNewton):
         for i, (state, setting) in enumerate(zip(states, settings, strict=True)):
             if "factors" in state:
                 found = _kron.precondition(state, work(out[i]).reshape(state["shape"]))
-                limit = setting["grad_clip_max_amp"]
-                if limit != float("inf"):
-                    found = found * (limit / found.square().mean().sqrt().clamp(min=limit))
+                found = _kron.limit_amplitude(found, setting["grad_clip_max_amp"])
                 out[i] = found.reshape(out[i].shape).to(out[i].dtype)
         objective.updates = out
         return objective

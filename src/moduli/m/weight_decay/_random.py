@@ -9,22 +9,16 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform, sample_like
-from .._checks import at_least_one, choice, fraction, non_negative
+from .._checks import at_least_one, choice, fraction, non_negative, probability
 from .._metrics import metric
 from .._scalars import read
 
 __all__ = ["Dropout", "PerturbWeights", "RandomReinitialize", "WeightDropout"]
 
 
-def _probability(link: str, **values: float) -> None:
-    for key, value in values.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{link}: {key} is {value!r}; give a number from 0 to 1")
-
-
-def _coins(tensor: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
+def _coins(tensor: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
     """True with this probability, for each number of a tensor."""
-    return torch.rand(tensor.shape, device=tensor.device, generator=generator) < probability
+    return torch.rand(tensor.shape, device=tensor.device, generator=generator) < chance
 
 
 class Dropout(TensorTransform):
@@ -46,7 +40,7 @@ class Dropout(TensorTransform):
     differentiable = True
 
     def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
-        _probability("Dropout", p=p)
+        probability("Dropout", p=p)
         super().__init__({"p": p, "graft": graft, "seed": seed})
 
     def single_tensor_apply(
@@ -81,7 +75,7 @@ class WeightDropout(Reformulation):
     """
 
     def __init__(self, p: float = 0.5, *, modules: Chainable | None = None, seed: int | None = None) -> None:
-        _probability("WeightDropout", p=p)
+        probability("WeightDropout", p=p)
         super().__init__({"p": p}, modules)
         self.seed = seed
         self._dropped: list[Tensor] = []
@@ -202,7 +196,7 @@ class RandomReinitialize(Module):
         reset: bool = False,
         seed: int | None = None,
     ) -> None:
-        _probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
+        probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
         fraction("RandomReinitialize", beta=beta)
         if store_every is not None:
             at_least_one("RandomReinitialize", store_every=store_every)
