@@ -144,6 +144,11 @@ def muon(libraries, every):
             yield f"{name}, in float32", lambda p, make=make: InFloat32(make(p))
 
 
+def wide_muon(libraries, every):
+    """On the matrices of larger models, where bfloat16 takes minutes on a processor that lacks it."""
+    yield from ((name, make) for name, make in muon(libraries, every) if name in ("moduli", "torch, in float32"))
+
+
 def psgd(libraries, every):
     yield "moduli", lambda p: mo.Optimizer(p, m.PSGDKronWhiten(update_probability=1 / every), m.LR(1e-3))
     if "torchzero" in libraries:
@@ -173,6 +178,7 @@ CASES = (
     ("Shampoo", shampoo, MATRICES, 1, 2),
     ("Shampoo", shampoo, MATRICES, 10, 10),
     ("Muon", muon, MATRICES, 1, 1),
+    ("Muon, 1024 x 1024", wide_muon, [(1024, 1024)], 1, 1),
     ("PSGD", psgd, MATRICES, 1, 5),
     ("PSGD", psgd, MATRICES, 10, 30),  # by chance: many steps, so that each turn has about as many
 )
@@ -194,7 +200,7 @@ def table(rounds=7):
                 print(f"{name}: {peer} does not run: {type(error).__name__}: {str(error)[:100]}")
         times = turns(calls, rounds)
         often = "at every step" if every == 1 else f"at every {every}th step"
-        title = name if candidates is muon else f"{name}, learning {often}"
+        title = name if candidates in (muon, wide_muon) else f"{name}, learning {often}"
         for peer in calls:
             if peer != "moduli":
                 value = times["moduli"] / times[peer]

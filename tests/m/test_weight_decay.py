@@ -68,11 +68,11 @@ def test_probabilities_can_be_functions_of_the_step():
     assert torch.equal(seen[1], seen[0])
     v = torch.nn.Parameter(torch.ones(3, 3))
     opt = mo.Optimizer([v], m.PSGDKronWhiten(update_probability=lambda step: float(step == 0), seed=0), m.LR(0.1))
+    seen = []
     for k in range(3):
         v.grad = torch.ones(3, 3) * (k + 1)
         opt.step()
-        factors = opt.link("PSGDKronWhiten").state[v]["factors"]
-        first = [factor.clone() for factor in factors] if k == 0 else first
-    assert all(map(torch.equal, first, factors))
+        seen.append([factor.clone() for factor in opt.link("PSGDKronWhiten").state[v]["factors"]])
+    assert all(map(torch.equal, seen[0], seen[2]))
     with pytest.raises(ValueError, match="from 0 to 1"):
         m.PSGDKronNewton(balance_probability=2.0)
