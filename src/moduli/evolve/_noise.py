@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["SEGMENT", "Noise", "Share", "key", "member_signs"]
 
 SEGMENT = 1 << 17
-KEPT = 1 << 22  # directions of at most this many numbers together are drawn once and kept for one generation
+KEPT = 1 << 20  # directions of at most this many numbers together are drawn once and kept for one generation
 
 
 def key(seed: int, counter: int) -> int:
