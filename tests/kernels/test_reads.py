@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from moduli import kernels
+from moduli.kernels import _backend
 
 SETTINGS = {"rate": 1.0, "deep": {"list": [1.0]}}
 FACTOR = 1.0
@@ -168,14 +169,35 @@ def test_the_default_dtype_is_read_too(backend):
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_changed_number_is_no_other_kernel(monkeypatch):
+    """It becomes a scalar of the kernel at its first change, whatever the function computes of it."""
+    monkeypatch.setenv("MODULI_KERNELS", "c")
+    kernels.reset()
+    owner = Owner()
+
+    def fn(x, s):
+        y = x * owner.own + (1 - owner.own**2) * s
+        return y.clamp(min=-owner.listed[0]), torch.full_like(x, owner.own).add(x, alpha=owner.own)
+
+    fused = kernels.fuse(fn)
+    x = torch.linspace(-2, 2, 30)
+    for value in (0.25, -1.5, 3.0, 0.0, 7.5, 0.125, -0.5, 0.25):
+        owner.own = value
+        owner.listed[0] = abs(value) + 0.5
+        for ours, theirs in zip(fused([x], 0.5), fn(x, 0.5), strict=True):
+            torch.testing.assert_close(ours[0], theirs)
+        assert fused.explain([x], 0.5).form == "c"
+    assert len(_backend.built()) == 2
+
+
 def test_what_changes_at_every_call_is_not_compiled_for_ever(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "c")
     owner = Owner()
-    fused = kernels.fuse(lambda x: x * owner.own)
+    fused = kernels.fuse(lambda x: sum((x for _ in range(owner.own)), x))
     x = torch.ones(3)
-    for value in range(12):
-        owner.own = float(value)
-        assert torch.equal(fused([x])[0], x * value)
+    for value in range(1, 12):
+        owner.own = value
+        assert torch.equal(fused([x])[0], x * (value + 1))
     answer = fused.explain([x])
     assert answer.form == "foreach"
     assert "Owner.own" in str(answer)

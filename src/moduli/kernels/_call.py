@@ -186,16 +186,17 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
             tables = make_tables(plan, state.addresses, fresh)
         for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables or (), strict=True)):
             indices = range(plan.count) if piece.indices is None else piece.indices
+            scalars = [*request.scalars, *piece.numbers]
             if piece.form.kernel is not None:
                 _count_versions(plan, targets, indices)
-                _run_kernel(piece, table, request.scalars)
+                _run_kernel(piece, table, scalars)
             elif piece.form.triton is not None:
                 _count_versions(plan, targets, indices)
-                _run_triton(plan, k, columns, request.scalars)
+                _run_triton(plan, k, columns, scalars)
             elif piece.form.program is not None and not (state is not None and state.exact):
                 places = [_choose(target, indices, plan) for target in targets]
                 roles = [_choose(tensors, indices, plan) for tensors in request.roles]
-                piece.form.program.run(roles, places, request.scalars, piece.cuts)
+                piece.form.program.run(roles, places, scalars, piece.cuts)
             else:
                 _run_plain(request, plan, targets, indices)
     returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]

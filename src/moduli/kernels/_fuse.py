@@ -11,7 +11,7 @@ import torch
 
 from .._torch import is_fake
 from . import _backend, _call
-from ._graph import Graph
+from ._graph import Graph, find_changed_numbers, lift_numbers
 from ._plan import CallPlan, Form
 from ._reads import Reads
 from ._trace import NotPointwiseError, Scalar, Whole, trace
@@ -36,12 +36,21 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """A graph, what was read to make it, and the forms it was given."""
+    """A graph, what was read to make it, and the forms it was given.
 
-    graph: Graph
+    Numbers that were read and have changed before are further scalars of the graph, so that all of them share one kernel.
+    """
+
+    traced: Graph
     reads: Reads
+    lifted: frozenset[tuple[int, str]]
     restless: str | None  # what it reads changed so often that compiling it again would not pay
+    graph: Graph = field(init=False)
+    numbers: tuple[float, ...] = field(init=False)
     forms: dict[tuple[Any, ...], Form] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph, self.numbers = lift_numbers(self.traced, self.lifted)
 
 
 class Fused:
@@ -266,9 +275,11 @@ class Fused:
         graph, reads = trace(self.fn, self.where, template)
         self._check_outputs(graph, marks)
         restless = None
-        if len(known) >= _KEPT_TRACES:
+        changes = find_changed_numbers(graph, known[0].traced) if known else None
+        lifted = frozenset() if changes is None else known[0].lifted | changes
+        if changes is None and len(known) >= _KEPT_TRACES:
             restless = f"{changed}, which it reads, changes from call to call"
-        made = Trace(graph, reads, restless)
+        made = Trace(graph, reads, lifted, restless)
         if reads.problem is None:
             self._traces[key] = (made, *known)[: _KEPT_TRACES + 1]
         return made

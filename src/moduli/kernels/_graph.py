@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-__all__ = ["COMPUTE", "Graph", "Node", "Ref"]
+__all__ = ["COMPUTE", "Graph", "Node", "Ref", "find_changed_numbers", "lift_numbers"]
 
 #: The dtypes a compiled kernel loads and stores, and the dtype each one computes in.
 COMPUTE: dict[torch.dtype, torch.dtype] = {
@@ -78,3 +79,48 @@ class Graph:
                 needed.add(index)
                 stack.extend(self.nodes[index].refs())
         return sorted(needed)
+
+
+def find_changed_numbers(graph: Graph, other: Graph) -> frozenset[tuple[int, str]] | None:
+    """Where two graphs have other floats, as nodes and their arguments; None where they differ in anything else."""
+    if len(graph.nodes) != len(other.nodes) or replace(graph, nodes=()) != replace(other, nodes=()):
+        return None
+    found = set()
+    for index, (node, its) in enumerate(zip(graph.nodes, other.nodes, strict=True)):
+        args = dict(its.args)
+        for name, value in node.args:
+            if type(value) is float and type(args.get(name)) is float and value != args[name]:
+                found.add((index, name))
+                args[name] = value
+        if node != replace(its, args=tuple(args.items())):
+            return None
+    return frozenset(found)
+
+
+def lift_numbers(graph: Graph, places: Collection[tuple[int, str]]) -> tuple[Graph, tuple[float, ...]]:
+    """The graph with the numbers at these places as further scalars, and the numbers: others are no other kernel."""
+    order = {place: k for k, place in enumerate(sorted(places))}
+    shift = len(order)
+    nodes = [
+        Node("scalar", (("position", graph.scalars + k),), torch.float64, torch.float64, vector=False)
+        for k in range(shift)
+    ]
+    numbers = [0.0] * shift
+    for index, node in enumerate(graph.nodes):
+        args = []
+        for name, value in node.args:
+            if (index, name) in order:
+                numbers[order[index, name]] = value
+                value = Ref(order[index, name])
+            elif isinstance(value, Ref):
+                value = Ref(value.index + shift)
+            args.append((name, value))
+        nodes.append(replace(node, args=tuple(args)))
+    lifted = replace(
+        graph,
+        nodes=tuple(nodes),
+        scalars=graph.scalars + shift,
+        returned=tuple(node + shift for node in graph.returned),
+        mutated=tuple((role, node + shift) for role, node in graph.mutated),
+    )
+    return lifted, tuple(numbers)

@@ -70,6 +70,7 @@ class Piece:
     starts: array[int]  # of each run among all elements, and the end
     elements: int
     device: torch.device
+    numbers: tuple[float, ...] = ()  # further scalars of its graph
     cuts: Cuts = field(default_factory=list)  # how foreach operations go through them, known after the first call
 
 

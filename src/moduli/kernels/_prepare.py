@@ -93,14 +93,16 @@ def prepare(request: Request) -> CallPlan:
         tight = [i for i in indices if i not in loose]
         if tight:
             form = _form(request, traces[kind], slots, outputs, tight, kind[0], opaque)
-            plan.pieces.append(_piece(plan, form, tight, kind[0]))
+            plan.pieces.append(_piece(plan, form, tight, kind[0], traces[kind].numbers))
     if loose:
         form = Form("plain", f"{len(loose)} of {count} tensors are not contiguous", first.graph)
         plan.pieces.append(_piece(plan, form, loose, plan.device))
     return plan
 
 
-def _piece(plan: CallPlan, form: Form, indices: list[int], device: torch.device) -> Piece:
+def _piece(
+    plan: CallPlan, form: Form, indices: list[int], device: torch.device, numbers: tuple[float, ...] = ()
+) -> Piece:
     every = len(indices) == plan.count
     sizes, runs = plan.sizes, indices
     if plan.runs is not None:
@@ -109,7 +111,7 @@ def _piece(plan: CallPlan, form: Form, indices: list[int], device: torch.device)
     chosen = list(sizes) if every else [sizes[i] for i in runs]
     starts = array("q", itertools.accumulate(chosen, initial=0))
     own = None if every else indices
-    return Piece(form, own, None if every else runs, array("q", chosen), starts, starts[-1], device)
+    return Piece(form, own, None if every else runs, array("q", chosen), starts, starts[-1], device, numbers)
 
 
 def _find_runs(plan: CallPlan, lists: Sequence[Tensors], memory: bool) -> list[int]:
