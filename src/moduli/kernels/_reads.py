@@ -112,7 +112,7 @@ class Reads:
     def _name(self, kind: int, i: int) -> str:
         if kind in (1, 3):
             holder, name = (self.attributes if kind == 1 else self.slots)[i]
-            return f"{type(holder).__name__}.{name}"
+            return f"{(holder if isinstance(holder, type) else type(holder)).__name__}.{name}"
         if kind == 2:
             return f"{self.items[i][1]!r}"
         if kind == 5:
@@ -274,6 +274,11 @@ class _Walk:
         own = [base for base in kind.__mro__ if not _of_library(base.__module__)]
         for name in names:
             if (name.startswith("__") and name != "__call__") or not any(name in vars(base) for base in own):
+                continue
+            held = next(vars(base)[name] for base in own if name in vars(base))
+            if getattr(kind, name, _MISSING) is held:  # one look at the class is one at all its bases
+                self._once(self.reads.slots, (kind, name), id(kind), name)
+                self.follow(held, names, f"{where}.{name}")
                 continue
             for base in own:
                 self._item(vars(base), name, names, f"{where}.{name}")
