@@ -1,6 +1,8 @@
-"""One process of several (or one alone): trains, saves with torch.distributed.checkpoint, or goes on from what was saved."""
+"""One process of three: two train a model in pieces, the third trains it alone, and each goes on from what the others saved."""
 
 import sys
+import time
+import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -10,12 +12,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 
 import moduli as mo
 from moduli import m, presets
@@ -29,6 +32,7 @@ CHAINS = {
 }
 # FSDP1 has no shapes, so that links on whole tensors are refused there.
 FLAT = ["clip", "prodigy"]
+PAIR = 2
 
 
 def network(kind):
@@ -41,11 +45,16 @@ def network(kind):
     return net
 
 
-def train(model, opt, steps):
+def start(kind, name):
+    model = network(kind)
+    return model, mo.Optimizer(model, *CHAINS[name]())
+
+
+def train(model, opt):
     """The same data in every process: what is compared is what was saved."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 4, dtype=torch.float64, generator=generator)
-    for _ in range(steps):
+    for _ in range(3):
         opt.zero_grad()
         (model(x) - x[:, :2].sin()).square().mean().backward()
         opt.step()
@@ -59,44 +68,141 @@ def full(model):
     return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
 
 
-def main(rank, count, store, folder, kind, task, *names):
+def states(model, opt):
+    return {"model": get_model_state_dict(model), "opt": get_optimizer_state_dict(model, opt)}
+
+
+def save(kind, name, folder):
+    """Train, save, and go on: that is what those who load are compared with."""
+    model, opt = start(kind, name)
+    train(model, opt)
+    dcp.save(states(model, opt), checkpoint_id=folder / kind / name)
+    train(model, opt)
+    torch.save(full(model), folder / kind / f"{name}.pt")
+
+
+def load(kind, name, folder, saved, expected=None):
+    """Load into an optimizer that never stepped."""
+    model, opt = start(kind, name)
+    state = states(model, opt)
+    dcp.load(state, checkpoint_id=folder / saved / name)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, opt, state["opt"])
+    return go_on(model, opt, folder / (expected or saved) / f"{name}.pt", f"{name}, {saved} to {kind}")
+
+
+def go_on(model, opt, expected, what):
+    problems = [] if opt.current_step == 3 else [f"{what}: step {opt.current_step}"]
+    train(model, opt)
+    expected = torch.load(expected, weights_only=True)
+    away = max(float((a - b).abs().max()) for a, b in zip(full(model), expected, strict=True))
+    return problems + ([] if away < 1e-9 else [f"{what}: {away:.1e} away from the run that was saved"])
+
+
+def pass_on(name, folder):
+    """Load what two processes saved, and save it as one."""
+    model, opt = start("plain", name)
+    state = states(model, opt)
+    dcp.load(state, checkpoint_id=folder / "fsdp2" / name)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, opt, state["opt"])
+    dcp.save(states(model, opt), checkpoint_id=folder / "again" / name)
+    return go_on(model, opt, folder / "fsdp2" / f"{name}.pt", f"{name}, fsdp2 to plain")
+
+
+def use_whole_states(name, folder):
+    """Options of torch: whole tensors in memory, and a flattened state, which has no place for what is no tensor."""
+    whole, flat = StateDictOptions(full_state_dict=True), StateDictOptions(flatten_optimizer_state_dict=True)
+    model, opt = start("fsdp2", name)
+    train(model, opt)
+    saved = get_model_state_dict(model, options=whole), get_optimizer_state_dict(model, opt, options=whole)
+    flattened = get_optimizer_state_dict(model, opt, options=flat)
+    other, again = start("fsdp2", name)
+    problems = []
+    try:
+        set_optimizer_state_dict(other, again, flattened, options=flat)
+        problems.append(f"{name}: a flattened state was not refused")
+    except ValueError as error:
+        problems += [] if "flatten_optimizer_state_dict" in str(error) else [f"{name}: {error}"]
+    other, again = start("fsdp2", name)
+    set_model_state_dict(other, saved[0], options=whole)
+    set_optimizer_state_dict(other, again, saved[1], options=whole)
+    return problems + go_on(other, again, folder / "fsdp2" / f"{name}.pt", f"{name}, whole")
+
+
+def use_fsdp1(name, folder):
+    """FSDP1's own functions, on shards: whole tensors on the CPU are wrong, of torch's optimizers too (one buffer for all)."""
+    model, opt = start("fsdp1", name)
+    train(model, opt)
+    other, again = start("fsdp1", name)
+    for each in (model, other):
+        FullyShardedDataParallel.set_state_dict_type(each, StateDictType.SHARDED_STATE_DICT)
+    values, found = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, opt)
+    other.load_state_dict(values)
+    again.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(other, again, found))
+    return go_on(other, again, folder / "fsdp1" / f"{name}.pt", f"{name}, optim_state_dict")
+
+
+def wait(path):
+    for _ in range(6000):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{path} is not there after ten minutes")
+
+
+def run_pair(rank, store, folder, collect):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=PAIR, timeout=timedelta(seconds=600)
+    )
+    cases = [("fsdp2", name) for name in CHAINS] + [("fsdp1", name) for name in FLAT]
+    for kind, name in cases:
+        save(kind, name, folder)
+    dist.barrier()
+    (folder / "saved by two").touch()
+    for kind, name in cases:
+        collect(load, kind, name, folder, kind)
+    for name in ("clip", "soap"):  # torch wants a tensor in the state, which "averaged" has none of
+        collect(use_whole_states, name, folder)
+    for name in FLAT:
+        collect(use_fsdp1, name, folder)
+    wait(folder / "saved by one")
+    for name in CHAINS:
+        collect(load, "fsdp2", name, folder, "plain")
+        collect(load, "fsdp2", name, folder, "again", "fsdp2")
+    dist.destroy_process_group()
+
+
+def run_alone(folder, collect):
+    for name in CHAINS:
+        save("plain", name, folder)
+    wait(folder / "saved by two")
+    for name in CHAINS:
+        collect(pass_on, name, folder)
+    (folder / "saved by one").touch()
+    for name in FLAT:
+        collect(load, "plain", name, folder, "fsdp1")
+
+
+def main(rank, count, store, folder, out):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if int(count) > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=int(rank),
-            world_size=int(count),
-            timeout=timedelta(seconds=300),
-        )
-    problems = []
-    for name in names:
-        model = network(kind)
-        opt = mo.Optimizer(model, *CHAINS[name]())
-        where = Path(folder) / name
-        if task == "save":
-            train(model, opt, 3)
-            state = {"model": get_model_state_dict(model), "opt": get_optimizer_state_dict(model, opt)}
-            dcp.save(state, checkpoint_id=where)
-            train(model, opt, 3)
-            found = full(model)
-            if rank == "0":
-                torch.save(found, f"{where}.pt")
-            continue
-        state = {"model": get_model_state_dict(model), "opt": get_optimizer_state_dict(model, opt)}
-        dcp.load(state, checkpoint_id=where)
-        set_model_state_dict(model, state["model"])
-        set_optimizer_state_dict(model, opt, state["opt"])
-        if opt.current_step != 3:
-            problems.append(f"{name}: step {opt.current_step}")
-        train(model, opt, 3)
-        expected = torch.load(f"{where}.pt", weights_only=True)
-        away = max(float((a - b).abs().max()) for a, b in zip(full(model), expected, strict=True))
-        if not away < 1e-9:
-            problems.append(f"{name}: {away:.1e} away from the run that was saved")
-    if problems:
-        raise SystemExit("; ".join(problems))
+    found = []
+
+    def collect(check, *arguments):
+        try:
+            found.extend(check(*arguments))
+        except Exception:  # noqa: BLE001 - it is reported
+            found.append(f"{check.__name__} {arguments}: {traceback.format_exc()}")
+
+    folder = Path(folder)
+    for kind in ("plain", "fsdp1", "fsdp2"):
+        (folder / kind).mkdir(exist_ok=True)
+    if int(rank) < PAIR:
+        run_pair(int(rank), store, folder, collect)
+    else:
+        run_alone(folder, collect)
+    Path(out).write_text(repr(found))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import moduli as mo
 from moduli import m, optim, presets
 
 CHECKS = []
-STEPS = 4
+STEPS = 3
 # Each forms a matrix from the residuals of a process: refused.
 REFUSED = {"gauss_newton", "levenberg_marquardt"}
 MORE = {

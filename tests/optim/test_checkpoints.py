@@ -1,33 +1,21 @@
-"""torch.distributed.checkpoint: what an optimizer has learnt goes on in another number of processes."""
+"""torch.distributed.checkpoint: what an optimizer has learnt goes on in another number of processes.
+
+Two processes train a model in pieces (FSDP2, and FSDP1's flat vectors), a third trains it alone; each saves, and goes on from
+what the others saved: 2 to 2, 2 to 1, 1 to 2, and 2 to 1 to 2, always into an optimizer that never stepped. They are started
+once and make all checks of `checkpoint_worker`.
+"""
+
+import ast
 
 import pytest
 import torch
 
 from launching import launch
 
-CHAINS = ["clip", "soap", "muon", "prodigy", "averaged"]
-FLAT = ["clip", "prodigy"]
-
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 
 
-def run(folder, count, kind, task, names):
-    store = folder / f"store-{kind}-{task}-{count}"
-    launch("optim/checkpoint_worker.py", count, lambda rank: (store, folder, kind, task, *names))
-
-
-def test_two_processes_save_and_two_or_one_go_on(tmp_path):
-    run(tmp_path, 2, "fsdp2", "save", CHAINS)
-    run(tmp_path, 2, "fsdp2", "load", CHAINS)
-    run(tmp_path, 1, "plain", "load", CHAINS)
-
-
-def test_one_process_saves_and_two_go_on(tmp_path):
-    run(tmp_path, 1, "plain", "save", CHAINS)
-    run(tmp_path, 2, "fsdp2", "load", CHAINS)
-
-
-def test_flat_parameters_of_fsdp1(tmp_path):
-    run(tmp_path, 2, "fsdp1", "save", FLAT)
-    run(tmp_path, 2, "fsdp1", "load", FLAT)
-    run(tmp_path, 1, "plain", "load", FLAT)
+def test_every_number_of_processes_goes_on_from_every_other(tmp_path):
+    launch("optim/checkpoint_worker.py", 3, lambda rank: (tmp_path / "store", tmp_path, tmp_path / f"out{rank}"))
+    for rank in range(3):
+        assert ast.literal_eval((tmp_path / f"out{rank}").read_text()) == []

@@ -21,9 +21,10 @@ from ._shard_state import map_tensors
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-__all__ = ["is_portable", "make_portable", "read_portable", "wants_portable"]
+__all__ = ["is_portable", "make_portable", "read_portable", "refuse_flattened", "wants_portable"]
 
 REST = "moduli"
+NAMES = "param_names"
 _TOOL = "torch.distributed.checkpoint.state_dict"
 
 
@@ -53,7 +54,10 @@ def make_portable(optimizer: Optimizer, packed: Mapping[str, Any]) -> dict[str, 
         rest = _join(rest, optimizer.shards.group)
     buffer = io.BytesIO()
     torch.save({**packed, "state": rest}, buffer)
-    groups = [{**group, "params": [positions[name] for name in group["params"]]} for group in packed["param_groups"]]
+    groups = [
+        {**group, "params": [positions[name] for name in group["params"]], NAMES: list(group["params"])}
+        for group in packed["param_groups"]
+    ]
     groups[0][REST] = buffer.getvalue()
     return {"state": state, "param_groups": groups}
 
@@ -74,6 +78,19 @@ def is_portable(given: Mapping[str, Any]) -> bool:
     return any(REST in group for group in given.get("param_groups", ()))
 
 
+def refuse_flattened(given: Mapping[str, Any]) -> None:
+    """Refuse what `flatten_optimizer_state_dict` leaves of a state: tensors without the rest that links keep.
+
+    Raises:
+        ValueError: With what to do instead.
+    """
+    if any("/" in str(key) for row in given["state"].values() for key in row):
+        raise ValueError(
+            "the state was flattened (StateDictOptions(flatten_optimizer_state_dict=True)), which keeps settings of groups and "
+            "drops what links keep beside the tensors of parameters; save and load it without that option"
+        )
+
+
 def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state by name, from one by positions or by the names that torch's checkpoints give parameters."""
     groups = given["param_groups"]
@@ -90,7 +107,7 @@ def read_portable(given: Mapping[str, Any]) -> dict[str, Any]:
     state = {name: dict(row) for name, row in saved["state"].items()}
     for key, row in given["state"].items():
         state.setdefault(find(key), {}).update(row)
-    kept = [{key: value for key, value in group.items() if key != REST} for group in groups]
+    kept = [{key: value for key, value in group.items() if key not in (REST, NAMES)} for group in groups]
     return {
         **saved,
         "state": state,

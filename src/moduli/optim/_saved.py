@@ -15,7 +15,7 @@ from ..layout import make_whole
 from . import _groups, _members
 from ._flat_shards import is_flat_shard
 from ._plain import decode, encode
-from ._portable import is_portable, read_portable
+from ._portable import is_portable, read_portable, refuse_flattened
 from ._renaming import rename
 from ._shard_state import find_key, join_owned, map_tensors, pack_value, unpack_value
 from ._stand_ins import StandIns
@@ -119,6 +119,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     if is_portable(saved):
         saved = read_portable(saved)
     elif is_of_torch(saved):
+        refuse_flattened(saved)
         saved = read_torch(optimizer, saved)
     _check_format(saved)
     binding = optimizer.binding
