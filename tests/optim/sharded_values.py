@@ -302,6 +302,11 @@ def files_of_models_in_pieces(rank):
         mo.save(path, result)
         mo.load(path, other := network(2))
         problems += differ(values(other), values(mo.adopt(network(0)) * 0.5), "a result saved")
+    try:
+        mo.Checkpointer(folder[0], wrap("fsdp2", network(0)), seconds=1.0)
+        problems.append("checkpoints by the clock of each process were not refused")
+    except ValueError:
+        pass
     before = values(other)
     for act in (
         lambda: mo.save(Path(folder[0]) / "missing" / "x.safetensors", wrap("fsdp2", network(0))),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._buffers import Buffers
 from ._coordinates import Bounds, Coordinates
 from ._fitness import numbers
-from ._noise import Share, key
+from ._noise import DirectionMemory, Share, key
 from ._reason import Reason
 
 __all__ = ["MatrixSearch", "Search"]
@@ -180,6 +180,9 @@ class Search(ABC):
         None where members are stored, or so small that they are sent.
         """
         return None
+
+    def remember(self, memory: DirectionMemory) -> None:  # noqa: B027 - most methods mirror nothing
+        """Have the direction that was drawn last kept, for the mirrored member."""
 
     def join(self, share: Share | None) -> None:  # noqa: B027 - most methods sum nothing that is long
         """Take part in sums over noise of several processes that run this search."""

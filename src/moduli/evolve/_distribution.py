@@ -14,7 +14,7 @@ from torch import Tensor
 from ._base import Search
 from ._buffers import Buffers
 from ._coordinates import reflected
-from ._noise import Noise, Share, member_signs
+from ._noise import DirectionMemory, Noise, Share, member_signs
 from ._reason import Reason
 
 __all__ = ["Distribution", "GradientSearch"]
@@ -139,6 +139,10 @@ class Distribution(Search):
         out._pending, out._buffers, out.share = None, Buffers(), None
         out._noise = out._planned()
         return out
+
+    def remember(self, memory: DirectionMemory) -> None:
+        """Have the direction that was drawn last kept, for the mirrored member."""
+        self._noise.memory = memory if self.antithetic else None
 
     def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
         if not self._in_parts() or self.coordinates.bounded:

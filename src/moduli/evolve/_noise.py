@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["SEGMENT", "Noise", "Share", "key", "member_signs"]
+__all__ = ["SEGMENT", "DirectionMemory", "Noise", "Share", "key", "member_signs"]
 
 SEGMENT = 1 << 17
 KEPT = 1 << 20  # directions of at most this many numbers together are drawn once and kept for one generation
@@ -56,6 +56,14 @@ class Share(NamedTuple):
     reduce: Callable[[Tensor], None]
 
 
+class DirectionMemory:
+    """The direction that was drawn last, for the mirrored member, which is usually the next."""
+
+    def __init__(self) -> None:
+        self.key: tuple[int, int, int] | None = None
+        self.values = torch.empty(0)
+
+
 class Noise:
     """A plan for `directions` Gaussian directions of `dim` numbers.
 
@@ -93,6 +101,8 @@ class Noise:
         # A direction that is drawn takes some 6 ns for each number, one that is exchanged over 1 Gbit/s some 80.
         pays = share is not None and (1 - 1 / share.world) * directions >= 16
         self.share = share if pays else None
+        # Given to a plan that makes one member after the other.
+        self.memory: DirectionMemory | None = None
         self._generator = torch.Generator(device)
         self._whole: Tensor | None = None
         self._held: tuple[int, int] | None = None
@@ -191,7 +201,28 @@ class Noise:
         """One direction in parts that are memory of their own until the next one is asked for."""
         if not self.in_pieces:
             yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0].clone()
+        elif self.memory is None:
+            yield from self._draw_pieces(seed, counter, index)
+        else:
+            yield from self._remember(self.memory, seed, counter, index)
+
+    def _remember(self, memory: DirectionMemory, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
+        """The pieces of a direction, drawn if it is not the one of the last time."""
+        if memory.key == (seed, counter, index) and len(memory.values) == self.dim:
+            piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
+            for at in range(0, self.dim, SEGMENT):
+                columns = slice(at, min(at + SEGMENT, self.dim))
+                yield columns, piece[: columns.stop - at].copy_(memory.values[columns])
             return
+        memory.key = None
+        if memory.values.shape != (self.dim,) or memory.values.dtype is not self.dtype:
+            memory.values = torch.empty(self.dim, dtype=self.dtype, device=self.device)
+        for columns, piece in self._draw_pieces(seed, counter, index):
+            memory.values[columns] = piece
+            yield columns, piece
+        memory.key = seed, counter, index
+
+    def _draw_pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
         if self.rank is not None:
             low = index // self.block * self.block
             drawn = torch.empty(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._executor import seeded
+from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
 __all__ = ["Pool"]
@@ -240,6 +241,7 @@ class _Worker:
 
     fitness: Any = None
     draft: tuple[str, Any] | None = None
+    memory = DirectionMemory()
 
 
 def _begin(pid: Any, fitness: Any, threads: int) -> None:
@@ -273,6 +275,6 @@ def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
         if _Worker.draft is None or _Worker.draft[0] != path:
             _Worker.draft = None  # the last one, before there are two
             _Worker.draft = path, unpack(*pickle.loads(Path(path).read_bytes()))
-        return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed), None
+        return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed, _Worker.memory), None
     except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
         return math.nan, traceback.format_exc()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._executor import EvaluationWarning, seeded
+from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
 __all__ = ["Ray"]
@@ -182,6 +183,7 @@ class _Actor:
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        self.memory = DirectionMemory()
 
     def learn(self, fitness: Callable[[Tensor], Any]) -> None:
         self.fitness = fitness
@@ -197,7 +199,7 @@ class _Actor:
     def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
         # The arrays stay in the object store, from where all actors of this machine read them.
         try:
-            return evaluate_draft(self.fitness, unpack(*draft), member, seed), None
+            return evaluate_draft(self.fitness, unpack(*draft), member, seed, self.memory), None
         except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
             return math.nan, traceback.format_exc()
 

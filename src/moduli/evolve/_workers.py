@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._executor import Executor, Faults, Rows, seeded
+from ._noise import DirectionMemory
 
 __all__ = ["Answer", "Workers", "evaluate_draft", "pack", "unpack"]
 
@@ -81,6 +82,8 @@ class Workers(Executor):
         # Workers hold the model. Where members are made of seeds, these are all that is sent to them.
         make_draft = getattr(fitness, "draft", None)
         draft = None if make_draft is None else make_draft()
+        mirrored = getattr(draft, "antithetic", False)
+        last: dict[int, int] = {}
         self._prepare(fitness, draft)
         faults = Faults(self.retries, len(todo))
         failed_on: dict[int, int] = {}
@@ -89,7 +92,10 @@ class Workers(Executor):
             while todo or busy:
                 for worker in self._ids():
                     if worker not in busy and todo:
-                        member = self._next(todo, failed_on, worker)
+                        if mirrored:
+                            others = {member for each, (member, _) in busy.items() if each != worker}
+                            _bring_forward(todo, last.get(worker, -1), others)
+                        member = last[worker] = self._next(todo, failed_on, worker)
                         busy[worker] = member, monotonic() + (math.inf if self.timeout is None else self.timeout)
                         row = rows(member, member + 1)[0] if draft is None else None
                         self._submit(worker, member, row, seeds[member])
@@ -127,6 +133,15 @@ class Workers(Executor):
         return todo.popleft()
 
 
+def _bring_forward(todo: deque[int], last: int, others: set[int]) -> None:
+    """Put the mirror image of a worker's last member first, or else one whose mirror image no other worker is at."""
+    mirror = last ^ 1
+    if last < 0 or mirror not in todo:
+        mirror = next((member for member in todo if member ^ 1 not in others), todo[0])
+    todo.remove(mirror)
+    todo.appendleft(mirror)
+
+
 def pack(draft: Search) -> tuple[Search, dict[str, Any]]:
     """A draft without its tensors, and these as arrays, which travel and are read without a copy."""
     arrays = {name: value.cpu().numpy() for name, value in draft.state.items() if isinstance(value, Tensor)}
@@ -143,7 +158,8 @@ def unpack(draft: Search, arrays: dict[str, np.ndarray[Any, Any]]) -> Search:
     return draft
 
 
-def evaluate_draft(fitness: Any, draft: Search, member: int, seed: int) -> float:
-    """The fitness of a member that is made here."""
+def evaluate_draft(fitness: Any, draft: Search, member: int, seed: int, memory: DirectionMemory) -> float:
+    """The fitness of a member that is made here; of mirrored ones the second is made of the noise of the first."""
+    draft.remember(memory)
     fitness.parts = draft.parts
     return seeded(lambda index: fitness.member(index, draft.rows), member, seed)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from ..layout import any_sharded
 from ._errors import CheckpointError, DamagedFileError
 from ._load import Loaded, load
 from ._match import NameMap
@@ -91,6 +92,11 @@ class Checkpointer:
             raise ValueError(f"every={every} and seconds={seconds} must be positive")
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} would keep nothing; give at least 1, or None to keep all")
+        if seconds is not None and module is not None and any_sharded(module.parameters()):
+            raise ValueError(
+                f"seconds={seconds} comes at another step in each process, and all that hold pieces of the model save "
+                "together; give every="
+            )
         self._objects: dict[str, Any] = {
             "module": module,
             "optimizer": optimizer,
