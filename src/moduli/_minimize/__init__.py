@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..optim import Module, Need
-from ._batched import BATCHED, Runs, minimize_batched
+from ._batched import BATCHED, BatchedRuns, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
 from ._derivatives import FoundProblem
@@ -118,10 +118,10 @@ def minimize(
             )
         if bounded and bounds_by == "projection":
             raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
-        runs = Runs(fun, Variables(point, low, high, True, batched=True), name, max_evals)
+        runs = BatchedRuns(fun, Variables(point, low, high, True, batched=True), name, max_evals)
         with _bar(progress, runs) as show:
 
-            def shown(now: Runs) -> bool:
+            def shown(now: BatchedRuns) -> bool:
                 show(now)
                 return callback is not None and bool(callback(now.result()))
 
@@ -221,20 +221,20 @@ def _result(record: RunRecord, method: str) -> Result:
     )
 
 
-def _bar(wanted: bool, record: RunRecord | Runs) -> Any:
+def _bar(wanted: bool, record: RunRecord | BatchedRuns) -> Any:
     if not wanted:
         return nullcontext(lambda now: None)
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     class Bar:
-        def __enter__(self) -> Callable[[RunRecord | Runs], None]:
+        def __enter__(self) -> Callable[[RunRecord | BatchedRuns], None]:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self.progress = Progress(*columns, transient=True)
             self.progress.start()
             self.task = self.progress.add_task("minimize", total=record.max_evals)
             return self.show
 
-        def show(self, now: RunRecord | Runs) -> None:
+        def show(self, now: RunRecord | BatchedRuns) -> None:
             self.progress.update(self.task, completed=now.evaluations, description=f"loss {now.value:.6g}")
 
         def __exit__(self, *error: object) -> None:

@@ -17,13 +17,13 @@ from ._methods import CHAINS
 from ._result import Result
 from ._variables import Variables
 
-__all__ = ["BATCHED", "Runs", "minimize_batched"]
+__all__ = ["BATCHED", "BatchedRuns", "minimize_batched"]
 
 BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
 """The methods whose links take all members of a population at once."""
 
 
-class Runs:
+class BatchedRuns:
     """What is known of all runs: the best point of each, where it is now, and whether it goes on.
 
     Args:
@@ -190,7 +190,7 @@ class _Losses(torch.autograd.Function):
     """The losses of all runs, whose gradients were found with them."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, z: Tensor, runs: BatchedRuns) -> Tensor:
         runs.look(z.detach())
         ctx.save_for_backward(runs.g)
         return runs.f.clone()
@@ -201,7 +201,9 @@ class _Losses(torch.autograd.Function):
         return g * given[:, None], None
 
 
-def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, after: Callable[[Runs], bool]) -> Result:
+def minimize_batched(
+    runs: BatchedRuns, *, tol: float | None, max_steps: int | None, after: Callable[[BatchedRuns], bool]
+) -> Result:
     """Step all runs until each has ended, by the rules of a single run.
 
     Args:
@@ -258,7 +260,7 @@ def minimize_batched(runs: Runs, *, tol: float | None, max_steps: int | None, af
     return runs.result()
 
 
-def _step(runs: Runs, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _step(runs: BatchedRuns, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """One step of all runs; the losses and gradients where it leads."""
     objective = _objective(runs, f, g)
     held = runs.x.detach().clone()
@@ -273,7 +275,7 @@ def _step(runs: Runs, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor
     return runs.f, runs.g
 
 
-def _objective(runs: Runs, f: Tensor, g: Tensor) -> Objective:
+def _objective(runs: BatchedRuns, f: Tensor, g: Tensor) -> Objective:
     closure = Closure(lambda: runs.losses(runs.x), fixed=True)
     objective = Objective([runs.x], closure, f, current_step=runs.steps, members=runs.N)
     # Runs that are over have nowhere to go.
@@ -281,7 +283,7 @@ def _objective(runs: Runs, f: Tensor, g: Tensor) -> Objective:
     return objective
 
 
-def _begin_again(runs: Runs, links: list[Module], f: Tensor, g: Tensor, rows: Tensor) -> None:
+def _begin_again(runs: BatchedRuns, links: list[Module], f: Tensor, g: Tensor, rows: Tensor) -> None:
     """Give these runs what new links know when they have seen the point where the runs are."""
     fresh = CHAINS[runs.method]()
     step(_objective(runs, f, g), [link for link in fresh if not isinstance(link, LineSearchBase)])
