@@ -217,7 +217,7 @@ def test_files_that_hold_no_race(tmp_path, text):
 PROGRAM = """
 import sys
 from moduli.lab import race
-race([sys.argv[2]], [f"torch.SGD(lr=0.00{i})" for i in range(1, 9)], seeds=3, budget=25, workers=2,
+race([sys.argv[2]], [f"LR(0.00{i})" for i in range(1, 9)], seeds=3, budget=25, workers=2,
      file=sys.argv[1], listen=lambda *a: print(a[0], flush=True))
 """
 
@@ -252,7 +252,7 @@ def test_a_race_that_is_killed_keeps_its_runs_and_leaves_no_process(tmp_path):
 def test_a_server_that_dies_is_replaced(tmp_path):
     from moduli.lab._pool import RunPool
 
-    tasks = [Task("sphere-10", "torch.SGD(lr=1e-6)", seed, 10**6, 0.3, 1) for seed in range(3)]
+    tasks = [Task("sphere-10", "LR(1e-6)", seed, 10**6, 0.3, 1) for seed in range(3)]
     found = {}
     with RunPool(1) as pool:
         for number, message in pool.run(tasks):

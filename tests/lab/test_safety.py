@@ -82,7 +82,7 @@ RACE = """
 import sys
 from moduli import lab
 if __name__ == "__main__":
-    lab.race([sys.argv[1]], ["torch.SGD(lr=0.001)"], seeds=2, seconds=600, workers=2, file="race.jsonl",
+    lab.race([sys.argv[1]], ["LR(0.001)"], seeds=2, seconds=600, workers=2, file="race.jsonl",
              listen=lambda event, *_: event == "begin" and print("begun", flush=True))
 """
 

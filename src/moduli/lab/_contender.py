@@ -81,6 +81,11 @@ class Contender:
     source: str
     factory: Callable[[nn.Module], Any]
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is a chain as text, which `source` has all of."""
+        return isinstance(self.factory, _FromChain)
+
     def enter(self, model: nn.Module) -> Entrant:
         """Meet a model.
 

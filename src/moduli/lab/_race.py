@@ -101,11 +101,13 @@ def race(
             for seed in numbers:
                 if (problem.name, entry.source, seed) not in done:
                     # A chain travels as text; anything else as itself.
-                    runner = entry.source if type(entry.factory).__name__ == "_FromChain" else entry
+                    runner = entry.source if entry.is_chain else entry
                     tasks.append(Task(spec, runner, seed, budget, seconds, threads, target))
                     names = {"problem": problem.name, "contender": entry.label, "source": entry.source, "seed": seed}
                     about.append({"kind": "run", **names})
     preload = sorted({name for _, problem in courses for name in problem.requires})
+    if any(not entry.is_chain or entry.source.startswith("torch.") for entry in field):
+        preload.append("torch.optim")
     tell = listen or (lambda *_: None)
     workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
     try:

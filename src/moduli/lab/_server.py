@@ -147,8 +147,9 @@ def _prepare(preload: Sequence[str]) -> None:
     from .. import kernels
     from . import _tasks, catalogue  # noqa: F401 - what children need is imported before they exist
 
-    # torch's own optimizers import its compiler when they are made; that second would be counted in every run.
-    torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
+    if "torch.optim" in preload:
+        # They import torch's compiler when they are made; that second would be counted in every run.
+        torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
     for name in ("moduli.m", "moduli.presets", "moduli.optim", "moduli.population", *preload):
         with contextlib.suppress(ImportError):  # the run that needs it says so
             __import__(name)
