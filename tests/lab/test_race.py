@@ -126,7 +126,7 @@ def test_rogues_are_rows_and_stop_no_other_run():
         rogues.exiting,
         rogues.stubborn,
     ]
-    results = race(["sphere-10"], [*field, rogues.talking], seeds=1, budget=100, seconds=0.5, workers=4)
+    results = race(["sphere-10"], [*field, rogues.talking], seeds=1, budget=100, seconds=2.0, workers=4)
     rows = {run["contender"]: run for run in results.runs}
     assert rows["tame"]["reason"] == RunReason.REACHED
     assert rows["talking"]["reason"] == RunReason.REACHED

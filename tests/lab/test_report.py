@@ -119,7 +119,7 @@ def visit(browser, file):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(file)
-        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        page.wait_for_selector("html[data-ready]", timeout=600_000)
         if clock:
             page.clock.pause_at(datetime(2020, 1, 2))  # from here on, time stands still until the test lets it run
         pages.append(page)
