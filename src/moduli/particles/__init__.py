@@ -23,15 +23,9 @@ from ._buffers import POLICIES, buffer_policy
 from ._config import CONFIG_KEY
 from ._history import SpeciesView, events_of, history, independent, migrate, species
 from ._measures import cosine, distance, dot, from_vector, norm, vector
+from ._mode import differentiable, is_differentiable, refuse_graph
 from ._only import Only, only
-from ._operand import (
-    buffer_policies,
-    differentiable,
-    inert_parameters,
-    is_differentiable,
-    matching_values,
-    refuse_graph,
-)
+from ._operand import buffer_policies, inert_parameters, matching_values
 from ._record import Event
 from ._skeleton import POLICY, copy_unwrapped
 from .errors import StructureError

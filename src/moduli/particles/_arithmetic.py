@@ -14,7 +14,8 @@ from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_o
 
 from ._buffers import operating, result_buffers
 from ._memory import LARGE, allocate_like, is_large
-from ._operand import Operand, broadcast, is_composing, make_leaves, number, pair, refuse_graph
+from ._mode import is_composing, make_leaves, refuse_graph
+from ._operand import Operand, broadcast, number, pair
 from ._record import ParticleRecord, Pending, adorn, build
 from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes, unwrap_kind
 from .base import NytoModuleBase

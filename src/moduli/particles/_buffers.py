@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moduli.layout import Structure
 
-from ._names import fits, refuse
+from ._config import fits, refuse
 from ._skeleton import POLICY, State
 from .errors import StructureError
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ._names import is_selected, public_name
+from ._config import is_selected, public_name
 from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture, unwrap_kind
 from .base import NytoModuleBase, VersionDataImp
 from .edits import ParticleEdit, grow, number_parameter

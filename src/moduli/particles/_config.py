@@ -1,13 +1,18 @@
-"""Configurations of parameters: choosing them by name, and keeping them in state dicts."""
+"""Configurations of parameters: choosing them by name, and keeping them in state dicts.
+
+A parameter or buffer is chosen by a registered name, the public name of a labelled tensor, or a pattern.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
-from ._names import is_selected, refuse
+from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+
 from ._record import record_of
 from ._skeleton import RECORD
 from .mtype import ParamConfig, ParamID
@@ -15,7 +20,18 @@ from .mtype import ParamConfig, ParamID
 if TYPE_CHECKING:
     from .base import NytoModuleBase, VersionDataImp
 
-__all__ = ["CONFIG_KEY", "configure", "own_config", "restore_configs", "saved_configs", "take_configs"]
+__all__ = [
+    "CONFIG_KEY",
+    "configure",
+    "fits",
+    "is_selected",
+    "own_config",
+    "public_name",
+    "refuse",
+    "restore_configs",
+    "saved_configs",
+    "take_configs",
+]
 
 CONFIG_KEY = "param_config"
 """Where the metadata of a state dict holds configurations."""
@@ -107,3 +123,33 @@ def take_configs(root: nn.Module, data: VersionDataImp) -> None:
         for pid, config in own_config(child, params).items():
             data.config[pid] = config
             data.species.configured = True
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def public_name(name: str) -> str:
+    """The name under which a labelled tensor is assigned and read; other names are their own."""
+    path, dot, last = name.rpartition(".")
+    return path + dot + last.removeprefix(TENSOR_PARAM_PREFIX).removeprefix(TENSOR_BUFFER_PREFIX)
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name, or its public form, matches one of the patterns."""
+    public = public_name(name)
+    return any(fnmatchcase(name, pattern) or fnmatchcase(public, pattern) for pattern in patterns)
+
+
+def is_selected(path: str, name: str | None) -> bool:
+    """Whether a dotted name is that of an attribute, is below it, or matches it as a pattern."""
+    return name is None or path.startswith(f"{name}.") or fits(path, [name])
+
+
+def refuse(kind: str, what: str, pattern: str, names: Iterable[str]) -> NoReturn:
+    """Say that nothing has a name.
+
+    Raises:
+        ValueError: Always.
+    """
+    listed = ", ".join(map(public_name, names)) or "none"
+    raise ValueError(f"{kind} has no {what} called {pattern!r}; it has {listed}")

@@ -12,8 +12,9 @@ from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 from moduli.layout import any_sharded, is_sharded, make_whole
 
 from . import _arithmetic
+from ._mode import record_nothing
 from ._only import Only
-from ._operand import Operand, pair, record_nothing
+from ._operand import Operand, pair
 from ._species import require
 from .errors import StructureError
 from .kernel import Product

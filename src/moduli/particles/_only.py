@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import nn
 
 from . import _arithmetic
-from ._names import fits, refuse
+from ._config import fits, refuse
 from ._operators import Operators
 from ._species import require
 from .kernel import Particle

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import is_fake, set_grad_enabled
+from moduli._torch import is_fake
 from moduli.labels import Tensor as LabelledTensor
 from moduli.layout import (
     Layout,
@@ -29,8 +27,8 @@ from moduli.layout import (
 )
 
 from ._buffers import policies_of
-from ._names import fits
-from ._record import ParticleRecord, Pending, build, is_watched, record_of
+from ._config import fits
+from ._record import ParticleRecord, Pending, build, record_of
 from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
@@ -40,104 +38,14 @@ __all__ = [
     "Operand",
     "broadcast",
     "buffer_policies",
-    "is_composing",
-    "differentiable",
-    "is_differentiable",
     "inert_parameters",
-    "make_leaves",
     "matching_values",
     "number",
     "pair",
-    "record_nothing",
-    "refuse_graph",
 ]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _PLAIN = frozenset((nn.Parameter, Tensor))
-
-
-class _Mode(threading.local):
-    graph = False
-
-
-_mode = _Mode()
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Let operations on models keep the graph, so that gradients reach operands and coefficients.
-
-    The parameters of a result are then tensors with a history instead of new leaves. Operations in place are refused.
-
-    Example:
-        >>> import torch
-        >>> from moduli.particles import adopt, differentiable
-        >>> a, b = adopt(torch.nn.Linear(1, 1)), adopt(torch.nn.Linear(1, 1))
-        >>> t = torch.tensor(0.5, requires_grad=True)
-        >>> with differentiable():
-        ...     merged = a + t * (b - a)
-        >>> merged(torch.ones(1)).sum().backward()
-        >>> t.grad is not None
-        True
-    """
-    before = _mode.graph
-    _mode.graph = True
-    try:
-        yield
-    finally:
-        _mode.graph = before
-
-
-def is_differentiable() -> bool:
-    """Whether operations on models keep the graph, inside `differentiable`.
-
-    Example:
-        >>> from moduli.particles import differentiable, is_differentiable
-        >>> with differentiable():
-        ...     print(is_differentiable())
-        True
-    """
-    return _mode.graph
-
-
-def is_composing() -> bool:
-    """Whether operations are only composed of torch's own, for gradients or transforms to follow."""
-    return _mode.graph or is_watched()
-
-
-@contextmanager
-def make_leaves() -> Iterator[None]:
-    """Results are leaves that can be trained, whatever mode the caller is in."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    else:
-        before = torch.is_grad_enabled()
-        set_grad_enabled(False)
-        try:
-            yield
-        finally:
-            set_grad_enabled(before)
-
-
-@contextmanager
-def record_nothing() -> Iterator[None]:
-    """No gradients are recorded, except where `differentiable` asks for them."""
-    if is_composing():
-        yield
-    else:
-        with make_leaves():
-            yield
-
-
-def refuse_graph() -> None:
-    """Refuse operations in place where a graph is kept.
-
-    Raises:
-        RuntimeError: Inside `differentiable`.
-    """
-    if _mode.graph:
-        raise RuntimeError("inside differentiable() operations in place are refused: write a = a + b instead of a += b")
 
 
 class Operand:
@@ -202,7 +110,7 @@ class Operand:
     @property
     def sharded(self) -> bool:
         """Whether several processes hold pieces of some parameters."""
-        return any_sharded(self.tensors)
+        return not _PLAIN.issuperset(map(type, self.tensors)) and any_sharded(self.tensors)
 
     @property
     def lags(self) -> bool:

@@ -11,23 +11,22 @@ from torch import Tensor, nn
 
 from . import _arithmetic
 from ._buffers import acts_on
-from ._operand import Operand, is_composing, number, record_nothing
+from ._lambda_wrappers import binary_lambda_wrapper, unary_lambda_wrapper
+from ._mode import is_composing, record_nothing
+from ._operand import Operand, number
 from ._record import build, record_of
 from ._skeleton import PENDING
 from ._species import kernel_of, touch_one, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
-from .edits import clone_param
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
 
 __all__ = [
     "ParamProduct",
-    "binary_lambda_wrapper",
     "module_to_product",
     "product_assign_to_module",
     "product_to_module",
-    "unary_lambda_wrapper",
 ]
 
 
@@ -322,55 +321,6 @@ def _versions(left: ParamProduct, right: ParamProduct) -> str:
             )
             return f"{told}; {name!r} is {shown[0]} on the left and {shown[1]} on the right"
     return told
-
-
-def unary_lambda_wrapper(
-    fn: Callable[[nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of a tensor one that honours a parameter's configuration.
-
-    Example:
-        >>> from moduli.particles import ParamConfig
-        >>> double = unary_lambda_wrapper(lambda p: 2 * p)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> double(one, ParamConfig()).item(), double(one, ParamConfig(operational=False)).item()
-        (2.0, 1.0)
-    """
-
-    def act(param: nn.Parameter, config: ParamConfig) -> nn.Parameter:
-        if config.operational:
-            return _parameter(fn(param), param)
-        return clone_param(param) if config.clone else param
-
-    return act
-
-
-def binary_lambda_wrapper(
-    fn: Callable[[nn.Parameter, nn.Parameter], Tensor],
-) -> Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]:
-    """Make of a function of two tensors one that honours a parameter's configuration.
-
-    Example:
-        >>> from moduli.particles import ParamConfig
-        >>> minus = binary_lambda_wrapper(lambda p, q: p - q)
-        >>> one = nn.Parameter(torch.ones(1))
-        >>> minus(one, one, ParamConfig()).item(), minus(one, one, ParamConfig(operational=False)).item()
-        (0.0, 1.0)
-    """
-
-    def act(left: nn.Parameter, right: nn.Parameter, config: ParamConfig) -> nn.Parameter:
-        if config.operational:
-            return _parameter(fn(left, right), left)
-        return clone_param(left) if config.clone else left
-
-    return act
-
-
-def _parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
-    if value.requires_grad or is_composing():
-        return value  # type: ignore[return-value]
-    flag = like.requires_grad and (value.is_floating_point() or value.is_complex())
-    return nn.Parameter(value, requires_grad=flag)
 
 
 def _as_parameter(held: Tensor) -> nn.Parameter:

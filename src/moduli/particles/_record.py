@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import has_dispatch_mode, in_transform, run_outside
+from moduli._torch import run_outside
 from moduli.layout import Reading, Structure
 
+from ._mode import is_watched
 from ._skeleton import PENDING, RECORD, State, assemble, facts_of
 
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = ["Event", "Pending", "ParticleRecord", "Species", "build", "get_part", "record_of", "is_watched"]
+__all__ = ["Event", "Pending", "ParticleRecord", "Species", "build", "get_part", "record_of"]
 
 
 class Event(NamedTuple):
@@ -184,11 +185,6 @@ def record_of(module: nn.Module) -> ParticleRecord:
     if record is None:
         record = state.setdefault(RECORD, ParticleRecord())
     return record
-
-
-def is_watched() -> bool:
-    """Whether torch is doing something with operations other than running them."""
-    return in_transform() or bool(has_dispatch_mode())
 
 
 _BUILDING = threading.RLock()

@@ -34,8 +34,7 @@ __all__ = [
     "VersionKernelImp",
     "ParticleKernelImp",
     "create_new_group",
-    "is_wrapped",
-    "set_wrapped",
+    "record_of",
 ]
 
 
@@ -406,31 +405,6 @@ class NytoModuleBase(nn.Module):
                 f"this {type(self).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
             )
         return version_of(root)
-
-
-def is_wrapped(root: nn.Module) -> bool:
-    """Whether a wrapper stands for a particle in operations, as nytorch's `ParticleModule` does; it then has no kernel.
-
-    Example:
-        >>> from moduli.particles.base import is_wrapped
-        >>> is_wrapped(torch.nn.Linear(2, 1))
-        False
-    """
-    return record_of(root).wrapped
-
-
-def set_wrapped(root: nn.Module, wrapped: bool) -> None:
-    """Say whether a wrapper stands for a particle in operations.
-
-    Example:
-        >>> from moduli.particles import adopt
-        >>> from moduli.particles.base import is_wrapped, set_wrapped
-        >>> net = adopt(torch.nn.Linear(2, 1))
-        >>> set_wrapped(net, True)
-        >>> is_wrapped(net), net._particle_kernel
-        (True, None)
-    """
-    record_of(root).wrapped = wrapped
 
 
 def create_new_group(ref: nn.Module) -> ParticleKernelImp:

@@ -14,10 +14,12 @@ from moduli.layout import cut_like, piece_of
 
 from ._arithmetic import apply, derive, pick, unary
 from ._buffers import operating
+from ._lambda_wrappers import unary_lambda_wrapper
 from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
+from ._mode import is_composing, refuse_graph
 from ._only import Only
-from ._operand import Operand, is_composing, pair, refuse_graph
-from ._product import ParamProduct, unary_lambda_wrapper
+from ._operand import Operand, pair
+from ._product import ParamProduct
 from ._species import require
 from .base import NytoModuleBase
 from .errors import StructureError

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from ...particles.base import NytoModuleBase, ParticleKernelImp, is_wrapped, set_wrapped
+from ...particles.base import NytoModuleBase, ParticleKernelImp, record_of
 from ...particles.errors import StructureError
 from ...particles.functions import ON_PRODUCTS
 from ...particles.kernel import Particle, Product
@@ -158,11 +158,11 @@ class ParticleModule(nn.Module, Particle[PMProduct], Generic[M]):
 
     def clear_kernel_ref(self) -> None:
         """Let the module inside have no kernel."""
-        set_wrapped(self._inside(), True)
+        record_of(self._inside()).wrapped = True
 
     def restore_kernel_ref(self) -> None:
         """Let the module inside have its kernel again, so that it can be touched and combined by itself."""
-        set_wrapped(self._inside(), False)
+        record_of(self._inside()).wrapped = False
 
     def product(self) -> PMProduct:
         """The light form of this module."""
@@ -279,7 +279,7 @@ class GetNytoModule(Generic[M]):
 
     def __enter__(self) -> M:
         # Blocks may be nested: the outermost one closes the module.
-        self._before.append(is_wrapped(self._module._inside()))
+        self._before.append(record_of(self._module._inside()).wrapped)
         self._module.restore_kernel_ref()
         return self._module.root_module
 
