@@ -142,7 +142,8 @@ class Distribution(Search):
 
     def remember(self, memory: DirectionMemory) -> None:
         """Have the direction that was drawn last kept, for the mirrored member."""
-        self._noise.memory = memory if self.antithetic else None
+        # A product of low rank is made again in less time than it is copied in.
+        self._noise.memory = memory if self.antithetic and self.rank is None else None
 
     def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
         if not self._in_parts() or self.coordinates.bounded:
