@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moduli import Optimizer, kernels, m
+from moduli.kernels import _call, _plan, _reduce, _table, _triton
 from moduli.testing import _gpu
 from moduli.testing._accelerator import Launches
 
@@ -126,6 +127,130 @@ def test_a_norm_over_several_devices_is_brought_to_each(monkeypatch):
         assert str(norm.device) == "cuda:0"
         state = optimizer.modules[1].state
         assert {str(state[param]["exp_avg"].device) for param in params} == {"cuda:0", "cuda:1"}
+
+
+def test_parameters_on_the_host_beside_others_share_a_norm():
+    """What the host has to know of a device is one number for each run of links; everything else stays where it is."""
+    cost, _ = weigh(["cuda", "cpu", "cuda", "cpu"], chain())
+    alone, _ = weigh(["cuda", "cuda"], chain())
+    assert [name for name in cost.launches if name.startswith("_foreach")] == [
+        name for name in alone.launches if name.startswith("_foreach")
+    ]
+    assert len(cost.copies) == 1, cost.copies  # the norm
+    with FakeTensorMode():
+        optimizer, params = make_optimizer(["cuda", "cpu"], chain())
+        optimizer.step()
+        state = optimizer.modules[1].state
+        assert [state[param]["exp_avg"].device.type for param in params] == ["cuda", "cpu"]
+
+
+def test_a_scalar_of_another_device_is_brought_to_a_compiled_kernel(monkeypatch):
+    """With numbers: the meta device stands in for one from which a number comes."""
+    fused = kernels.fuse(lambda x, a: x * a)
+    brought = []
+
+    class Elsewhere(torch.Tensor):
+        @property
+        def device(self):
+            return torch.device("meta")
+
+        def detach(self):
+            return self
+
+        def to(self, device):
+            brought.append(device)
+            return torch.tensor(3.0, device=device)
+
+    number = torch.tensor(0.0).as_subclass(Elsewhere)
+    assert torch.equal(fused([torch.ones(2)], number)[0], torch.full((2,), 3.0))
+    assert brought == [torch.device("cpu")]
+
+
+@pytest.fixture
+def unwatched(monkeypatch):
+    """Fake tensors as if no mode saw their operations, and Triton as if it were there; kernels begin anew."""
+    kernels.reset()
+    monkeypatch.setattr(_call, "has_dispatch_mode", lambda: False)
+    monkeypatch.setattr(_reduce, "has_dispatch_mode", lambda: False)
+    monkeypatch.setattr(_triton, "_unbuilt", set())
+    yield
+    kernels.reset()
+
+
+def test_a_kernel_that_does_not_compile_is_one_warning_and_foreach(monkeypatch, unwatched):
+    monkeypatch.setattr(_plan, "find_problem", lambda device, asked: None)
+    monkeypatch.setattr(_reduce, "find_problem", lambda device, asked: None)
+    tried = []
+
+    def launch(name, *args, **options):
+        tried.append(name)
+        raise _triton.UnbuiltError("Triton can't compile a kernel (ptxas: out of registers)")
+
+    monkeypatch.setattr(_triton, "_launch", launch)
+    with FakeTensorMode():
+        optimizer, params = make_optimizer(["cuda"] * 3, chain())
+        with pytest.warns(RuntimeWarning, match="without Triton, with the same results but slower: .*ptxas") as seen:
+            optimizer.step()
+        assert len(seen) == 1
+        optimizer.step()  # a second warning would be an error
+        assert tried == ["squares", "fused"]  # each is tried once
+        fused = kernels.fuse(lambda x: x + 1)
+        fused([params[0].detach()])
+        assert fused.explain([params[0].detach()]).form == "foreach"
+        monkeypatch.setenv("MODULI_KERNELS", "triton")
+        with pytest.raises(kernels.KernelError, match="MODULI_KERNELS=triton, but .*ptxas"):
+            kernels.fuse(lambda x: x + 2)([params[0].detach()])
+
+
+def test_the_first_launch_is_what_compiles(monkeypatch):
+    class Broken:
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *args, **options):
+            raise ValueError("no such intrinsic")
+
+    kernel, table = Broken(), _table.Table(torch.device("cpu"), [4], 1, 64)
+    with pytest.raises(_triton.UnbuiltError, match="ValueError: no such intrinsic"):
+        _triton._launch("fused", kernel, table, 1, 0, [])
+    monkeypatch.setattr(_triton, "_compiled", {id(kernel)})
+    with pytest.raises(ValueError, match="intrinsic"):  # it has run before, so that this is another error
+        _triton._launch("fused", kernel, table, 1, 0, [])
+
+
+def test_without_triton_there_is_one_warning_and_foreach(monkeypatch, unwatched):
+    monkeypatch.setattr(_triton.importlib.util, "find_spec", lambda name: None)
+    with FakeTensorMode():
+        optimizer, _ = make_optimizer(["cuda"] * 3, chain())
+        with pytest.warns(RuntimeWarning, match="on cuda, and Triton is not installed") as seen:
+            optimizer.step()
+        assert len(seen) == 1
+        optimizer.step()
+
+
+def test_state_moves_with_map_location(tmp_path):
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 5)]
+    optimizer = Optimizer(params, m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.LR(1e-3))
+    for _ in range(2):
+        for param in params:
+            param.grad = param.detach().cos()
+        optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+
+    def devices(tree):
+        leaves = torch.utils._pytree.tree_leaves(tree)
+        return {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+    elsewhere = torch.load(tmp_path / "state.pt", map_location="meta", weights_only=False)
+    assert devices(elsewhere) == {"meta"}
+    here = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=False)
+    for saved in (elsewhere, here):  # state goes where the parameters are, wherever it was
+        others = [torch.nn.Parameter(torch.empty(n, device="meta")) for n in (3, 5)]
+        twin = Optimizer(others, m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.LR(1e-3))
+        twin.load_state_dict(saved)
+        held = [dict(row) for link in twin.modules for row in link.state.values()]
+        assert devices(held) == {"meta"}
+        assert sum(len(row) for row in held) > 4
 
 
 def test_numbers_on_the_device_are_no_constants(monkeypatch):

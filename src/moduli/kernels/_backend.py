@@ -14,7 +14,7 @@ from . import _compiler, _runtime
 from ._compiler import Library, Unavailable
 from ._runtime import Runtime
 
-__all__ = ["Kernel", "KernelError", "kernel", "mode", "reset", "runtime", "threads"]
+__all__ = ["Kernel", "KernelError", "kernel", "mode", "reset", "runtime", "threads", "warn_once"]
 
 _MODES = ("auto", "c", "triton", "foreach", "plain")
 _GRAIN = 16384
@@ -22,7 +22,7 @@ _GRAIN = 16384
 _lock = threading.RLock()
 _kernels: dict[str, Kernel | str] = {}
 _shared: Runtime | str | None = None
-_warned = False
+_warned: set[str] = set()
 _forked = False
 
 
@@ -88,7 +88,7 @@ def runtime() -> Runtime | str:
                     _shared = _runtime.load()
                 except Unavailable as problem:
                     _shared = str(problem)
-                    _warn(_shared)
+                    warn_once("a compiler", _shared)
             found = _shared
     return found
 
@@ -106,7 +106,7 @@ def kernel(source: str) -> Kernel | str:
                     found = Kernel(source, _compiler.build(source, ["moduli_run"]))
                 except Unavailable as problem:
                     found = str(problem)
-                    _warn(found)
+                    warn_once("a compiler", found)
             _kernels[source] = found
         return found
 
@@ -117,13 +117,13 @@ def built() -> list[Kernel]:
         return [found for found in _kernels.values() if isinstance(found, Kernel)]
 
 
-def _warn(problem: str) -> None:
-    global _warned
-    if _warned or mode() == "c":
+def warn_once(what: str, problem: str) -> None:
+    """Say that something is done without, unless it was said or the user asked for an error."""
+    if what in _warned or mode() in ("c", "triton"):
         return
-    _warned = True
+    _warned.add(what)
     warnings.warn(
-        f"moduli.kernels runs without a compiler, with the same results but slower: {problem}",
+        f"moduli.kernels runs without {what}, with the same results but slower: {problem}",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -136,9 +136,9 @@ def reset() -> None:
         >>> from moduli import kernels
         >>> kernels.reset()
     """
-    global _shared, _warned
+    global _shared
     with _lock:
         _kernels.clear()
         _shared = None
-        _warned = False
+        _warned.clear()
         _compiler.reset()

@@ -17,6 +17,7 @@ from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
 from ._prepare import find_end, prepare, refuse_graphs
 from ._reads import Reads
 from ._runtime import Runtime
+from ._triton import UnbuiltError, report_unbuilt
 
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
@@ -186,14 +187,16 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
             tables = make_tables(plan, state.addresses, fresh)
         for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables or (), strict=True)):
             indices = range(plan.count) if piece.indices is None else piece.indices
-            scalars = [*request.scalars, *piece.numbers]
+            scalars = _bring([*request.scalars, *piece.numbers], piece.device)
             if piece.form.kernel is not None:
                 _count_versions(plan, targets, indices)
                 _run_kernel(piece, table, scalars)
-            elif piece.form.triton is not None:
+                continue
+            if piece.form.triton is not None and piece.form.triton.problem is None:
                 _count_versions(plan, targets, indices)
-                _run_triton(plan, k, columns, scalars)
-            elif piece.form.program is not None and not (state is not None and state.exact):
+                if _run_triton(plan, k, columns, scalars):
+                    continue
+            if piece.form.program is not None and not (state is not None and state.exact):
                 places = [_choose(target, indices, plan) for target in targets]
                 roles = [_choose(tensors, indices, plan) for tensors in request.roles]
                 piece.form.program.run(roles, places, scalars, piece.cuts)
@@ -203,6 +206,13 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
     if plan.single:
         return returned[0]
     return tuple(returned) if returned else None
+
+
+def _bring(scalars: Sequence[Any], device: torch.device) -> Sequence[Any]:
+    """Scalars where a piece of the lists is: to bring a number of a device to the host waits for it."""
+    if all(not isinstance(value, torch.Tensor) or value.device == device for value in scalars):
+        return scalars
+    return [value.to(device) if isinstance(value, torch.Tensor) else value for value in scalars]
 
 
 def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None:
@@ -217,8 +227,11 @@ def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None
     )
 
 
-def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> None:
-    """One launch for all tensors of a piece. Without memory to look at they are fake, and it is counted only."""
+def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> bool:
+    """One launch for all tensors of a piece; False where the kernel can't be compiled.
+
+    Without memory to look at the tensors are fake, and it is counted only.
+    """
     piece = plan.pieces[k]
     kernel = piece.form.triton
     if kernel is None:
@@ -226,7 +239,12 @@ def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> No
     table = plan.devices.get(k)
     if table is None:
         table = plan.devices[k] = kernel.make_table(piece.device, piece.sizes)
-    kernel.run(table, kept[1] if kept else None, scalars)
+    try:
+        kernel.run(table, kept[1] if kept else None, scalars)
+    except UnbuiltError as problem:
+        report_unbuilt(problem)
+        kernel.problem = str(problem)
+    return kernel.problem is None
 
 
 def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:

@@ -84,6 +84,8 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
     for piece in plan.pieces:
         form = piece.form
         name, why = form.name, form.why
+        if form.triton is not None and form.triton.problem is not None:
+            name, why = "foreach", form.triton.problem
         if state is not None and state.exact and name == "foreach":
             name, why = "plain", "a list is read and written at once"
         forms.add(name)

@@ -24,7 +24,7 @@ from ._operations import NoFormError
 from ._reads import Reads
 from ._runtime import Runtime
 from ._table import Table
-from ._triton import TritonKernel, find_problem
+from ._triton import NOT_INSTALLED, TritonKernel, find_problem
 
 __all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "Runs", "describe_dtypes", "form_of", "locate"]
 
@@ -193,6 +193,8 @@ def _find_triton(
             return f"{missing} has no Triton form"
     if asked:
         raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
+    if problem == NOT_INSTALLED:
+        _backend.warn_once("Triton", f"the tensors are on {device.type}, and {problem}")
     return problem
 
 

@@ -21,20 +21,40 @@ import numpy as np
 import torch
 
 from .._torch import is_fake
-from ._backend import KernelError
+from ._backend import KernelError, mode, warn_once
 from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
 from ._table import Table, choose_block
 
-__all__ = ["Launch", "TritonKernel", "build", "find_problem", "reduce_lists", "watch_launches"]
+__all__ = ["NOT_INSTALLED", "Launch", "TritonKernel", "UnbuiltError", "build", "find_problem", "reduce_lists"]
+__all__ += ["report_unbuilt", "watch_launches"]
 
 _PROGRAMS = 1024
 _DEVICES = ("cuda", "xpu")
+NOT_INSTALLED = "Triton is not installed"
 _lock = threading.Lock()
 _built: dict[str, Any] = {}
 _watchers: list[list[Launch]] = []
+# Kernels that have run, and reductions that can't be compiled.
+_compiled: set[int] = set()
+_unbuilt: set[tuple[Any, ...]] = set()
+
+
+class UnbuiltError(RuntimeError):
+    """A kernel can't be compiled; nothing was launched."""
+
+
+def report_unbuilt(problem: UnbuiltError) -> None:
+    """Say once that another form runs instead.
+
+    Raises:
+        KernelError: The user asked for this form.
+    """
+    if mode() == "triton":
+        raise KernelError(f"MODULI_KERNELS=triton, but {problem}") from problem
+    warn_once("Triton", str(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +98,7 @@ def find_problem(device: torch.device, asked: bool) -> str | None:
     if asked and device.type not in ("cpu", "meta", "mps"):
         return None  # fake tensors need no Triton; without it a launch says so
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+        return NOT_INSTALLED if device.type in (*_DEVICES, "cpu") else f"Triton has no kernels for {device.type}"
     if device.type in _DEVICES:
         return None
     if device.type == "cpu" and asked and _is_interpreted():
@@ -148,13 +168,18 @@ class _HostLibrary:
 def _launch(
     name: str, kernel: Any, table: Table, programs: int, size: int, args: Sequence[Any], **options: Any
 ) -> None:
+    if kernel is not None and programs:
+        here = nullcontext() if table.device.type == "cpu" else torch.accelerator.device_index(table.device.index)
+        try:
+            with here, np.errstate(all="ignore"):
+                kernel[(programs,)](*args, enable_fp_fusion=False, **options)  # each operation rounds as torch's does
+        except Exception as error:
+            if id(kernel) in _compiled:
+                raise
+            raise UnbuiltError(f"Triton can't compile a kernel ({type(error).__name__}: {error})") from error
+        _compiled.add(id(kernel))
     for watcher in _watchers:
         watcher.append(Launch(name, table.device, programs, size))
-    if kernel is None or not programs:
-        return
-    here = nullcontext() if table.device.type == "cpu" else torch.accelerator.device_index(table.device.index)
-    with here, np.errstate(all="ignore"):
-        kernel[(programs,)](*args, enable_fp_fusion=False, **options)  # each operation rounds as torch's does
 
 
 class _Source(NamedTuple):
@@ -172,6 +197,8 @@ class TritonKernel:
     def __init__(self, graph: Graph, outputs: Sequence[tuple[int, torch.dtype, int | None]], name: str) -> None:
         self.graph = graph
         self.name = name
+        #: Why it can't be compiled, once that was tried.
+        self.problem: str | None = None
         self._outputs = [(node, dtype) for node, dtype, _ in outputs]
         self._sources: dict[tuple[bool, ...], _Source] = {}
         self.source((False,) * graph.scalars)  # what has no Triton form is found out here
@@ -223,7 +250,7 @@ class TritonKernel:
             else:
                 table.point(addresses)
                 kernel = build(source.text)
-            tensors = [scalars[position].to(table.device) for position in source.tensors]
+            tensors = [scalars[position] for position in source.tensors]
             _launch(
                 self.name,
                 kernel,
@@ -268,8 +295,20 @@ def reduce_lists(kind: str, lists: Sequence[Sequence[torch.Tensor]], root: bool 
         t.dtype is not d for ts, d in zip(lists, dtypes, strict=True) for t in ts
     ):
         return None
-    if any(dtype not in COMPUTE or dtype is torch.bool for dtype in dtypes):
+    if any(dtype not in COMPUTE or dtype is torch.bool for dtype in dtypes) or (kind, dtypes) in _unbuilt:
         return None
+    try:
+        return _reduce_checked(kind, lists, dtypes, root)
+    except UnbuiltError as problem:
+        report_unbuilt(problem)
+        _unbuilt.add((kind, dtypes))
+        return None
+
+
+def _reduce_checked(
+    kind: str, lists: Sequence[Sequence[torch.Tensor]], dtypes: tuple[torch.dtype, ...], root: bool
+) -> torch.Tensor:
+    first = lists[0][0]
     fake = is_fake(first)
     sizes = array("q", [tensor.numel() for tensor in lists[0]])
     block, warps = choose_block(torch.float64, 2)
