@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from moduli import m, minimize
-from moduli._minimize._batched import BATCHED
+from moduli._minimize._batched import BATCHED, BatchedRuns, _begin_again, _step
+from moduli._minimize._methods import CHAINS
+from moduli._minimize._point import StartPoint
+from moduli._minimize._variables import Variables
+from moduli.m.quasi_newton._rules import Pair, bfgs, dfp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from problems import PROBLEMS
@@ -136,3 +140,40 @@ def test_limits_callbacks_and_progress():
 def test_what_can_not_be_batched_is_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("method", ["bfgs", "lbfgs", "cg", "gd"])
+def test_a_run_that_begins_again_knows_nothing_and_the_others_everything(method):
+    point = StartPoint(STARTS)
+    runs = BatchedRuns(BEALE, Variables(point, [None], [None], True, batched=True), method, None)
+    links, f, g = CHAINS[method](), runs.f, runs.g
+    for _ in range(4):
+        f, g = _step(runs, links, f, g)
+    again, there = torch.tensor([True, False, True, False, False]), runs.x.detach().clone()
+    _begin_again(runs, links, f, g, again)
+    for _ in range(3):
+        f, g = _step(runs, links, f, g)
+    for i, begun in enumerate(again.tolist()):
+        alone = minimize(BEALE, there[i] if begun else STARTS[i], method, max_steps=3 if begun else 7)
+        torch.testing.assert_close(runs.x[i].detach(), alone.x, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of in-place products, which links avoid
+@pytest.mark.parametrize("rule", [bfgs, dfp])
+def test_pairs_without_curvature_are_left_out_of_their_matrix_only(rule):
+    g = torch.Generator().manual_seed(0)
+    s, y = torch.randn(4, 3, generator=g, dtype=D), torch.randn(4, 3, generator=g, dtype=D)
+    y[0], y[1], s[2], y[2] = s[0] + 0.1 * y[0], -s[1], 0.0, 0.0
+    H = torch.eye(3, dtype=D).repeat(4, 1, 1)
+
+    def one(H, s, y):
+        H = H.clone()
+        used = rule(H, Pair(s, y, y, y, 1e-32, {}))
+        return H, used
+
+    together, used = torch.vmap(one)(H, s, y)
+    assert used[:3].tolist() == [True, False, False]
+    for i in range(4):
+        matrix, alone = one(H[i], s[i], y[i])
+        assert bool(alone) == bool(used[i])
+        torch.testing.assert_close(together[i], matrix)
