@@ -164,3 +164,16 @@ def test_parameters_keep_their_place(backend):
     with torch.no_grad():
         kernels.fuse(lambda p: p * 0.5, inplace="p")(list(net.parameters()))
     assert [p.data_ptr() for p in net.parameters()] == pointers
+
+
+def test_zeros_without_memory_after_a_plan_for_plain_tensors(backend):
+    fused = kernels.fuse(lambda x, y: 2 * x + y)
+    ys = [torch.ones(2), torch.ones(3)]
+    fused(ys, ys)
+    zeros = torch._efficientzerotensor(2)
+    assert torch.equal(fused([zeros, ys[1]], ys)[0], torch.ones(2))
+    freed = torch.ones(2)
+    fused([freed, ys[1]], ys)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        fused([freed, ys[1]], ys)

@@ -266,6 +266,8 @@ class Lists:
                 now.extend([tensor.data_ptr() for tensor in tensors] if i in asked else known)
             # Which of them moved is not worth finding out here.
             moved = 0 if now == before else -1
+            if state is not None and moved and any(a == 0 != b for a, b in zip(now, before, strict=True)):
+                return None  # a tensor of zeros that was never written, or freed storage
         for i in self._lazy:
             if True in map(torch.Tensor.is_neg, lists[i]):
                 return None
