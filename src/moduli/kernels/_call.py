@@ -14,7 +14,7 @@ from . import _backend
 from ._graph import Graph
 from ._plain import run_directly, run_plain
 from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
-from ._prepare import find_end, prepare, refuse_graphs
+from ._prepare import LAZY, find_end, prepare, refuse_graphs
 from ._reads import Reads
 from ._runtime import Runtime
 from ._triton import UnbuiltError, report_unbuilt
@@ -125,7 +125,8 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
         if found is None:
             raise RuntimeError(f"{request.fused.where}: the tensors were changed by another thread during the call")
         state = locate(plan, *found)
-    plans.put(plan)
+    if plan.opaque != LAZY:  # which is not seen by looking at other lists
+        plans.put(plan)
     return plan, state
 
 

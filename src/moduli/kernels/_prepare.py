@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ._call import Request
     from ._fuse import Fused, Slot, Trace
 
-__all__ = ["find_end", "prepare", "refuse_graphs"]
+__all__ = ["LAZY", "find_end", "prepare", "refuse_graphs"]
 
+LAZY = "lazily negated, conjugated or zero tensors run as torch runs them"
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 # Rows that are shorter, or more of them, are not worth a loop each.
 _NARROWEST, _MOST_ROWS = 16, 1 << 16
@@ -305,7 +306,7 @@ def _opaque(lists: Sequence[Tensors]) -> str | None:
             if tensor.layout is not torch.strided:
                 return f"{str(tensor.layout).removeprefix('torch.')} tensors run as torch runs them"
             if tensor.is_neg() or tensor.is_conj() or (tensor.numel() and tensor._is_zerotensor()):
-                return "lazily negated, conjugated or zero tensors run as torch runs them"
+                return LAZY
     return None
 
 
