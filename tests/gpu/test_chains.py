@@ -8,7 +8,6 @@ from moduli import Optimizer, Population, kernels, m
 
 SHAPES = [(3, 2), (4,), (), (0,), (33,)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-# Its elements are divided by differences of nearly equal numbers, which are rounded differently.
 ROWS = [row for row in collect() if not row.members and not row.closure]
 ROWS = [row for row in ROWS if any(getattr(link, "elementwise", False) for link in row.links())]
 

@@ -7,11 +7,9 @@ report is worth pasting into an issue.
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from .._torch import open_fake_device
 from .._version import __version__
 from ..optim import Module, Need, Optimizer
 from ._accelerator import Launches, StepCost
+from ._problems import backend
 
 __all__ = ["count_step", "make_chain", "name_device", "report", "workloads"]
 
@@ -46,19 +45,6 @@ def name_device() -> str | None:
     return None if found is None else found.type
 
 
-@contextmanager
-def _form(name: str) -> Iterator[None]:
-    before = os.environ.get("MODULI_KERNELS")
-    os.environ["MODULI_KERNELS"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MODULI_KERNELS"]
-        else:
-            os.environ["MODULI_KERNELS"] = before
-
-
 def _make_parameters(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
     params = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
     for param in params:
@@ -70,7 +56,7 @@ def count_step(
     make: Callable[[list[nn.Parameter]], Callable[[], Any]], shapes: Sequence[tuple[int, ...]], form: str
 ) -> tuple[StepCost, list[kernels.Launch]]:
     """What a third step would launch, copy and allocate on a GPU, by fake tensors: `make` makes a step of parameters."""
-    with _form(form), open_fake_device("cuda"):
+    with backend(form), open_fake_device("cuda"):
         step = make(_make_parameters(shapes, "cuda"))
         step()
         with Launches():

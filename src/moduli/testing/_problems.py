@@ -234,7 +234,7 @@ def moved(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Inside the block kernels are compiled ("c") or not ("eager")."""
+    """Inside the block kernels take this form: "c", "triton", "foreach" or "plain"."""
     before = os.environ.get("MODULI_KERNELS")
     os.environ["MODULI_KERNELS"] = name
     try:
