@@ -63,6 +63,20 @@ LOSSES = {
 }
 
 
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_without_gradients(rows, form):
+    """Fused for many rows, vectorised for few, as for one module in both."""
+    torch.manual_seed(0)
+    nets = [nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True).double().eval() for _ in range(N)]
+    pop, x = Population.from_modules(nets).eval(), torch.randn(rows, 3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        close(pop(x, vectorize=form), torch.stack([net(x) for net in nets]))
+        close(pop.losses(lambda f: f(x).square().mean()), torch.stack([net(x).square().mean() for net in nets]))
+    assert torch.backends.mha.get_fastpath_enabled()
+    close(pop(x, vectorize=form), torch.stack([net(x) for net in nets]))
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_linear_layers(name):
     """Losses that are computed for all members at once, and those next to them that are not."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from moduli._torch import in_transform
 from moduli.layout import Layout
 from moduli.particles import StructureError
 
@@ -134,9 +136,8 @@ class PopulationEvaluator:
         """
         # What a failed call did to the statistics of some members is taken back.
         kept = [buffer.clone() for buffer in buffers]
-        attentive = plan.form != "stacked" and (fn is not forward or self.kind.attentive)
         try:
-            with _no_shortcuts() if attentive else nullcontext():
+            with self._choose_attention(fn, plan):
                 if plan.form == "loop" or count == 0:
                     return self._loop(fn, parameters, buffers, args, randomness, first, count)
                 outputs = Outputs()
@@ -158,6 +159,16 @@ class PopulationEvaluator:
                 for buffer, before in zip(buffers, kept, strict=True):
                     buffer.copy_(before)
             raise
+
+    def _choose_attention(self, fn: Callable[..., Any], plan: EvaluationPlan) -> AbstractContextManager[None]:
+        """A block in which attention, if there may be any, takes the form that suits the plan."""
+        if plan.form == "stacked" or (fn is forward and not self.kind.attentive):
+            return nullcontext()
+        if torch.is_grad_enabled() or in_transform():
+            return _no_shortcuts()
+        if plan.form == "loop":
+            return nullcontext()
+        return _unwarned() if plan.fused_attention and not self.template.training else _no_shortcuts()
 
     def _stack(
         self,
@@ -295,6 +306,14 @@ def _repeat(start: Tensor, randomness: str, index: int, count: int) -> None:
             torch.set_rng_state(start)
     elif not torch.equal(start, torch.get_rng_state()):
         raise RuntimeError('the model draws random numbers; say randomness="different" or randomness="same"')
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Torch warns that it runs a fused operation for one member after the other, which here is chosen."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        yield
 
 
 @contextmanager

@@ -7,6 +7,9 @@
    are no buffers, hooks, dropout or attention. Members that are given the same batch share the product of the first layer.
 3. **vmap**, everything else.
 
+Attention is vectorised operation by operation where gradients are wanted, in training and on few rows; else torch's fused
+operations are used.
+
 For the last two, as many members are taken together as have activations that fit into the cache: vectorising saves the
 overhead of each operation, but lets the activations of all members through memory at once.
 """
@@ -44,6 +47,8 @@ _KNOWN = {
 # The second-level cache of one core, about.
 _CACHE = 1 << 20
 _FEWEST = 4
+# From how many rows on fused attention of one member after the other pays.
+_FUSED_ROWS = 16
 # How many rows a batch is taken to have when nothing tells.
 _ROWS = 64
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -56,11 +61,14 @@ class EvaluationPlan(NamedTuple):
         form: `"stacked"`, `"vmap"` or `"loop"`.
         block: How many members at a time; 0 for all.
         reason: Why, as a sentence.
+        fused_attention: Whether attention takes torch's fused operations where it can, which `torch.vmap` runs one member after
+            the other: from a few rows on that is faster than to vectorise what they are made of.
     """
 
     form: str
     block: int
     reason: str
+    fused_attention: bool = False
 
 
 class Kind(NamedTuple):
@@ -130,25 +138,26 @@ def choose(
     plain = kind.not_plain
     if form == "stacked" and plain is not None:
         raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
-    if form == "vmap":
-        return _cut("vmap", count, chunk_size or count, "asked for")
     rows = _rows(args, fn)
+    if form == "vmap":
+        return _cut("vmap", count, chunk_size or count, "asked for", rows)
     fitting = int(_CACHE // max(1, rows * kind.width))
     if form in ("auto", "stacked") and plain is None:
         return _cut("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
     if form == "chunked":
-        return _cut("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for")
+        return _cut("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for", rows)
     if fitting < _FEWEST and chunk_size is None:
         return EvaluationPlan(
             "loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache"
         )
-    return _cut("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows")
+    return _cut("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows", rows)
 
 
-def _cut(form: str, count: int, block: int, why: str) -> EvaluationPlan:
+def _cut(form: str, count: int, block: int, why: str, rows: int = 0) -> EvaluationPlan:
+    fused = rows >= _FUSED_ROWS
     if block >= count:
-        return EvaluationPlan(form, 0, f"{form}: all members at once; {why}")
-    return EvaluationPlan(form, block, f"{form}: {block} members at a time; {why}")
+        return EvaluationPlan(form, 0, f"{form}: all members at once; {why}", fused)
+    return EvaluationPlan(form, block, f"{form}: {block} members at a time; {why}", fused)
 
 
 def _unbatchable(template: nn.Module) -> str | None:
