@@ -13,6 +13,7 @@ iteration is losses, gradients and Adam on a shared batch of 64, against `vmap(g
 
 import copy
 import importlib.util
+import warnings
 
 import torch
 from torch import nn
@@ -40,6 +41,11 @@ def convolution():
     return nn.Sequential(nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(240, 10))
 
 
+def attention():
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (4, 16)), encoder, nn.Flatten(), nn.Linear(64, 10)).eval()
+
+
 def table():
     torch.manual_seed(0)
     rows = [*steps(), *iterations()]
@@ -54,6 +60,7 @@ def table():
             rows += raw("short ReLU", short, count, 64, bar)
             rows += raw("tanh", tanh, count, 64, bar)
         rows += raw("convolution", convolution, 64, 8, 1.10)
+        rows += raw("attention, not in training", attention, 32, 64, 1.10)
         rows += loops()
     return rows
 
@@ -169,7 +176,9 @@ def raw(name, make, count, batch, bar):
     stacked = {key: leaf.detach().clone() for key, leaf in pop.named_parameters()}
     mapped = torch.vmap(lambda values: functional_call(base, values, (x,)))
     candidates = {"auto": lambda: pop(x), "raw": lambda: mapped(stacked), **peers(make, pop, x)}
-    times = interleaved(candidates, rounds=9, seconds=0.02)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # of raw vmap, about attention
+        times = interleaved(candidates, rounds=9, seconds=0.02)
     rows = [line(f"{name}, N={count}, batch {batch}: auto / raw vmap", times["auto"] / times["raw"], bar, "x")]
     for peer in ("evotorch", "EvoX"):
         if peer in times:
