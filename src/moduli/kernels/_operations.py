@@ -1,6 +1,6 @@
 """The table of operations: each is one formula, which every language writes in its own words.
 
-A formula is Python over the arguments of a node. In C and in Triton the arguments are text (`Term`), so that the formula
+A formula is Python over the arguments of a node. In C and in Triton the arguments are text (`ExpressionText`), so that the formula
 writes an expression; on the host they are numbers, and it computes the value. The second column says which foreach function of
 torch does the same. An operation that is not here runs as torch runs it.
 """
@@ -52,42 +52,44 @@ class Language:
             return f"t{index}"
         return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast(f"t{index}", kind)
 
-    def read(self, graph: Graph, index: int, kind: str) -> Term:
+    def read(self, graph: Graph, index: int, kind: str) -> ExpressionText:
         """The value of a node, for a formula."""
-        return Term(self, kind, self.convert(graph, index, kind))
+        return ExpressionText(self, kind, self.convert(graph, index, kind))
 
-    def number(self, value: Any, kind: str) -> Term:
+    def number(self, value: Any, kind: str) -> ExpressionText:
         """A number, for a formula."""
-        return Term(self, kind, self.write_number(value, kind))
+        return ExpressionText(self, kind, self.write_number(value, kind))
 
     def take(self, value: Any, kind: str) -> str:
         """The text of a term, or of a number in a formula."""
-        if isinstance(value, Term):
+        if isinstance(value, ExpressionText):
             return value.text
         if kind == self.types[torch.bool]:
             raise NoFormError("arithmetic of bool values")
         return self.write_number(value, kind)
 
-    def call(self, name: str, kind: str, *args: Any) -> Term:
+    def call(self, name: str, kind: str, *args: Any) -> ExpressionText:
         """One of the functions."""
         if kind == self.types[torch.bool]:
             raise NoFormError(f"{name} of bool values")
-        return Term(self, kind, self.write_call(name, kind, ", ".join(self.take(value, kind) for value in args)))
+        return ExpressionText(
+            self, kind, self.write_call(name, kind, ", ".join(self.take(value, kind) for value in args))
+        )
 
-    def choose(self, kind: str, *values: Any) -> Term:
+    def choose(self, kind: str, *values: Any) -> ExpressionText:
         """By a condition, one of two values."""
-        return Term(self, kind, self.write_choice(*(self.take(value, kind) for value in values)))
+        return ExpressionText(self, kind, self.write_choice(*(self.take(value, kind) for value in values)))
 
 
 def _operator(sign: str, *, reverse: bool = False) -> Any:
-    def write(term: Term, other: Any) -> Term:
+    def write(term: ExpressionText, other: Any) -> ExpressionText:
         texts = [term.text, term.language.take(other, term.kind)]
-        return Term(term.language, term.kind, f"({f' {sign} '.join(reversed(texts) if reverse else texts)})")
+        return ExpressionText(term.language, term.kind, f"({f' {sign} '.join(reversed(texts) if reverse else texts)})")
 
     return write
 
 
-class Term:
+class ExpressionText:
     """An expression as text; arithmetic with it writes a longer one."""
 
     __slots__ = ("kind", "language", "text")
@@ -98,8 +100,8 @@ class Term:
         self.kind = kind
         self.text = text
 
-    def __neg__(self) -> Term:
-        return Term(self.language, self.kind, f"(-{self.text})")
+    def __neg__(self) -> ExpressionText:
+        return ExpressionText(self.language, self.kind, f"(-{self.text})")
 
     __add__, __radd__ = _operator("+"), _operator("+", reverse=True)
     __sub__, __rsub__ = _operator("-"), _operator("-", reverse=True)
@@ -165,7 +167,7 @@ class _TritonLanguage(Language):
         return f"tl.where({condition}, {a}, {b})"
 
 
-class _Host:
+class _HostLanguage:
     """Formulas on numbers of the host, in double: what other languages write is computed."""
 
     @staticmethod
@@ -213,16 +215,16 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
 
 def compute_number(node: Node, values: Mapping[int, Any]) -> Any:
     """The value of an operation on numbers of the host. An ArithmeticError or ValueError is what Python makes of infinities."""
-    return _apply_formula(_Host, values, node)
+    return _apply_formula(_HostLanguage, values, node)
 
 
 def _apply_formula(language: Any, source: Any, node: Node) -> Any:
     if node.op not in OPERATIONS:
         raise NoFormError(f"aten.{node.op}")
-    return OPERATIONS[node.op].formula(Arguments(language, source, node))
+    return OPERATIONS[node.op].formula(NodeArguments(language, source, node))
 
 
-class Arguments:
+class NodeArguments:
     """The arguments of one node, as a formula sees them: `e["self"]`, `e.exp(x)`, `e.choose(condition, a, b)`."""
 
     def __init__(self, language: Any, source: Any, node: Node) -> None:
