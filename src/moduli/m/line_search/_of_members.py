@@ -38,45 +38,54 @@ def search_members(
     x, g = flat_members(objective.params), flat_members(masked(grads, objective.present))
     u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
     rows = can.nonzero()[:, 0].tolist()
-    memories = [_memory(known, i) for i in range(len(x))]
+    # Numbers come and go as lists: an operation for each member would make a step cost what the loop over models costs.
+    memories, settings = _part(known, len(x)), _part_settings(setting, len(x))
     starts, falls = losses.tolist(), slope.tolist()
-    searches = {i: trials(starts[i], falls[i], _setting(setting, i), memories[i]) for i in rows}
-    lengths = {i: next(search) for i, search in searches.items()}
+    searches = {i: trials(starts[i], falls[i], settings[i], memories[i]) for i in rows}
+    reach = [0.0] * len(x)
+    for i, search in searches.items():
+        reach[i] = next(search)
     fixed = objective.evaluator is not None and objective.evaluator.fixed
     # As for one model: gradients at trial points are those of the next step, if the point is accepted.
     carries = fixed and objective.blocks is None
     gradients = slopes or (carries and not keeps_graph(objective.needs))
-    seen: dict[int, dict[float, tuple[Tensor, Tensor]]] = {i: {} for i in rows}
-    found = torch.zeros(len(x), dtype=torch.float64)
-    reach = found.clone()
+    turns: list[tuple[Tensor, Tensor]] = []  # values and gradients of all members, at each turn
+    seen: list[dict[float, int]] = [{} for _ in reach]  # the turn at which a member was at a length
+    found = [0.0] * len(x)
     with objective.moved():
         while searches:
-            for i in searches:
-                reach[i] = lengths[i]
             # Members that are done stay where they were evaluated last.
-            _place(objective, x - u * reach.to(u)[:, None])
+            _place(objective, x - u * _as_column(reach, u))
             f, along, there = _evaluate(objective, u, gradients)
             values = f.tolist()
+            if carries and there is not None:
+                turns.append((f, there))
             for i, search in list(searches.items()):
-                if carries and there is not None:
-                    seen[i][lengths[i]] = (f[i], there[i])
+                seen[i][reach[i]] = len(turns) - 1
                 value = values[i] if math.isfinite(values[i]) or values[i] == -math.inf else math.inf
                 try:
-                    lengths[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
+                    reach[i] = search.send((value, along[i] if math.isfinite(along[i]) else math.inf))
                 except StopIteration as end:
                     del searches[i]
                     found[i] = 0.0 if end.value is None else end.value
     _remember(known, memories)
-    step = torch.where((found > 0).to(u.device)[:, None], u * found.to(u)[:, None], 0.0)
+    length = _as_column(found, u)
+    step = torch.where(length > 0, u * length, 0.0)
     objective.updates = unflat_members(step, objective.params)
     if carries and gradients:
-        loss, grad = losses.clone(), g.clone()
-        for i, length in enumerate(found.tolist()):
-            if length > 0:
-                loss[i], grad[i] = seen[i][length]
+        chosen = [seen[i][a] if a > 0 else -1 for i, a in enumerate(found)]
+        loss, grad = losses, g
+        for turn, (f, there) in enumerate(turns):
+            if turn in chosen:
+                here = torch.tensor([at == turn for at in chosen], device=u.device)
+                loss, grad = torch.where(here, f, loss), torch.where(here[:, None], there, grad)
         point = unflat_members(x - step, objective.params)
         objective.accepted = (point, loss, unflat_members(grad, objective.params))
     return objective
+
+
+def _as_column(numbers: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64).to(like)[:, None]
 
 
 def _update(objective: Objective) -> Tensor:
@@ -116,20 +125,24 @@ def _turn_downhill(g: Tensor, u: Tensor, plus_minus: bool) -> tuple[Tensor, Tens
     return torch.where(can[:, None], u, torch.zeros_like(u)), torch.where(down, slope, -size * ratio), can
 
 
-def _setting(setting: Any, i: int) -> dict[str, Any]:
-    """The settings of one member."""
-    return {key: float(v[i]) if isinstance(v, Tensor) and v.dim() == 1 else v for key, v in setting.items()}
+def _part_settings(setting: Any, members: int) -> list[dict[str, Any]]:
+    """The settings of each member."""
+    lists = {
+        key: value.tolist() if isinstance(value, Tensor) and value.dim() == 1 else [value] * members
+        for key, value in setting.items()
+    }
+    return [{key: values[i] for key, values in lists.items()} for i in range(members)]
 
 
-def _memory(known: dict[str, Any], i: int) -> dict[str, Any]:
-    """What one member remembers of its searches; zeros are nothing."""
-    out: dict[str, Any] = {}
+def _part(known: dict[str, Any], members: int) -> list[dict[str, Any]]:
+    """What each member remembers of its searches; zeros are nothing."""
+    out: list[dict[str, Any]] = [{} for _ in range(members)]
     for key, rows in known.items():
-        row = rows[i].tolist() if isinstance(rows, Tensor) else 0.0
-        if isinstance(row, list) and any(row):
-            out[key] = tuple(row)
-        elif not isinstance(row, list) and row:
-            out[key] = row
+        for memory, row in zip(out, rows.tolist() if isinstance(rows, Tensor) else (), strict=False):
+            if isinstance(row, list) and any(row):
+                memory[key] = tuple(row)
+            elif not isinstance(row, list) and row:
+                memory[key] = row
     return out
 
 
