@@ -1,6 +1,7 @@
 """The machinery of the benchmarks: fair turns, and a page that keeps what was not measured again."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -96,3 +97,11 @@ def test_the_number_of_calls_is_found():
     interleaved = load("_timing").interleaved
     assert interleaved({"a": lambda: calls.append(1)}, rounds=2, seconds=1e-4)["a"] < 1e-3
     assert len(calls) > 20
+
+
+def test_every_row_of_the_readme_points_to_its_section():
+    root = BENCHMARKS.parent
+    rows = re.findall(r"^\|.*\[`(\w+)`\]\(docs/benchmarks\.md#(\w+)\) \|$", (root / "README.md").read_text(), re.M)
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert len(rows) > 10
+    assert all(shown == linked and f'<a id="{linked}"></a>' in page for shown, linked in rows)

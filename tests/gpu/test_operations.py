@@ -36,7 +36,7 @@ def check(function, args, dtype, name):
     torch.testing.assert_close(
         got,
         expected,
-        rtol=TOLERANCE[dtype] * 2,
+        rtol=TOLERANCE[dtype],
         atol=max(atol, 1e-30 if dtype is torch.float64 else 1e-7),
         equal_nan=True,
     )
