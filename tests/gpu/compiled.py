@@ -102,8 +102,7 @@ def main(which: str) -> None:
             "the root of the sum": (emit_result("squares", root=True), 1024, 4),
         }
     else:
-        sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
-        from operations import BINARY, TERNARY, UNARY
+        from moduli.testing._operations import BINARY, TERNARY, UNARY
 
         table = [(f"{name}", lambda x, f=f: f(x), 1) for name, f in UNARY.items()]
         table += [(name, lambda x, y, f=f: f(x, y), 2) for name, f in BINARY.items()]

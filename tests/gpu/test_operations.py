@@ -1,15 +1,10 @@
 """Every operation of the kernels table, in Triton's interpreter as in torch."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from moduli import kernels
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
-from operations import BINARY, CANCELLING, DIVIDING, SPECIAL, TERNARY, UNARY
+from moduli.testing._operations import BINARY, CANCELLING, DIVIDING, SPECIAL, TERNARY, UNARY
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

@@ -334,10 +334,18 @@ def test_the_report_says_that_there_is_no_accelerator_and_counts(capsys, monkeyp
 
 def test_the_report_compares_numbers_of_two_devices(monkeypatch):
     """The part for a device that is present, on the host in its place."""
-    lines = _gpu._check_numbers("cpu")
-    assert "differs by" not in "".join(lines)
-    found = int(lines[-1].split()[0])
-    assert found > 20
+    links = ["Adam", "Lion", "LBFGS", "SOAP", "Dropout", "GaussNewton"]
+    lines = _gpu._check_numbers("cpu", links)
+    assert lines[-1].split()[:3] == ["5", "of", "5"]
+    assert "1 draw random numbers and 1 need another problem" in lines[-1]
     monkeypatch.setattr(_gpu, "make_chain", lambda: [m.Adam(), m.LR(next(rates))])
-    rates = iter([1e-3, 2e-3])
-    assert "clip, Adam, decay, lr: differs by" in "".join(_gpu._check_numbers("cpu"))
+    rates = iter([1e-3, 1e-3, 2e-3])
+    assert "clip, Adam, decay, lr: differs by" in "".join(_gpu._check_numbers("cpu", []))
+
+
+def test_the_report_compares_operations_of_two_devices(monkeypatch):
+    names = ["neg", "exp", "sub", "addcmul"]
+    assert _gpu._check_operations("cpu", names)[-1].split() == ["16", "of", "16", "agree"]
+    fuse = _gpu._fuse
+    monkeypatch.setattr(_gpu, "_fuse", lambda function, roles: fuse(lambda *args: function(*args) * 1.1, roles))
+    assert "sub in float64: differs by" in "".join(_gpu._check_operations("cpu", names))

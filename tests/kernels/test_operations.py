@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from kernels.operations import BINARY, CANCELLING, DIVIDING, EXACT, EXACT_2, SPECIAL, SUBNORMAL, TERNARY, UNARY
 from moduli import kernels
+from moduli.testing._operations import BINARY, CANCELLING, DIVIDING, EXACT, EXACT_2, SPECIAL, SUBNORMAL, TERNARY, UNARY
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}

@@ -1,11 +1,17 @@
 """Every operation that a compiled kernel knows, as a Python function of tensors, and values worth trying."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-UNARY = {
+Operations = dict[str, Callable[..., Tensor]]
+
+UNARY: Operations = {
     "neg": torch.neg,
     "abs": torch.abs,
     "sign": torch.sign,
@@ -93,7 +99,7 @@ UNARY = {
     "through_double": lambda x: (x.double() * 3.0).to(x.dtype),
 }
 
-BINARY = {
+BINARY: Operations = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -131,7 +137,7 @@ BINARY = {
     "lerp_high": lambda x, y: torch.lerp(x, y, 0.8),
 }
 
-TERNARY = {
+TERNARY: Operations = {
     "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.5),
     "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=-0.5),
     "lerp_tensor": torch.lerp,
