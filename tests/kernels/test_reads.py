@@ -1,6 +1,7 @@
 """What a fused function reads from objects is never frozen: each change is seen at the next call."""
 
 import functools
+import gc
 import sys
 import types
 from collections import deque, namedtuple
@@ -12,6 +13,7 @@ import torch
 
 from moduli import kernels
 from moduli.kernels import _backend
+from moduli.kernels._reads import Watcher
 
 SETTINGS = {"rate": 1.0, "deep": {"list": [1.0]}}
 FACTOR = 1.0
@@ -256,3 +258,27 @@ def test_a_profiler_may_run_beside_the_tracer(backend):
         sys.setprofile(None)
     assert (first[0], second[0]) == (1.0, 5.0)
     assert seen
+
+
+def test_a_collection_of_garbage_is_not_part_of_the_function():
+    """A hook of another library that counts collections changes at each: the function would be traced again and again."""
+    counted = [0]
+
+    def count(phase, info):
+        counted[0] += 1
+
+    before = gc.get_threshold()
+    gc.callbacks.append(count)
+    gc.set_threshold(1, 1, 1)
+    try:
+        watcher = Watcher()
+        watcher.run(lambda: [[] for _ in range(100)])
+        inside = [code for code, _, _ in watcher.frames if code is count.__code__]
+        assert gc.isenabled()
+        kept = [[] for _ in range(100)]
+        assert kept
+        assert counted[0] > 0
+    finally:
+        gc.callbacks.remove(count)
+        gc.set_threshold(*before)
+    assert not inside

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import operator
 import sys
 from collections import deque
@@ -45,12 +46,19 @@ class Watcher:
         self.frames: list[tuple[CodeType, dict[str, Any], list[Any]]] = []
 
     def run(self, fn: Callable[[], R]) -> R:
-        """Call it. A thread has one profiler, so there must be none yet."""
+        """Call it. A thread has one profiler, so there must be none yet.
+
+        No cycles are collected meanwhile: finalizers and `gc.callbacks` of others would count as part of the function.
+        """
+        collects = gc.isenabled()
+        gc.disable()
         sys.setprofile(self._see)
         try:
             return fn()
         finally:
             sys.setprofile(None)
+            if collects:
+                gc.enable()
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and not _of_library(frame.f_globals.get("__name__")):
