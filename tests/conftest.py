@@ -26,7 +26,12 @@ settings.load_profile("moduli")
 LONG = ("tests/io/test_resume.py", "tests/kernels/test_sanitized.py", "tests/optim/test_every_wrapping.py")
 # Of these, one test in five: which one turns with the commits, so that five in a row run every law on every row. Five is prime
 # to the number of laws, so that each fifth has every law.
-SHARED = ("tests/laws/test_laws.py", "tests/evolve/test_laws.py", "tests/laws/test_accelerator.py::test_links")
+SHARED = (
+    "tests/laws/test_laws.py",
+    "tests/evolve/test_laws.py",
+    "tests/laws/test_accelerator.py::test_links",
+    "tests/optim/test_fused_attributes.py::test_attributes_are_read_at_every_step",
+)
 FIFTHS = 5
 # Thousands of random cases, or other processes: they take longest under coverage and cover little that others do not, so
 # `make test` runs them, with the law book, without it.

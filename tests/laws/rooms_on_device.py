@@ -111,7 +111,11 @@ def main() -> None:
         rows = found[name] = []
         for layers in (2, 8):
             try:
-                with fake_accelerator(), mock.patch("moduli.particles._operand.is_watched", in_transform):
+                with (
+                    fake_accelerator(),
+                    mock.patch("moduli.particles._mode.is_watched", in_transform),
+                    mock.patch("moduli.particles._record.is_watched", in_transform),
+                ):
                     work = make(make_models(layers))
                     work()
                     with Launches():

@@ -22,12 +22,11 @@ PARTS = 10  # two of them in each fifth of the law book
 # By nature these decide in Python what comes next: whether a step is accepted, a search goes on, a solver has converged.
 DECIDING = """
 AEGD ARS AdaptiveBacktracking AdaptiveBisection AugmentedLagrangian BFGS Backtracking BirginMartinezRestart BroydenBad
-BroydenGood CD CEM CMAES ConjugateDescent ConjugateGradient CubicRegularization DE DFP DNRTR DYHS DaiYuan DiagonalBFGS
-DiagonalQuasiCauchi DiagonalSR1 DiagonalWeightedQuasiCauchi Dogleg EscapeAnnealing FletcherReeves FletcherVMM GA GGT
-GGTBasis GaussNewton GradientSampling Greenstadt1 Greenstadt2 GuidedES HagerZhang HestenesStiefel Horisho ICUM
-InverseFreeNewton LBFGS LSR1 LevenbergMarquardt LiuStorey McCormick NegateOnLossIncrease NewDQN Newton NewtonCG
-NewtonCGSteihaug NystromPCG NystromSketchAndSolve OpenES PGPE PSB Pearson PolakRibiere PowellRestart PrintLoss PrintParams
-PrintUpdate ProjectedGradientMethod ProjectedNewtonRaphson RestartOnStuck SG2 SNES SR1 SSVM SaveBest
+BroydenGood CD CEM CMAES CubicRegularization DE DFP DNRTR DiagonalBFGS DiagonalQuasiCauchi DiagonalSR1
+DiagonalWeightedQuasiCauchi Dogleg EscapeAnnealing FletcherVMM GA GGT GGTBasis GaussNewton GradientSampling Greenstadt1
+Greenstadt2 GuidedES Horisho ICUM InverseFreeNewton LBFGS LSR1 LevenbergMarquardt McCormick NegateOnLossIncrease NewDQN
+Newton NewtonCG NewtonCGSteihaug NystromPCG NystromSketchAndSolve OpenES PGPE PSB Pearson PowellRestart PrintLoss
+PrintParams PrintUpdate ProjectedGradientMethod ProjectedNewtonRaphson RestartOnStuck SG2 SNES SR1 SSVM SaveBest
 ScipyMinimizeScalar ShorR SixthOrder3P SixthOrder3PM2 SixthOrder5P StrongWolfe SubspaceNewton TerminateByGradientNorm
 TerminateByUpdateNorm TerminateOnLossReached TerminateOnNoImprovement ThomasOptimalMethod TrustCG TrustExact
 TwoPointNewton Wrap XNES

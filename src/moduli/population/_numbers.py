@@ -96,7 +96,8 @@ def with_values(left: Core, fn: Any, values: list[Any], reflected: bool) -> Valu
             if isinstance(value, Tensor):
                 value = value.detach()
             elif reflected:
-                value = torch.as_tensor(value, dtype=group.dtype if _floats(group.dtype) else None, device=group.device)
+                # Filled there: a number that is made here first would be copied to the device.
+                value = torch.full((), value, dtype=group.dtype if _floats(group.dtype) else None, device=group.device)
             OUT[fn](value, matrix, out=target) if reflected else OUT[fn](matrix, value, out=target)
         return out
 
