@@ -215,7 +215,7 @@ def first_step_row() -> dict[str, object]:
 class Launches(TorchDispatchMode):
     """Counts the operations that an accelerator runs; what only makes or looks at tensors is none."""
 
-    FREE = ("empty", "new_empty", "view", "detach", "alias", "as_strided", "split", "lift_fresh", "reshape")
+    FREE = ("device", "empty", "new_empty", "view", "detach", "alias", "as_strided", "split", "lift_fresh", "reshape")
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,9 +50,9 @@ def _fill(
     if place not in memory:
         sizes = [shape.numel() for shape in shapes]
         vector = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
-        memory[place] = vector, list(torch.split(vector, sizes))
+        parts = torch.split(vector, sizes)
+        memory[place] = vector, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
     vector, parts = memory[place]
-    parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
     torch._foreach_copy_(parts, [tensor.detach() for tensor in tensors])
     return vector  # type: ignore[no-any-return]
 
