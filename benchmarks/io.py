@@ -96,11 +96,13 @@ def row(name, value, bar, unit="x"):
 
 
 MERGE = """
-import resource, sys, time
+import sys, time
 import moduli.io as io
 began = time.perf_counter()
 io.merge_files("lerp", sys.argv[1:3], sys.argv[3], shard_size=10**9, t=0.3)
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# Not ru_maxrss, which begins with what the process that started this one had.
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(time.perf_counter() - began, int(peak.split()[1]) * 1024)
 """
 COPY = """
 import os, sys, time
