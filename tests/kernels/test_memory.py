@@ -177,3 +177,41 @@ def test_zeros_without_memory_after_a_plan_for_plain_tensors(backend):
     freed.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="has no memory"):
         fused([freed, ys[1]], ys)
+
+
+def test_freed_storage_after_a_plan_for_another_layout(backend):
+    fused = kernels.fuse(lambda x: 2 * x)
+    other = torch.ones(5).to_mkldnn()
+    assert torch.equal(fused([other])[0].to_dense(), torch.full((5,), 2.0))
+    freed = torch.ones(5)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"x\[0\] has no memory .* resized to 0 bytes"):
+        fused([freed])
+    assert torch.equal(fused([torch.ones(5)])[0], torch.full((5,), 2.0))
+
+
+@pytest.mark.parametrize("reduction", [kernels.sum, kernels.norm, kernels.amax, lambda xs: kernels.dot(xs, xs)])
+@pytest.mark.parametrize("known", [False, True])
+def test_reductions_refuse_freed_storage(backend, reduction, known):
+    x = torch.ones(7)
+    if known:
+        reduction([torch.ones(3), x])
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="tensor 1 of the list has no memory"):
+        reduction([torch.ones(3), x])
+    assert float(kernels.sum([torch.empty(0), torch.ones(2)])) == 2  # which has no memory to begin with
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_storage_that_is_too_short_is_not_written(backend, known):
+    fused = kernels.fuse(lambda p, g: p - g, inplace="p")
+    p, g = torch.ones(4096), torch.ones(4096)
+    if known:
+        fused([p], [g])
+    p.untyped_storage().resize_(64)
+    with pytest.raises(RuntimeError, match=r"p\[0\] has no memory for its 4096 elements: .* 64 bytes"):
+        fused([p], [g])
+
+
+def test_a_norm_of_tensors_without_numbers_has_none_either():
+    assert kernels.norm([torch.ones(3, device="meta")]).is_meta

@@ -1,10 +1,14 @@
 """What a fused function reads from objects is never frozen: each change is seen at the next call."""
 
+import ctypes
 import functools
 import gc
+import operator
+import os
 import sys
 import types
-from collections import deque, namedtuple
+import weakref
+from collections import ChainMap, UserDict, deque, namedtuple
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +93,45 @@ def outer():
     return (lambda x: inner(x) + 1), change
 
 
+class Attributed(dict):
+    rate = 1.0
+
+
+def find_data():
+    return OWNER.data
+
+
+def find_pair():
+    return OWNER.data, 1.0
+
+
+def scale_by_pair(x):
+    data, factor = find_pair()
+    return x * data.rate * factor
+
+
+def scale_by_import(x):
+    import config
+
+    return x * config.rate
+
+
+def scale_by_name(x):
+    from config import rate
+
+    return x * rate
+
+
+@functools.lru_cache
+def find_once():
+    return SPACE
+
+
+sys.modules["config"] = CONFIG
+SPACE = Data()
+WRAPPED, LAYERED, ATTRIBUTED = UserDict(rate=1.0), ChainMap({}, {"rate": 1.0}), Attributed()
+REFERENCE, NUMBER = weakref.ref(SPACE), ctypes.c_double(1.0)
+GET_RATE, GET_ITEM = operator.attrgetter("rate"), operator.itemgetter("rate")
 OWNER = Owner()
 CLOSURE, CHANGE = outer()
 
@@ -103,6 +146,14 @@ def set_shadow(value):
         OWNER.__dict__.pop("shared", None)
     else:
         OWNER.shared = value
+
+
+def set_environment(value):
+    """A variable that is not set at first."""
+    if value == 1.0:
+        os.environ.pop("MODULI_TEST_RATE", None)
+    else:
+        os.environ["MODULI_TEST_RATE"] = str(value)
 
 
 CASES = {
@@ -134,6 +185,20 @@ CASES = {
     "method": (lambda x: OWNER._scale(x, OWNER.own), lambda v: setattr(OWNER, "own", v)),
     "bound method": (types.MethodType(lambda self, x: x * self.own, OWNER), lambda v: setattr(OWNER, "own", v)),
     "replaced function": (lambda x: replaced(x), lambda v: globals().__setitem__("replaced", lambda x: x * v)),
+    "attribute of a returned object": (lambda x: x * find_data().rate, lambda v: setattr(OWNER.data, "rate", v)),
+    "attribute in a returned tuple": (scale_by_pair, lambda v: setattr(OWNER.data, "rate", v)),
+    "imported module": (scale_by_import, lambda v: setattr(CONFIG, "rate", v)),
+    "imported name": (scale_by_name, lambda v: setattr(CONFIG, "rate", v)),
+    "wrapped dict": (lambda x: x * WRAPPED["rate"], lambda v: WRAPPED.update(rate=v)),
+    "layered dict": (lambda x: x * LAYERED["rate"], lambda v: LAYERED.maps[1].update(rate=v)),
+    "attribute of a dict": (lambda x: x * ATTRIBUTED.rate, lambda v: setattr(ATTRIBUTED, "rate", v)),
+    "environment": (lambda x: x * float(os.environ.get("MODULI_TEST_RATE", "1")), set_environment),
+    "environment by its function": (lambda x: x * float(os.getenv("MODULI_TEST_RATE", "1")), set_environment),
+    "weak reference": (lambda x: x * REFERENCE().rate, lambda v: setattr(SPACE, "rate", v)),
+    "attribute of a class in C": (lambda x: x * NUMBER.value, lambda v: setattr(NUMBER, "value", v)),
+    "attrgetter": (lambda x: x * GET_RATE(SPACE), lambda v: setattr(SPACE, "rate", v)),
+    "itemgetter": (lambda x: x * GET_ITEM(SETTINGS), lambda v: SETTINGS.update(rate=v)),
+    "cached function": (lambda x: x * find_once().rate, lambda v: setattr(SPACE, "rate", v)),
     "default": (lambda x: with_default(x), lambda v: setattr(with_default, "__defaults__", (v,))),
 }
 

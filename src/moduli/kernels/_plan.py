@@ -26,7 +26,8 @@ from ._runtime import Runtime
 from ._table import Table
 from ._triton import NOT_INSTALLED, TritonKernel, find_problem
 
-__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "Runs", "describe_dtypes", "form_of", "locate"]
+__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "Runs", "describe_dtypes", "form_of"]
+__all__ += ["has_memory", "locate"]
 
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
@@ -198,7 +199,7 @@ def _find_triton(
     return problem
 
 
-_LOOKS = operator.attrgetter("__class__", "dtype", "device", "shape")
+_LOOKS = operator.attrgetter("__class__", "layout", "dtype", "device", "shape")
 
 
 class Lists:
@@ -266,16 +267,25 @@ class Lists:
                 now.extend([tensor.data_ptr() for tensor in tensors] if i in asked else known)
             # Which of them moved is not worth finding out here.
             moved = 0 if now == before else -1
-            if state is not None and moved and any(a == 0 != b for a, b in zip(now, before, strict=True)):
+            if moved and any(not tensor.data_ptr() and tensor.numel() for tensors in lists for tensor in tensors):
                 return None  # a tensor of zeros that was never written, or freed storage
         for i in self._lazy:
             if True in map(torch.Tensor.is_neg, lists[i]):
                 return None
         moved = -1 if state is None else moved
         for i in self._frozen if moved else ():
-            if moved >> min(i, 62) & 1 and True in map(torch.Tensor.is_inference, lists[i]):
+            if moved >> min(i, 62) & 1 and (
+                True in map(torch.Tensor.is_inference, lists[i]) or not all(map(has_memory, lists[i]))
+            ):
                 return None
         return moved, now
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage of a tensor holds all of its elements; one that was resized may not, and torch reads on."""
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
 
 
 def _describe(tensors: Tensors) -> list[Any]:
@@ -300,11 +310,6 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     if before is not None and moved == 0:
         return before
     columns = _columns(plan, now)
-    for role in range(plan.roles):
-        if (gone := np.flatnonzero((columns[role] == 0) & (np.array(plan.sizes) > 0))).size:
-            raise RuntimeError(
-                f"tensor {gone[0]} of list {role} has no memory: its storage was resized to 0, and has to be resized back"
-            )
     if plan.runs is not None:
         columns = [plan.runs.follow(column, k) for k, column in enumerate(columns)]
     over = [output.role for output in plan.outputs if output.role is not None]

@@ -13,7 +13,7 @@ import torch
 
 from .._torch import is_fake
 from . import _backend
-from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, form_of
+from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, form_of, has_memory
 from ._runtime import Runtime
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def prepare(request: Request) -> CallPlan:
     fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
     opaque = None if fake else _opaque(request.lists)
     memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
+    for name, tensors in zip([*names, *["out"] * len(listed)], request.lists if memory else (), strict=False):
+        _check_memory(fused, name, tensors)
     runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
     private = {names.index(name) for name in fused.private if name in names}
     watched = [r for r in range(len(request.lists)) if r not in private]
@@ -327,6 +329,15 @@ def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) ->
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] is an inference tensor: an in-place update of it outside InferenceMode is "
                 "not allowed. Clone it first, or call inside torch.inference_mode()"
+            )
+
+
+def _check_memory(fused: Fused, name: str, tensors: Tensors) -> None:
+    for i, tensor in enumerate(tensors):
+        if not has_memory(tensor):
+            raise RuntimeError(
+                f"{fused.where}: {name}[{i}] has no memory for its {tensor.numel()} elements: its storage was resized to "
+                f"{tensor.untyped_storage().nbytes()} bytes, and has to be resized back"
             )
 
 

@@ -2,8 +2,9 @@
 
 A traced function has become numbers: what it read from `self`, a configuration, a class, a module or a closure is part of
 the graph. So the tracer watches which Python functions run, and for each of them this module looks up the names in its
-code: in its globals and its closure, and in the objects it was called with that existed before. The values found are
-compared at every call, by identity first. Where something can't be compared, `problem` says so and the function runs plain.
+code: in its globals and its closure, and in the objects that it was called with, or that a function returned to it, and that
+existed before. The values found are compared at every call, by identity first. Where something can't be compared, `problem`
+says so and the function runs plain.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ import functools
 import gc
 import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +43,10 @@ _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format
 # Their numbers can't enter a graph: the tracer refuses to read them. An operation of torch is what it is.
 _TENSORS = (torch.Tensor, torch.Generator, type(torch.ops.aten.add.Tensor))
 _LIBRARIES = frozenset({"torch", "numpy", "builtins", "moduli.kernels._trace"} | sys.stdlib_module_names)
+# Their classes hold what a program puts into them.
+_HOLDERS = frozenset({"collections", "_collections_abc", "os", "weakref", "configparser"})
+# They name what they look up, or keep what they found, where it is not seen.
+_LOOKUPS = (operator.attrgetter, operator.itemgetter, operator.methodcaller, type(functools.lru_cache(len)))
 _MOST = 4000
 _SMALL = 4096
 
@@ -60,10 +76,30 @@ class Watcher:
             if collects:
                 gc.enable()
 
-    def _see(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and not _of_library(frame.f_globals.get("__name__")):
-            given = [value for value in frame.f_locals.values() if not isinstance(value, _TENSORS)]
-            self.frames.append((frame.f_code, frame.f_globals, given))
+    def _see(self, frame: FrameType, event: str, result: Any) -> None:
+        if event == "call":
+            name = frame.f_globals.get("__name__")
+            if name in _HOLDERS or not _of_library(name):
+                self.frames.append((frame.f_code, frame.f_globals, _spread(frame.f_locals.values())))
+        elif event == "return" and not isinstance(result, (*_VALUES, *_TENSORS)):
+            caller = frame.f_back
+            if caller is not None and not _of_library(caller.f_globals.get("__name__")):
+                self.frames.append((caller.f_code, {}, _spread([result])))
+
+
+def _spread(values: Iterable[Any]) -> list[Any]:
+    """The objects in which something may be looked up, with those in containers, which may have been made for the call."""
+    found: dict[int, Any] = {}
+    waiting = [*values]
+    while waiting and len(found) <= _MOST:
+        value = waiting.pop()
+        if not isinstance(value, (*_VALUES, *_TENSORS)) and id(value) not in found:
+            found[id(value)] = value
+            if type(value) is tuple or type(value) is list:
+                waiting += value
+            elif type(value) is dict:
+                waiting += value.values()
+    return [*found.values()]
 
 
 class Reads:
@@ -159,6 +195,8 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+# Of slots, and of attributes that a class written in C computes.
+_DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
 _ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter"})
 
 
@@ -178,6 +216,8 @@ class _Walk:
         for name in code.co_names:
             if name in space:
                 self._item(space, name, names, f"{name} of {where}")
+            elif name in sys.modules:  # it may import it
+                self._item(sys.modules, name, names, f"{name} of {where}")
         for held in objects:
             self.follow(held, names, where)
 
@@ -223,12 +263,18 @@ class _Walk:
                     self._item(vars(value), name, names, f"{value.__name__}.{name}")
         elif isinstance(value, type):
             self._class(value, names, where)
+        elif isinstance(value, _LOOKUPS):
+            self.reads.problem = f"{where} reads through a {kind.__name__}, and what it finds can't be seen"
+        elif isinstance(value, weakref.ref):
+            self.follow(value(), names, where)
         elif isinstance(value, dict | MappingProxyType):
             # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
             if not any(isinstance(key, torch.Tensor) for key in value):
                 self._once(self.reads.sequences, value)
                 for key in list(value):
                     self._item(value, key, names, f"{key!r} of {where}")
+            if hasattr(value, "__dict__"):
+                self._instance(value, names)
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
                 self._once(self.reads.sequences, value)
@@ -263,7 +309,7 @@ class _Walk:
     def _instance(self, value: Any, names: frozenset[str]) -> None:
         kind = type(value)
         state = getattr(value, "__dict__", {})
-        slots = {name for base in kind.__mro__ for name in _slots(base)}
+        slots = {name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, _DESCRIPTORS)}
         for name in state.keys() | slots if names & _ANY else names:
             if name in slots:
                 held = getattr(value, name, _MISSING)
@@ -292,8 +338,3 @@ class _Walk:
                 self._item(vars(base), name, names, f"{where}.{name}")
                 if name in vars(base):
                     break
-
-
-def _slots(base: type) -> tuple[str, ...]:
-    found = vars(base).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(name for name in found if not name.startswith("__"))

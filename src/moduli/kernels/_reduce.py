@@ -16,7 +16,7 @@ from ._backend import KernelError
 from ._call import transformed
 from ._compensated_sum import reduce_without_compiler
 from ._device_reduce import join_numbers, reduce_on_device
-from ._plan import Lists
+from ._plan import Lists, has_memory
 from ._runtime import CODES, KINDS, Runtime
 from ._sharded import is_sharded, over_processes, reduce_counted
 from ._triton import find_problem, reduce_lists
@@ -26,7 +26,7 @@ __all__ = ["amax", "dot", "norm", "sum"]
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 # Between them neither squares nor their sum have overflowed or lost digits.
 _SMALLEST, _LARGEST = 1e-280, 1e300
-_DEVICE = operator.attrgetter("device")
+_DEVICE, _PLACE = operator.attrgetter("device"), operator.attrgetter("device", "layout")
 _sum = sum
 
 
@@ -118,6 +118,7 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not (tensor.numel() and tensor._is_zerotensor())
+        and has_memory(tensor)
         for tensor in tensors
     )
 
@@ -131,7 +132,23 @@ def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1
         return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
     if lists[0] and (_are_elsewhere(lists[0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device(kind, lists)
+    for tensors in lists:
+        _refuse_freed(tensors)
     return reduce_without_compiler(kind, lists, scale)
+
+
+def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors whose storage was resized to nothing, which torch would read."""
+    plain = set(map(type, tensors)) <= set(_TYPES) and set(map(_PLACE, tensors)) <= {
+        (torch.device("cpu"), torch.strided)
+    }
+    if not plain or all(map(torch.Tensor.data_ptr, tensors)):
+        return
+    for i, tensor in enumerate(tensors):
+        if not (tensor.data_ptr() or tensor.numel() == 0 or tensor._is_zerotensor()):
+            raise RuntimeError(
+                f"tensor {i} of the list has no memory: its storage was resized to 0, and has to be resized back"
+            )
 
 
 def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -262,7 +279,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
     if alone and (_is_elsewhere(lists[0][0]) or _chooses_triton(lists[0][0].device)):
         return _reduce_on_device("norm", lists)
     total = _reduce("squares", lists)
-    if _is_elsewhere(total) or _SMALLEST < total < _LARGEST or total != total:
+    if _is_elsewhere(total) or total.is_meta or _SMALLEST < total < _LARGEST or total != total:
         return total.sqrt()
     largest = float(_reduce("largest", lists))
     if largest == 0 or not math.isfinite(largest):
