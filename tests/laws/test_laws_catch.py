@@ -169,6 +169,20 @@ class LearnsLate(TensorTransform):
         return tensor
 
 
+class ScalesInUpdate(Module):
+    def update(self, objective):
+        objective.updates = [0.5 * update for update in objective.get_updates()]
+
+    def apply(self, objective):
+        return objective
+
+
+class CountsInApply(Module):
+    def apply(self, objective):
+        self.increment_counter("applied", 1)
+        return objective
+
+
 class FirstGroup(TensorTransform):
     def __init__(self, *, factor=0.5):
         super().__init__({"factor": factor})
@@ -210,7 +224,9 @@ BROKEN = [
     ("per_group", slow(FirstGroup), {}),
     ("functions", slow(OwnDefaults), {}),
     ("learning", slow(TouchesUpdate), {}),
+    ("learning", slow(ScalesInUpdate), {}),
     ("applying", slow(LearnsLate), {}),
+    ("applying", slow(CountsInApply), {}),
     ("differentiable", slow(CutsGraph), {}),
     ("no_rebuild", slow(EveryNumber), {}),
     ("errors", slow(LeavesThemThere), {"closure": True}),

@@ -24,11 +24,12 @@ class Looks(Module):
 
 
 @pytest.mark.parametrize("method", ["autograd", "batched_autograd"])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", [None, "vector", "list"])
 def test_derivatives_of_any_order_in_the_middle_of_a_step(method, there):
     start = [3.0, 5.0] if there else [1.0, 2.0]
     w = nn.Parameter(torch.tensor(start, dtype=D))
     at = torch.tensor([1.0, 2.0], dtype=D)
+    at = [at] if there == "list" else at
 
     def look(objective):
         return objective.derivatives_at(at, 4, method=method) if there else objective.derivatives(4, method=method)
@@ -87,6 +88,36 @@ def test_a_closure_may_be_replaced_by_one_that_calls_it():
     searched = mo.Optimizer([w], Times(2.0), m.LR(100.0), m.Backtracking())
     searched.step(mo.closure(lambda: (w**2).sum()))
     assert abs(w.item()) < 0.88
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        lambda: [m.LR(0.01)],
+        lambda: [Times(3.0), m.LR(0.01)],
+        lambda: [m.LBFGS(), m.StrongWolfe()],
+        lambda: [m.Newton()],
+        lambda: [m.SAM(), m.LR(0.01)],
+        lambda: [m.SquareHomotopy(), m.LR(0.001)],
+    ],
+    ids=["descent", "twice", "L-BFGS", "Newton", "SAM", "homotopy"],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_returns_the_users_loss_where_a_link_replaces_the_closure(links, first):
+    w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=D))
+    chain = [Times(2.0), *links()] if first else [m.Identity(), Times(2.0), *links()]
+    opt = mo.Optimizer([w], *chain)
+    for _ in range(2):
+        before = (w**4).sum().detach()
+        assert torch.equal(opt.step(mo.closure(lambda: (w**4).sum())), before)
+
+
+def test_a_replaced_closure_is_differentiated_twice():
+    w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=D))
+    v = nn.Parameter(w.detach().clone())
+    mo.Optimizer([w], Times(2.0), m.Newton()).step(mo.closure(lambda: (w**4).sum()))
+    mo.Optimizer([v], m.Newton()).step(mo.closure(lambda: 2 * (v**4).sum()))
+    assert torch.allclose(w, v, rtol=1e-12)
 
 
 class Names(TensorTransform):

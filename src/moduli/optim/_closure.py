@@ -165,6 +165,8 @@ def _kind(fn: Callable[..., Any]) -> str:
 class Evaluator:
     """A user's closure, whatever its form, with one way to ask it; counts what it is asked."""
 
+    start: Tensor | None = None  # the loss where the step began, where a link has put another closure in its place
+
     def __init__(self, source: Callable[..., Any]) -> None:
         if not callable(source):
             raise TypeError(
@@ -186,6 +188,11 @@ class Evaluator:
         device, dtype = self.autocast
         with torch.autocast(device, dtype=dtype):
             return fn(*args, **kwargs)
+
+    def note_start(self, loss: Tensor) -> None:
+        """Remember the loss where the step began."""
+        if self.start is None:
+            self.start = loss
 
     def ask(self) -> Any:
         """The loss, gradients not asked for, in the grad mode that is on."""

@@ -231,13 +231,11 @@ class Curvature:
         """
         return _dense_hessian.derivatives(cast("Objective", self), order, at_x0, method)
 
-    def derivatives_at(self, x: Tensor, order: int, method: str = "autograd") -> tuple[Any, ...]:
-        """The same at another point, given as one vector; the parameters are put back."""
+    def derivatives_at(self, x: Tensor | Sequence[Tensor], order: int, method: str = "autograd") -> tuple[Any, ...]:
+        """The same at another point, given as one vector or one tensor per parameter; the parameters are put back."""
         me = cast("Objective", self)
         with me.moved():
-            with torch.no_grad():
-                for p, v in zip(self.params, from_vector(x, self.params), strict=True):
-                    p.copy_(v)
+            me.move_to(from_vector(x, self.params) if isinstance(x, Tensor) else x)
             return _dense_hessian.derivatives(me, order, False, method)
 
     def list_Hvp_function(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from .._torch import is_fake
+
 if TYPE_CHECKING:
     from .objective import Objective
 
-__all__ = ["Moving"]
+__all__ = ["Moving", "can_compare"]
 
 
 class Moving:
@@ -64,6 +66,30 @@ class Moving:
                 param.copy_(value)
         self._forget_graph()
 
+    def original_closure(self, note: Callable[[Tensor], None]) -> Callable[..., Tensor]:
+        """The closure as it is now, for one that replaces it and calls it; `note` is told the loss where the step is now.
+
+        It is differentiated through where the other one is: asked for a value with grad mode on, it keeps the graph.
+        """
+        original = cast("Objective", self).clone(clone_updates=False)
+        params = original.params
+        start = [param.detach().clone() for param in params]
+        versions = [param._version for param in params]
+
+        def ask(backward: bool = True) -> Tensor:
+            evaluator = original._closure("evaluations at other points")
+            if not backward and torch.is_grad_enabled() and evaluator.kind != "no":
+                raw = evaluator.ask()
+                loss = raw if original.members is not None else original._scalar(raw)
+                value = original._value(raw)
+            else:
+                loss = value = original.get_loss(backward=backward, at_x0=False)
+            if _are_at(params, start, versions):
+                note(value)
+            return loss
+
+        return ask
+
     def _forget_graph(self) -> None:
         """What autograd saved of the parameters at the start was written over: differentiated again, it is evaluated again."""
         self._graph = self._residuals = None
@@ -95,3 +121,16 @@ class Moving:
             if held is not None:
                 for param, grad in zip(me.params, held, strict=True):
                     param.grad = grad
+
+
+def can_compare(param: Tensor) -> bool:
+    """Whether comparing values costs no wait for a device."""
+    return param.device.type == "cpu" and not is_fake(param)
+
+
+def _are_at(params: Sequence[Tensor], start: Sequence[Tensor], versions: Sequence[int]) -> bool:
+    """Whether parameters are where they were; on a device, whether they were never moved."""
+    return all(
+        torch.equal(param, value) if can_compare(param) else param._version == version
+        for param, value, version in zip(params, start, versions, strict=True)
+    )

@@ -179,6 +179,8 @@ def _step_objective(optimizer: Optimizer, objective: Objective, loss: Tensor | N
     optimizer.current_step += 1
     optimizer.num_evaluations += 1 if evaluator is None else evaluator.count
     last.apply_post_step_hooks(tuple(optimizer.modules))
+    if evaluator is not None and evaluator.start is not None and last.evaluator is not evaluator:
+        return evaluator.start
     if objective.loss is not None or last.evaluator is not evaluator:
         return objective.loss
     return last.loss_approx if last.loss is None else last.loss

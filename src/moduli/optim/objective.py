@@ -134,15 +134,12 @@ class Objective(Curvature, Moving):
     @property
     def closure(self) -> Callable[..., Tensor] | None:
         """The closure as `closure(backward=True)`, or None; assigning one replaces it for the links that follow."""
-        # Of the closure as it is now: one that replaces it may call it.
-        return None if self.evaluator is None else self.clone(clone_updates=False)._ask
+        evaluator = self.evaluator
+        return None if evaluator is None else self.original_closure(evaluator.note_start)
 
     @closure.setter
     def closure(self, value: Callable[..., Any] | None) -> None:
         self.evaluator = None if value is None else Evaluator(value)
-
-    def _ask(self, backward: bool = True) -> Tensor:
-        return self.get_loss(backward=backward, at_x0=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import is_fake
+from ._moving import can_compare
 from ._needs import Need
 from .module import Chainable, Module
 
@@ -66,18 +66,15 @@ class Reformulation(Module):
 
     def _wrapped(self, objective: Objective) -> Callable[..., Tensor]:
         original = objective.clone(clone_updates=False)
-        start = [param.detach().clone() for param in original.params]
-        versions = [param._version for param in original.params]
+        params = original.params
+
+        def note(loss: Tensor) -> None:
+            if objective.loss is None:
+                objective.loss = objective.loss_approx = loss  # what the step returns
+
+        plain = objective.original_closure(note)
 
         def evaluate(backward: bool = True) -> Tensor:
-            params = original.params
-
-            def plain(backward: bool = True) -> Tensor:
-                loss = original.get_loss(backward=backward, at_x0=False)
-                if objective.loss is None and _is_at(params, start, versions):
-                    objective.loss = objective.loss_approx = loss  # what the step returns
-                return loss
-
             before = [param.detach().clone() for param in params]
             try:
                 with torch.no_grad():
@@ -85,7 +82,7 @@ class Reformulation(Module):
             finally:
                 with torch.no_grad():
                     for param, value in zip(params, before, strict=True):
-                        if not _can_compare(param) or not torch.equal(param, value):
+                        if not can_compare(param) or not torch.equal(param, value):
                             param.copy_(value)
             if backward and grads is not None:
                 for param, grad in zip(params, grads, strict=True):
@@ -117,16 +114,3 @@ def _flags(inner: Objective) -> Objective:
     out._graph = None
     out.accepted = None
     return out
-
-
-def _can_compare(param: Tensor) -> bool:
-    """Whether comparing values costs no wait for a device."""
-    return param.device.type == "cpu" and not is_fake(param)
-
-
-def _is_at(params: Sequence[Tensor], start: Sequence[Tensor], versions: Sequence[int]) -> bool:
-    """Whether parameters are where the step began; on a device, whether they were never moved."""
-    return all(
-        torch.equal(param, value) if _can_compare(param) else param._version == version
-        for param, value, version in zip(params, start, versions, strict=True)
-    )

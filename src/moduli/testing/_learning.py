@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..optim import Module, Objective, Transform
+from ..optim import Chain, Module, Need, Objective, Transform
 from ._case import Case, NotApplicable
 from ._problems import eager, optimizer, problem, step
 
@@ -35,62 +36,69 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or bool(a == b)
 
 
-def _transforms(links: list[Module]) -> list[Transform]:
-    return [part for top in links for _, part in top.links() if isinstance(part, Transform)]
+def _parts(links: list[Module], half: str) -> list[Module]:
+    """The links that have this half of a step themselves; a chain has those of its links.
+
+    What a link learns from the points that it tries (a line search, a trust region) it can only learn while it is applied.
+    """
+    found = [part for top in links for _, part in top.links() if not isinstance(part, Chain)]
+    return [
+        part
+        for part in found
+        if isinstance(part, Transform)
+        or (half == "update" and type(part).update is not Module.update)
+        or (half == "apply" and Need.CLOSURE not in part.needs)
+    ]
+
+
+def _wrap(link: Module, half: str, watched: Callable[..., Any]) -> None:
+    """Put a function around one half of a link's step, where its own step calls it."""
+    name = f"{half}_states" if isinstance(link, Transform) else half
+    inner = getattr(link, name)
+    setattr(link, name, lambda objective, *lists: watched(link, inner, objective, *lists))
+
+
+def _check(case: Case, half: str, watched: Callable[..., Any]) -> None:
+    if not _parts(case.links(), half):
+        raise NotApplicable("it has no half of its step that learns alone")
+    at = problem(case)
+    opt = optimizer(case, at.subject if case.members else at.params, fuse=False)
+    for link in _parts(opt.modules, half):
+        _wrap(link, half, watched)
+    for _ in range(3):
+        step(case, opt, at)
 
 
 @eager
 def learning(case: Case) -> None:
-    """`update_states` does not change the update."""
-    if not _transforms(case.links()):
-        raise NotApplicable("it has no half of its step that learns alone")
-    at = problem(case)
-    opt = optimizer(case, at.subject if case.members else at.params, fuse=False)
+    """`update` does not change the update."""
 
-    def watch(link: Transform) -> None:
-        learn = link.update_states
+    def watched(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
+        given, untouched = list(objective.peek_updates()), objective.updates is None
+        before = _plain(given)
+        learn(objective, *lists)
+        now = given if untouched and objective.updates is None else objective.get_updates()
+        if not (_equal(before, _plain(given)) and _equal(before, _plain(now))):
+            raise case.fail("learning", f"{type(link).__name__} changes the update while it learns")
 
-        def watched(objective: Objective, states: Any, settings: Any) -> None:
-            given, untouched = list(objective.peek_updates()), objective.updates is None
-            before = _plain(given)
-            learn(objective, states, settings)
-            now = given if untouched and objective.updates is None else objective.get_updates()
-            if not (_equal(before, _plain(given)) and _equal(before, _plain(now))):
-                raise case.fail("learning", f"{type(link).__name__} changes the update while it learns")
-
-        link.update_states = watched  # type: ignore[method-assign]
-
-    for link in _transforms(opt.modules):
-        watch(link)
-    for _ in range(3):
-        step(case, opt, at)
+    _check(case, "update", watched)
 
 
 @eager
 def applying(case: Case) -> None:
-    """`apply_states` does not change what the link has learnt, so that it may be called again."""
-    if not _transforms(case.links()):
-        raise NotApplicable("it has no half of its step that learns alone")
-    at = problem(case)
-    opt = optimizer(case, at.subject if case.members else at.params, fuse=False)
+    """`apply` does not change what the link has learnt, so that it may be called again."""
 
-    def watch(link: Transform) -> None:
-        apply = link.apply_states
+    def watched(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
+        def learnt() -> Any:
+            return _plain([[dict(row) for row in link.state.values()], link.global_state])
 
-        def watched(objective: Objective, states: Any, settings: Any) -> Objective:
-            before = _plain([list(map(dict, states)), link.global_state])
-            out = apply(objective, states, settings)
-            after = _plain([list(map(dict, states)), link.global_state])
-            if not _equal(before, after):
-                raise case.fail("applying", f"{type(link).__name__} changes what it has learnt when it is applied")
-            return out
+        before = learnt()
+        out = apply(objective, *lists)
+        if not _equal(before, learnt()):
+            raise case.fail("applying", f"{type(link).__name__} changes what it has learnt when it is applied")
+        return out
 
-        link.apply_states = watched  # type: ignore[method-assign]
-
-    for link in _transforms(opt.modules):
-        watch(link)
-    for _ in range(3):
-        step(case, opt, at)
+    _check(case, "apply", watched)
 
 
 LAWS = {"learning": learning, "applying": applying}

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Reformulation
@@ -57,9 +56,7 @@ class GradApproximator(Reformulation):
         """The loss, and its approximate gradient where it is asked for."""
 
         def value() -> Tensor:
-            with torch.enable_grad():
-                found: Tensor = closure(False)
-            return found.detach()
+            return closure(False)
 
         if not backward:
             return value(), None

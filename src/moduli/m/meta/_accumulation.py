@@ -40,7 +40,8 @@ class GradientAccumulation(Module):
 
     def update(self, objective: Objective) -> None:
         """Add the update to the sum."""
-        count = self.increment_counter("count", 1)
+        count = self.global_state.get("count", 0) % self.n + 1
+        self.global_state["count"] = count
         sums = self.get_state(objective.params, "sum")
         for total, tensor in zip(sums, objective.peek_updates(), strict=True):
             if count == 1:
@@ -59,6 +60,4 @@ class GradientAccumulation(Module):
             return objective
         sums = self.get_state(objective.params, "sum")
         objective.updates = [total / count if setting["mean"] else total.clone() for total in sums]
-        if complete:
-            self.global_state["count"] = 0
         return objective
