@@ -522,3 +522,15 @@ def test_links_that_are_in_one_chain_only_are_told(path):
     found = mio.load(path, net, optimizer=other, strict=False)
     assert found.fresh == ("link 1.Lion",)
     assert found.dropped == ("link 1.Adam",)
+
+
+def test_an_optimizer_of_other_names_starts_fresh(tmp_path):
+    net = nn.Linear(2, 2)
+    opt = mo.Optimizer(net, mo.m.Adam(), mo.m.LR(0.1))
+    net(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    mio.save(tmp_path / "net", net, optimizer=opt)
+    other = nn.Sequential(nn.Linear(2, 2))
+    found = mio.load(tmp_path / "net", other, optimizer=mo.Optimizer(other, mo.m.Adam(), mo.m.LR(0.1)), strict=False)
+    assert found.fresh == ("0.weight", "0.bias")
+    assert found.dropped == ("weight", "bias")

@@ -339,6 +339,87 @@ parameters:
     same(loaded(tmp_path / "third"), merge.linear([math, code], [1, 3]))
 
 
+TASKS = """
+merge_method: {method}
+base_model: base
+models:
+  - model: math
+    parameters:
+      weight: 0.5
+{more}
+  - model: code
+    parameters:
+      weight: 0.25
+{more}
+parameters:
+{shared}
+  lambda: 2
+"""
+HALF = "      density: 0.5"
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "shared", "expected"),
+    [
+        # What mergekit leaves out of a recipe: sums are not averaged but in ties and della, and densities are 1.
+        ("dare_linear", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, **W)),
+        ("dare_linear", "", "", lambda *m: merge.task_arithmetic(*m, [1.0, 0.5])),
+        ("dare_ties", HALF, "", lambda *m: merge.dare(*m, 0.5, generator=0, normalize=False, then="ties", **W)),
+        (
+            "dare_ties",
+            HALF,
+            "  rescale: false\n  normalize: true",
+            lambda *m: merge.dare(*m, 0.5, generator=0, rescale=False, then="ties", **W),
+        ),
+        ("breadcrumbs", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, **W)),
+        ("breadcrumbs", f"{HALF}\n      gamma: 0.2", "", lambda *m: merge.breadcrumbs(*m, 0.5, gamma=0.2, **W)),
+        ("breadcrumbs_ties", HALF, "", lambda *m: merge.breadcrumbs(*m, 0.5, then="ties", normalize=False, **W)),
+        # Its epsilon is how far probabilities go up and down; ours, as the paper's, is from the least to the greatest.
+        ("della", HALF, "  epsilon: 0.2", lambda *m: merge.della(*m, 0.5, epsilon=0.4, generator=0, **W)),
+        ("della", HALF, "", lambda *m: merge.della(*m, 0.5, epsilon=0.3, generator=0, **W)),
+        (
+            "della_linear",
+            f"{HALF}\n      epsilon: 0.1",
+            "",
+            lambda *m: merge.della(*m, 0.5, epsilon=0.2, generator=0, then="linear", **W),
+        ),
+        ("della", "", "", lambda *m: merge.ties(*m, 1.0, **W)),
+        ("ties", "", "  rescale: false", lambda *m: merge.ties(*m, 1.0, **W)),
+        ("task_arithmetic", "", "  normalize: false", lambda *m: merge.task_arithmetic(*m, [1.0, 0.5])),
+    ],
+)  # fmt: skip
+def test_recipes_of_mergekit_have_its_defaults(method, more, shared, expected, tmp_path):
+    models = [state(seed) for seed in range(3)]
+    for name, model in zip(("base", "math", "code"), models, strict=True):
+        write(tmp_path / name, model)
+    (tmp_path / "recipe.yml").write_text(TASKS.format(method=method, more=more, shared=shared))
+    mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
+    found, wanted = loaded(tmp_path / "out"), expected(models[0], models[1:])
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+
+
+W = {"weights": [0.5, 0.25], "scale": 2.0}
+
+
+def test_gradients_of_weights_and_lambda_are_multiplied(tmp_path):
+    base, math = state(0), state(1)
+    write(tmp_path / "base", base)
+    write(tmp_path / "math", math)
+    text = "merge_method: task_arithmetic\nbase_model: base\nmodels:\n- model: math\n  parameters:\n    weight: [0.3, 0.9]\n"
+    grows = {f"*.layers.<{at}-{at}>.*": (0.3 + 0.6 * at / 3) for at in range(4)} | {"*": 0.3}
+    for shared, factor in (("2", lambda at: 2.0), ("[1, 4]", lambda at: 1 + at)):
+        (tmp_path / "recipe.yml").write_text(f"{text}parameters:\n  lambda: {shared}\n")
+        out = tmp_path / f"out{len(shared)}"
+        mio.merge_recipe(tmp_path / "recipe.yml", out)
+        scale = {
+            pattern: number * factor(int(pattern.split("<")[1][0]) if "<" in pattern else 0)
+            for pattern, number in grows.items()
+        }
+        same(loaded(out), merge.task_arithmetic(base, [math], [scale]))
+
+
 SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.safetensors.index.json\nparameters:"
 
 
@@ -365,6 +446,19 @@ SLERP = "merge_method: slerp\nbase_model: base\nmodels:\n  - model: base/model.s
         ("a: 1\na: 2", "line 2 of .* has 'a' a second time"),
         ("\ta: 1", "cannot start any token"),
         ("just words", "no merge_method"),
+        ("merge_method: [ties]\nmodels: []", r"method \['ties'\] is not here"),
+        ("merge_method: ties\nbase_model: [base]\nmodels:\n  - model: base", "base_model is"),
+        ("merge_method: linear\nmodels:\n  - model: base\ndtype: [float16]", "dtype"),
+        ("merge_method: linear\nmodels:\n  - model: base\nparameters: 3", "parameters"),
+        ("merge_method: linear\nmodels:\n  - model: base\n    parameters: [1]", "parameters"),
+        ("merge_method: linear\nmodels:\n  - model: base\nparameters:\n  [1]: 2", "unhashable key"),
+        (
+            SLERP.replace("slerp", "task_arithmetic") + "\n  rescale: true",
+            "'rescale'",
+        ),
+        ("merge_method: linear\nmodels:\n  - model: base\n  - model: base\nparameters:\n  density: 0.5", "'density'"),
+        ("a: " + "[" * 5000, "nested too deeply|cannot be read"),
+        ("a: \x00", "cannot be read"),
     ],
 )
 def test_recipes_that_are_not_read_are_refused_by_name(text, match, tmp_path):
@@ -373,6 +467,12 @@ def test_recipes_that_are_not_read_are_refused_by_name(text, match, tmp_path):
     with pytest.raises((merge.MergeError, mio.CheckpointError), match=match):
         mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "recipe.yml").write_bytes(b"merge_method: \xc3(")
+    with pytest.raises(mio.CheckpointError, match="cannot be read"):
+        mio.merge_recipe(tmp_path / "recipe.yml", tmp_path / "out")
 
 
 def test_recipes_without_pyyaml_say_what_is_missing(tmp_path, monkeypatch):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from ..merge import MergeError
+from ..merge import RECIPES, MergeError
 from ._errors import CheckpointError
 from ._merge import merge_files
 from ._replace import PathLike
@@ -18,22 +20,31 @@ from ._shards import TensorFiles
 
 __all__ = ["MergeRecipe", "merge_recipe", "read_recipe"]
 
-# What a method is called here, with the options that make it so.
+# What a method is called here, with the options that make it so, where its defaults are other than ours.
 METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "linear": ("linear", {}),
     "slerp": ("slerp", {}),
     "task_arithmetic": ("task_arithmetic", {}),
-    "ties": ("ties", {}),
-    "dare_ties": ("dare", {"then": "ties"}),
-    "dare_linear": ("dare", {"then": "linear"}),
+    "ties": ("ties", {"density": 1.0}),
+    "dare_ties": ("dare", {"then": "ties", "density": 1.0, "normalize": False, "generator": 0}),
+    "dare_linear": ("dare", {"then": "linear", "density": 1.0, "normalize": False, "generator": 0}),
     "model_stock": ("stock", {}),
-    "breadcrumbs": ("breadcrumbs", {"then": "linear"}),
-    "breadcrumbs_ties": ("breadcrumbs", {"then": "ties"}),
-    "della": ("della", {"then": "ties"}),
-    "della_linear": ("della", {"then": "linear"}),
+    "breadcrumbs": ("breadcrumbs", {"then": "linear", "density": 1.0}),
+    "breadcrumbs_ties": ("breadcrumbs", {"then": "ties", "density": 1.0, "normalize": False}),
+    "della": ("della", {"then": "ties", "density": 1.0, "epsilon": 0.3, "generator": 0}),
+    "della_linear": ("della", {"then": "linear", "density": 1.0, "epsilon": 0.3, "generator": 0}),
     "sce": ("sce", {}),
     "karcher": ("karcher", {}),
 }
+# What a parameter is called here; those of models may also be given once for all of them.
+_OF_MODELS: Final = {"weight": "weights", "density": "density", "gamma": "gamma", "epsilon": "epsilon"}
+_OF_ALL: Final = {
+    "t": "t", "normalize": "normalize", "rescale": "rescale", "lambda": "scale", "select_topk": "density",
+    "max_iter": "steps", "tol": "tolerance", "seed": "generator",
+}  # fmt: skip
+# What a recipe without such an argument does anyway.
+_AS_IT_IS: Final = {"normalize": (False,), "rescale": (False,)}
+_IGNORED: Final = "int8_mask"  # how it computes
 _DTYPES: Final = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -112,26 +123,27 @@ def read_recipe(path: PathLike) -> MergeRecipe:
     """
     path = Path(path)
     what = f"{str(path)!r}"
-    found = _parse_yaml(path.read_text(encoding="utf-8"), what)
+    found = _parse_yaml(path.read_bytes(), what)
     if not isinstance(found, dict) or "merge_method" not in found:
         raise MergeError(f"{what} is no recipe: it has no merge_method")
     unknown = [key for key in found if key not in _TOP]
     if unknown:
         raise MergeError(f"{what} has {unknown[0]!r}, which is not merged here; there are {', '.join(sorted(_TOP))}")
-    method = found["merge_method"]
-    if method not in METHODS:
+    method, base = found["merge_method"], found.get("base_model")
+    if not isinstance(method, str) or method not in METHODS:
         raise MergeError(f"{what}: the method {method!r} is not here; there are {', '.join(METHODS)}")
     if found.get("tokenizer_source") not in (None, "base"):
         raise MergeError(
             f"{what}: tokenizer_source {found['tokenizer_source']!r} is not here; embeddings follow the first model"
         )
+    if not isinstance(base, str | None):
+        raise MergeError(f"{what}: base_model is {base!r}; it must be a path")
     recipe, options = METHODS[method]
     models = found.get("models")
     if not isinstance(models, list) or not all(
         isinstance(each, dict) and isinstance(each.get("model"), str) for each in models
     ):
         raise MergeError(f"{what}: models is a list with a model in each entry")
-    base = found.get("base_model")
     entries = [each for each in models if each["model"] != base]
     if recipe in _BASED and base is None:
         raise MergeError(f"{what}: {method} needs a base_model")
@@ -144,14 +156,14 @@ def read_recipe(path: PathLike) -> MergeRecipe:
             raise MergeError(
                 f"{what}: there is no checkpoint {str(each)!r}; models are paths here, so download it first"
             )
-    options = {**options, **_options(recipe, found.get("parameters") or {}, entries, paths[0], what)}
+    options = {**options, **_options(recipe, found, entries, paths[0], what)}
     dtype = found.get("out_dtype", found.get("dtype"))
-    if dtype is not None and dtype not in _DTYPES:
+    if dtype is not None and (not isinstance(dtype, str) or dtype not in _DTYPES):
         raise MergeError(f"{what}: dtype {dtype!r} is not here; there are {', '.join(_DTYPES)}")
     return MergeRecipe(recipe, paths, options, None if dtype is None else _DTYPES[dtype])
 
 
-def _parse_yaml(text: str, what: str) -> Any:
+def _parse_yaml(text: bytes, what: str) -> Any:
     """A document as plain values, by PyYAML's safe loader; a key that comes twice, which it would drop, is refused."""
     try:
         import yaml
@@ -171,66 +183,68 @@ def _parse_yaml(text: str, what: str) -> Any:
 
     try:
         return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{what} cannot be read: {error}") from error
-
-
-# What a parameter is called here, and which recipes have it.
-_GLOBAL: Final = {
-    "t": "t", "normalize": "normalize", "lambda": "scale", "gamma": "gamma", "epsilon": "epsilon",
-    "select_topk": "density", "max_iter": "steps", "tol": "tolerance", "seed": "generator",
-}  # fmt: skip
-_IGNORED: Final = {"int8_mask", "rescale"}  # how it computes, and what is the default
+    except RecursionError:
+        raise CheckpointError(f"{what} is nested too deeply") from None
 
 
 def _options(
-    recipe: str, shared: dict[str, Any], entries: list[dict[str, Any]], first: Path, what: str
+    recipe: str, found: dict[str, Any], entries: list[dict[str, Any]], first: Path, what: str
 ) -> dict[str, Any]:
+    """The arguments of a recipe: a list for what models have, and functions of the name for numbers by layer or filter."""
+    shared, *own = (_parameters(each, what) for each in (found, *entries))
+    accepted = signature(RECIPES[recipe][0]).parameters
     names: list[str] = []
 
-    def numbers(value: Any) -> Any:
-        """A number; or numbers by layer and by filter, as a function of the name."""
+    def read(value: Any) -> Any:
         if not isinstance(value, list):
             return value
         if not names:
             names.extend(TensorFiles(first))
         return _number_by_name(value, names, what)
 
+    given: dict[str, Any] = {key: read(value) for key, value in shared.items() if key not in (*_OF_MODELS, _IGNORED)}
+    for key in _OF_MODELS:
+        values = [part.get(key, shared.get(key)) for part in own]
+        if any(value is not None for value in values):
+            if None in values:
+                raise MergeError(f"{what}: some models have a {key} and some have none")
+            given[key] = [read(value) for value in values]
+    for key in {key for part in own for key in part} - _OF_MODELS.keys():
+        raise MergeError(f"{what}: the parameter {key!r} of a model is not here; there are {', '.join(_OF_MODELS)}")
+    if recipe == "task_arithmetic":  # its numbers are the products
+        weights, factor = given.pop("weight", [1.0] * len(entries)), given.pop("lambda", 1.0)
+        given["lambda"] = [_product(factor, each, what) for each in weights]
+    if "epsilon" in given:  # half of what the paper, and the recipe, call so
+        given["epsilon"] = [_product(2, each, what) for each in given["epsilon"]]
+    called = {**_OF_MODELS, **_OF_ALL}
     options: dict[str, Any] = {}
-    for key, value in shared.items():
-        if key in ("weight", "density"):
-            continue
-        if key in _IGNORED:
-            continue
-        if key not in _GLOBAL:
-            raise MergeError(
-                f"{what}: the parameter {key!r} is not here; there are {', '.join(_GLOBAL)}, weight and density"
-            )
-        options[_GLOBAL[key]] = numbers(value)
-    parts = [entry.get("parameters") or {} for entry in entries]
-    for part in parts:
-        unknown = [key for key in part if key not in ("weight", "density")]
-        if unknown:
-            raise MergeError(
-                f"{what}: the parameter {unknown[0]!r} of a model is not here; there are weight and density"
-            )
-    for key, called in (("weight", "weights"), ("density", "density")):
-        values = [part.get(key, shared.get(key)) for part in parts]
-        if all(value is None for value in values):
-            continue
-        if any(value is None for value in values):
-            raise MergeError(f"{what}: some models have a {key} and some have none")
-        options["scale" if recipe == "task_arithmetic" and key == "weight" else called] = [
-            numbers(value) for value in values
-        ]
-    if recipe == "task_arithmetic" and "lambda" in shared and isinstance(shared["lambda"], int | float):
-        options["scale"] = [float(shared["lambda"]) * each for each in options.get("scale", [1.0] * len(entries))]
-    if recipe in ("dare", "della"):
-        options.setdefault("generator", 0)
-        options.setdefault("density", 1.0 if recipe == "dare" else 0.5)
-    if recipe == "ties":
-        options.setdefault("density", 1.0)
+    for key, value in given.items():
+        if key not in called:
+            raise MergeError(f"{what}: the parameter {key!r} is not here; there are {', '.join(called)}")
+        if called[key] in accepted:
+            options[called[key]] = value
+        elif value not in _AS_IT_IS.get(key, ()) and (recipe, key, value) != ("della", "rescale", True):
+            raise MergeError(f"{what}: {found['merge_method']} has no parameter {key!r} here; remove it")
     return options
+
+
+def _parameters(entry: dict[str, Any], what: str) -> dict[str, Any]:
+    found = entry.get("parameters") or {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise MergeError(f"{what}: parameters are {found!r}; they must be a mapping from names to values")
+    return found
+
+
+def _product(left: Any, right: Any, what: str) -> Any:
+    """The product of two numbers, or of numbers by name."""
+    for each in (left, right):
+        if not callable(each) and not isinstance(each, int | float):
+            raise MergeError(f"{what}: {each!r} is no number and no list of numbers")
+    if callable(left) or callable(right):
+        return lambda name: prod(each(name) if callable(each) else each for each in (left, right))
+    return left * right
 
 
 def _number_by_name(value: list[Any], names: list[str], what: str) -> Callable[[str], float]:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ._coefficients import Coefficient, Coefficients
+from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._paths import on_paths
@@ -32,10 +32,11 @@ def breadcrumbs(
     models: Sequence[ModelT],
     density: Coefficient | Sequence[Coefficient] = 0.9,
     *,
-    gamma: Coefficient = 0.01,
+    gamma: Coefficient | Sequence[Coefficient] = 0.01,
     scale: Coefficient = 1.0,
     weights: Sequence[Coefficient] | None = None,
     then: Literal["linear", "ties"] = "linear",
+    normalize: bool | None = None,
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
@@ -45,10 +46,11 @@ def breadcrumbs(
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
         density: The share of entries that is kept, from 0 to 1, for all models or a sequence with one for each.
-        gamma: The share of the largest entries that is dropped first.
+        gamma: The share of the largest entries that is dropped first, likewise.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
         then: Whether the sparse vectors are summed, or signs are elected first as in `ties`.
+        normalize: Whether to divide by the weights, of those that agree; by default, where signs are elected.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -66,25 +68,26 @@ def breadcrumbs(
         Davari and Belilovsky, "Model breadcrumbs", ECCV 2024, arXiv:2312.06795.
     """
     models = sequence(models)
-    recipe = crumbs(len(models), density, gamma, scale, weights, then)
+    recipe = crumbs(len(models), density, gamma, scale, weights, then, normalize)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def crumbs(
     count: int,
     density: Coefficient | Sequence[Coefficient],
-    gamma: Coefficient,
+    gamma: Coefficient | Sequence[Coefficient],
     scale: Coefficient,
     weights: Sequence[Coefficient] | None,
     then: Literal["linear", "ties"],
+    normalize: bool | None,
 ) -> Recipe:
     """The recipe of `breadcrumbs`; the base is the first model, and not counted."""
-    fusion = Fusion(count, density, scale, weights, then, then == "ties")
-    outliers = Coefficients(gamma, "gamma", low=0.0, high=1.0)
+    fusion = Fusion(count, density, scale, weights, then, normalize)
+    outliers = per_model(gamma, count, "gamma", low=0.0, high=1.0)
 
     def kernel(name: str, row: Row) -> Tensor:
         def sparse(place: int, delta: Tensor) -> Tensor:
-            share, largest = fusion.densities[place](name), outliers(name)
+            share, largest = fusion.densities[place](name), outliers[place](name)
             if share + largest > 1 + 1e-9:
                 raise MergeError(
                     f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
@@ -99,4 +102,4 @@ def crumbs(
 
         return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*fusion.coefficients, outliers))
+    return Recipe(kernel, (*fusion.coefficients, *outliers))

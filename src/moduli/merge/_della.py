@@ -11,13 +11,12 @@ Reference:
 """
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ._coefficients import Coefficient
+from ._coefficients import Coefficient, per_model
 from ._dare import draw_seed, draw_uniform
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
@@ -37,11 +36,12 @@ def della(
     models: Sequence[ModelT],
     density: Coefficient | Sequence[Coefficient],
     *,
-    epsilon: float = 0.1,
+    epsilon: Coefficient | Sequence[Coefficient] = 0.1,
     generator: torch.Generator | int | None = None,
     scale: Coefficient = 1.0,
     weights: Sequence[Coefficient] | None = None,
     then: Literal["linear", "ties"] = "ties",
+    normalize: bool | None = None,
     buffers: Buffers = "first",
     integers: Integers = "equal",
 ) -> ModelT:
@@ -51,11 +51,12 @@ def della(
         base: The module or state dict that all were fine-tuned from. It decides form, structure and dtypes.
         models: The fine-tuned models.
         density: The mean probability to keep an entry, from 0 to 1, for all models or a sequence with one for each.
-        epsilon: How far apart the probabilities of the least and the greatest entry of a row are.
+        epsilon: How far apart the probabilities of the least and the greatest entry of a row are, likewise.
         generator: A seed, or a generator of which one number is drawn; torch's own generator by default.
         scale: λ: a number, or numbers by glob pattern.
         weights: One coefficient per model. Equal by default.
         then: Whether signs are elected as in `ties`, or the vectors are summed.
+        normalize: Whether to divide by the weights, of those that agree; by default, where signs are elected.
         buffers: Whether floating buffers are those of `base` or merged too.
         integers: Whether tensors of integers must be equal; they are those of `base` in any case.
 
@@ -74,29 +75,29 @@ def della(
     """
     models = sequence(models)
     seed = share_seed(draw_seed(generator), base)
-    recipe = ranked_drops(len(models), density, epsilon, seed, scale, weights, then)
+    recipe = ranked_drops(len(models), density, epsilon, seed, scale, weights, then, normalize)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
 def ranked_drops(
     count: int,
     density: Coefficient | Sequence[Coefficient],
-    epsilon: float,
+    epsilon: Coefficient | Sequence[Coefficient],
     generator: torch.Generator | int | None,
     scale: Coefficient,
     weights: Sequence[Coefficient] | None,
     then: Literal["linear", "ties"],
+    normalize: bool | None,
 ) -> Recipe:
     """The recipe of `della`; the base is the first model, and not counted."""
-    fusion, seed = Fusion(count, density, scale, weights, then, then == "ties"), draw_seed(generator)
-    if not isfinite(epsilon) or epsilon < 0:
-        raise MergeError(f"epsilon is {epsilon}; it must be a finite number of at least 0")
+    fusion, seed = Fusion(count, density, scale, weights, then, normalize), draw_seed(generator)
+    widths = per_model(epsilon, count, "epsilon", low=0.0)
 
     def kernel(name: str, row: Row) -> Tensor:
         shape = row[0].shape
 
         def sparse(place: int, delta: Tensor) -> Tensor:
-            density = fusion.densities[place](name)
+            density, epsilon = fusion.densities[place](name), widths[place](name)
             if density in (0.0, 1.0):
                 return delta.mul_(density)
             if not epsilon / 2 <= density <= 1 - epsilon / 2:
@@ -114,4 +115,4 @@ def ranked_drops(
 
         return fusion(name, row, sparse)
 
-    return Recipe(kernel, fusion.coefficients)
+    return Recipe(kernel, (*fusion.coefficients, *widths))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ._driver import run
 from ._errors import MergeError
 from ._views import ModelT
-from .recipes import make_recipe
+from .recipes import RECIPES, make_recipe
 
 __all__ = ["MergeSearch", "search"]
 
@@ -118,6 +118,8 @@ def _start(recipe: str, count: int) -> dict[str, Any]:
         return {"weights": [0.5] * (count - 1), "density": 0.5}
     if recipe == "sce":
         return {"density": 0.5}
+    if recipe not in RECIPES:
+        raise MergeError(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}")
     raise MergeError(f"{recipe!r} has no coefficients to search for; say which with start=")
 
 

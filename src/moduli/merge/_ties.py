@@ -123,7 +123,7 @@ class Fusion:
         scale: λ.
         weights: One per model; equal by default.
         then: Whether the vectors are summed ("linear"), or signs are elected first ("ties").
-        normalize: Whether to divide by the weights, of those that agree where signs are elected.
+        normalize: Whether to divide by the weights, of those that agree where signs are elected; None is only there.
         elect: How signs are elected.
 
     Raises:
@@ -137,7 +137,7 @@ class Fusion:
         scale: Coefficient,
         weights: Sequence[Coefficient] | None,
         then: Literal["linear", "ties"],
-        normalize: bool,
+        normalize: bool | None,
         elect: Elect = "sum",
     ) -> None:
         if then not in ("linear", "ties"):
@@ -146,7 +146,8 @@ class Fusion:
             raise MergeError(f"elect is {elect!r}; it must be 'sum' or 'count'")
         self.densities = per_model(density, count, "density", low=0.0, high=1.0)
         self.scale, self.weights = Coefficients(scale, "scale"), per_model(weights, count, "weights")
-        self.then, self.normalize, self.elect = then, normalize, elect
+        self.then, self.elect = then, elect
+        self.normalize = then == "ties" if normalize is None else normalize
 
     @property
     def coefficients(self) -> tuple[Coefficients, ...]:

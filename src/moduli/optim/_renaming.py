@@ -59,7 +59,7 @@ def _keys(table: Mapping[str, Any], new: Callable[[str], str]) -> dict[str, Any]
 def _mapping(
     names: Sequence[str], shapes: Mapping[str, Sequence[int]], here: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    if _are_positions(names) != _are_positions(list(here)):
+    if names and _are_positions(names) != _are_positions(list(here)):  # no names are those of no parameters
         if [shapes[name] and tuple(shapes[name]) for name in names] != list(here.values()):
             raise ValueError(
                 "the saved parameters and those here can't be told apart by name (one side has none), and their shapes differ "
