@@ -252,6 +252,25 @@ def test_explain_says_what_runs_together_and_why_not():
     assert mo.Optimizer([parameter(1.0)], Momentum(), m.LR(1.0)).explain().count("one pass") == 1
 
 
+def test_explain_says_which_form_ran_and_why(monkeypatch):
+    weight, bias = parameter(1.0, 2.0), parameter(3.0)
+    opt = Optimizer([weight, bias], Momentum(), m.LR(1.0))
+    assert "one pass, which" in opt.explain()  # nothing ran yet
+    monkeypatch.setenv("MODULI_KERNELS", "foreach")
+    weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+    opt.step()
+    assert "one pass (foreach), which" in opt.explain()
+    assert "because MODULI_KERNELS=foreach" in opt.explain()
+    weight.grad = torch.ones_like(bias).expand(2)  # no kernel takes it
+    opt.step()
+    assert "one pass (mixed), which" in opt.explain()
+    assert "plain: the function itself, tensor by tensor, for 1 of 2 tensors" in opt.explain()
+    monkeypatch.setenv("MODULI_KERNELS", "plain")
+    weight.grad = torch.ones_like(weight)
+    opt.step()
+    assert "one pass (plain), which" in opt.explain()
+
+
 def test_why_a_link_is_not_fused():
     from moduli.optim._fusion import why_not
 

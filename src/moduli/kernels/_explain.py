@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,13 @@ import torch
 
 from . import _backend, _cache, _compiler
 from ._call import Request, find_plan, transformed
-from ._plan import describe_dtypes
+from ._plan import CallPlan, PlanState, describe_dtypes
 from ._prepare import refuse_graphs
 
 if TYPE_CHECKING:
     from ._fuse import Fused
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "explain_plan"]
 
 _SENTENCES = {
     "c": "a compiled kernel, one pass, {threads}",
@@ -37,6 +37,7 @@ class Explanation:
         lines: The sentences.
         source: The C text, where there is one.
         path: The file that holds it, beside the compiled library.
+        slow: The sentences about parts of the lists that no compiled kernel runs.
 
     Example:
         >>> import torch
@@ -50,6 +51,7 @@ class Explanation:
     lines: tuple[str, ...]
     source: str | None = None
     path: Path | None = None
+    slow: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -64,22 +66,25 @@ def _line(name: str, why: str, count: str, elements: int) -> str:
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
     """What a call with these arguments would do, from the plan that it would run. Nothing is written."""
     if transformed():
-        why = "torch.compile, a torch.func transform or forward mode sees its operations"
-        return Explanation("plain", (_line("plain", why, "", 0),))
+        return _explain_plain("torch.compile, a torch.func transform or forward mode sees its operations")
     request = Request(fused, args, out, flat, None)
     plan, state = find_plan(request, fused._plans)
-    lines: list[str] = []
+    found = explain_plan(plan, state)
     needs = refuse_graphs(request, plan) if torch.is_grad_enabled() else None
-    if needs is not None:
-        lines.append(f"refused: {needs}")
+    return found if needs is None else replace(found, lines=(f"refused: {needs}", *found.lines))
+
+
+def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
+    """What a plan runs, for lists in these places."""
     if plan.count == 0:
-        return Explanation("nothing", (*lines, f"nothing: {_SENTENCES['nothing']}"))
+        return Explanation("nothing", (f"nothing: {_SENTENCES['nothing']}",))
     if plan.opaque is not None:
-        return Explanation("plain", (*lines, _line("plain", plan.opaque, "", 0)))
+        return _explain_plain(plan.opaque)
     if state is not None and state.overlap:
-        why = "what is written overlaps something else, so the order matters"
-        return Explanation("plain", (*lines, _line("plain", why, "", 0)))
+        return _explain_plain("what is written overlaps something else, so the order matters")
     forms = set()
+    lines: list[str] = []
+    slow: list[str] = []
     source, path = None, None
     for piece in plan.pieces:
         form = piece.form
@@ -92,10 +97,16 @@ def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Exp
         count = "" if piece.indices is None else f", for {len(piece.indices)} of {plan.count} tensors"
         dtypes = describe_dtypes(form.graph.role_dtypes)
         lines.append(f"{_line(name, why, count, piece.elements)} ({dtypes})")
+        slow += [lines[-1]] * (name not in ("c", "triton"))
         if form.kernel is not None and source is None:
             source, path = form.kernel.source, form.kernel.library.source
             lines.append(f"  source {path}")
-    return Explanation(forms.pop() if len(forms) == 1 else "mixed", tuple(lines), source, path)
+    return Explanation(forms.pop() if len(forms) == 1 else "mixed", tuple(lines), source, path, tuple(slow))
+
+
+def _explain_plain(why: str) -> Explanation:
+    line = _line("plain", why, "", 0)
+    return Explanation("plain", (line,), slow=(line,))
 
 
 def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool = False, **kwargs: Any) -> Explanation:

@@ -368,6 +368,22 @@ class Bound:
         """Have every call from now on look at all tensors, also at private ones: they may be moved by hand."""
         self._plans.trust = False
 
+    def explain(self) -> Any:
+        """Which form the last call ran, and why: an `Explanation` of its plan, or None before the first call.
+
+        Example:
+            >>> import torch
+            >>> from moduli import kernels
+            >>> count = kernels.fuse(lambda x, by: x + by).bind([torch.ones(3, dtype=torch.int64)])
+            >>> count.explain(), count(1)
+            (None, [tensor([2, 2, 2])])
+            >>> count.explain().form
+            'plain'
+        """
+        from ._explain import explain_plan
+
+        return explain_plan(self._plans.kept[0], self._plans.kept[0].state) if self._plans.kept else None
+
     def __repr__(self) -> str:
         return f"{self.fused!r}.bind({', '.join(self._given)})"
 

@@ -40,12 +40,19 @@ def explain(optimizer: Optimizer) -> str:
 
 
 def _run(run: _fusion.FusedRun, fusing: bool, over: str | None, width: int) -> list[str]:
-    """What a run of pointwise links does: as one pass, unless its last step was something else."""
+    """What a run of pointwise links does: as one pass, unless its last step was something else, with the form that ran."""
     where = "" if over is None else f" over {over}"
+    slow: dict[str, None] = {}
     if not fusing:
         first = f"one by one{where} (fuse=False):"
     elif run.ran == "one by one":
         first = f"one by one{where}, because a number differs between members:"
     else:
-        first = f"one pass{where}{', which also moves the parameters' if run.tail else ''}:"
-    return [first, *[f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]]
+        forms = run.explain_forms()
+        names = ", ".join(sorted({each.form for each in forms}))
+        first = (
+            f"one pass{where}{f' ({names})' if names else ''}{', which also moves the parameters' if run.tail else ''}:"
+        )
+        slow = dict.fromkeys(f"  {line}" for each in forms for line in each.slow)
+    links = [f"  {type(link).__name__:<{width}}  {_needs(link)}" for link in run.links]
+    return [first, *links, *slow]

@@ -117,6 +117,7 @@ class _Cohort:
         self.keys: list[tuple[str, ...]] = []
         self.scratch: list[Tensor] | None = None
         self.bound: dict[tuple[Any, ...], kernels.Bound] = {}
+        self.last: kernels.Bound | None = None  # of them, by the last step
 
 
 class FusedRun:
@@ -292,6 +293,11 @@ class FusedRun:
         """The runs that the last step was made of."""
         return self._parts[1] if self.ran == "in parts" and self._parts is not None else [self]
 
+    def explain_forms(self) -> list[kernels.Explanation]:
+        """Which forms of the kernels room the last step took; empty before the first one."""
+        found = [cohort.last.explain() for cohort in self._cohorts if cohort.last is not None]
+        return [each for each in found if each is not None]
+
     def _parted(self, objective: Objective, apart: list[bool]) -> Objective:
         """Links with one number per member one by one, and the others fused."""
         if all(apart) or len(self.links) == 1:
@@ -419,6 +425,7 @@ class FusedRun:
             args.append([as_real(t) for t in into] if params[0].is_complex() else list(into))
             for i, tensor in zip(cohort.indices, into, strict=True):
                 updates[i] = tensor
+        cohort.last = bound
         bound(*args, *numbers)
         for k, link in enumerate(self.links):
             if link.counts:
