@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._axes import Axes, intern_pairs, static
+from ._axes import Axes, cache_by_axes, intern_pairs
 from ._matrix import check_matrix
 from ._tensor import RULES, Tensor, method, wrap
 
@@ -41,14 +41,14 @@ def adjoint(t: Tensor) -> Tensor:
 
 def transpose_labels(t: Tensor) -> Tensor:
     """`adjoint` without the conjugation, which is ``t.mT``."""
-    axes, data = _adjoined(t._axes), t._data
+    axes, data = _adjoin_axes(t._axes), t._data
     if data.shape[-1] != data.shape[-2] and axes.names[-2:] != (None, None):
         raise ValueError(_rectangular(t._axes, f"sizes {data.shape[-2]} and {data.shape[-1]}"))
     return wrap(data.transpose(-2, -1), axes)
 
 
-@static
-def _adjoined(axes: Axes) -> Axes:
+@cache_by_axes
+def _adjoin_axes(axes: Axes) -> Axes:
     check_matrix(axes, "adjoint")
     *lead, (row_name, row), (column_name, column) = axes.pairs()
     if row_name is None and column_name is None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, intern_pairs, static
+from ._axes import Axes, DimLike, cache_by_axes, intern_pairs
 from ._elementwise import as_number
 from ._gather import Gather, gather
 from ._index import get
-from ._pairing import apply_step, check_sizes, current_plan, differing
-from ._shape import _taken, freeze
+from ._pairing import apply_step, check_sizes, current_plan, describe_difference
+from ._shape import _take_axes, freeze
 from ._space import Space
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
@@ -26,11 +26,11 @@ def _setitem(self: Tensor, key: Any, value: Any) -> None:
     numbers = torch.arange(count, device=self._data.device).reshape(shape)
     target = get(wrap(numbers, self._axes), key)
     target = as_tensor(target)  # inside a function transform, a target without axes is plain
-    aligned = _fitted(value, target)
+    aligned = _fit_value(value, target)
     self._data[torch.unravel_index(target._data, tuple(shape))] = aligned
 
 
-def _fitted(value: Any, target: Tensor) -> Any:
+def _fit_value(value: Any, target: Tensor) -> Any:
     if (
         not isinstance(value, (Tensor, torch.Tensor))
         and not hasattr(value, "__array__")
@@ -74,7 +74,7 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
         Tensor(x: a=3., b=0., c=0.)
     """
     source = as_tensor(source)
-    at, order, gathers, positions = _placed(t._axes, source._axes, dim, index is None)
+    at, order, gathers, positions = _plan_assignment(t._axes, source._axes, dim, index is None)
     data = source._data if order is None else source._data.permute(order)
     for axis, plan in gathers:
         data = gather(data, axis, plan, 0.0)
@@ -96,8 +96,8 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
     return wrap(torch.index_add(t._data.to(dtype), at, index, data.to(dtype), alpha=alpha), t._axes)
 
 
-@static
-def _placed(
+@cache_by_axes
+def _plan_assignment(
     axes: Axes, source: Axes, dim: DimLike, by_label: bool
 ) -> tuple[int, tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None]:
     at = axes.axis(dim)
@@ -124,7 +124,7 @@ def _placed(
                 positions = tuple(own.index(label) for label in other)
         elif own is not None and other is not None and own.labels != other.labels:
             if not other.has_labels_of(own):
-                raise ValueError(differing(own, other, axes.describe(axis)))
+                raise ValueError(describe_difference(own, other, axes.describe(axis)))
             gathers.append((axis, Gather(other.locate(own))))
     return at, None if order == tuple(range(axes.ndim)) else order, tuple(gathers), positions
 
@@ -151,10 +151,10 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
     axes, size = _classes(t._axes, freeze(space), name)
     if t._data.is_floating_point() or t._data.is_complex() or t._data.dtype is torch.bool:
         raise TypeError(f"one_hot takes integers, not {t._data.dtype}")
-    return wrap((t._data.unsqueeze(-1) == torch.arange(size, device=_in_range(t._data, size))).to(torch.int64), axes)
+    return wrap((t._data.unsqueeze(-1) == torch.arange(size, device=_check_range(t._data, size))).to(torch.int64), axes)
 
 
-def _in_range(data: torch.Tensor, size: int) -> torch.device:
+def _check_range(data: torch.Tensor, size: int) -> torch.device:
     if not torch.compiler.is_compiling() and data.numel() and not _in_transform():
         low, high = int(data.min()), int(data.max())
         if low < 0 or high >= size:
@@ -162,7 +162,7 @@ def _in_range(data: torch.Tensor, size: int) -> torch.device:
     return data.device
 
 
-@static
+@cache_by_axes
 def _classes(axes: Axes, labels: Any, name: str | None) -> tuple[Axes, int]:
     space = Space(labels) if name is None else Space(labels).rename(name)
     return intern_pairs([*axes.pairs(), (space.name, None if space.positional else space)]), len(space)
@@ -198,7 +198,7 @@ def diagonal(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
     return finish(data.diagonal(0, at0, at1), axes)
 
 
-@static
+@cache_by_axes
 def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, Gather | None, Axes]:
     at0, at1 = axes.axis(dim0), axes.axis(dim1)
     if at0 == at1:
@@ -210,9 +210,9 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
             raise ValueError(f"{axes.describe(at)} is BROADCAST and has no diagonal")
     if a is not None and b is not None and a.labels != b.labels:
         if not b.has_labels_of(a):
-            raise ValueError(differing(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}"))
+            raise ValueError(describe_difference(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}"))
         plan = Gather(b.locate(a))
-    rest = _taken(axes, [i for i in range(axes.ndim) if i not in (at0, at1)])
+    rest = _take_axes(axes, [i for i in range(axes.ndim) if i not in (at0, at1)])
     name = axes.names[at0]
     space = a if a is not None else b
     return at0, at1, plan, intern_pairs([*rest.pairs(), (name, None if space is None else space.rename(name))])
@@ -234,11 +234,11 @@ def diag_embed(t: Tensor, name: str | None = None) -> Tensor:
         >>> mo.tensor([1.0, 2.0], x=["a", "b"]).diag_embed("y").sel(y="b")
         Tensor(x: a=0., b=2.)
     """
-    return wrap(torch.diag_embed(t._data), _embedded(t._axes, name))
+    return wrap(torch.diag_embed(t._data), _embed_axes(t._axes, name))
 
 
-@static
-def _embedded(axes: Axes, name: str | None) -> Axes:
+@cache_by_axes
+def _embed_axes(axes: Axes, name: str | None) -> Axes:
     if not axes.ndim:
         raise ValueError("a tensor without axes has nothing to put on a diagonal")
     space = axes.spaces[-1]

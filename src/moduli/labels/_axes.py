@@ -22,7 +22,7 @@ from ._space import BROADCAST, Space, check_name
 if TYPE_CHECKING:
     from ._pairing import PairingPlan
 
-__all__ = ["Axes", "DimLike", "DimsLike", "intern", "axes_of", "split_names", "static"]
+__all__ = ["Axes", "DimLike", "DimsLike", "intern", "axes_of", "split_names", "cache_by_axes"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ _MOST_PLANS: Final = 512
 
 
 @constant(
-    "bare",
+    "drop_marks",
     "exact_plan",
     "exact_product",
     "firm",
@@ -110,7 +110,7 @@ class Axes:
             rest = self._rest = intern(self.names[1:], self.spaces[1:])
         return rest
 
-    def bare(self) -> Axes:
+    def drop_marks(self) -> Axes:
         """The axes alone, without what else was told of the tensor."""
         return self if self.told is None else intern(self.names, self.spaces)
 
@@ -240,14 +240,14 @@ def axes_of(dims: Iterable[Space]) -> Axes:
     return intern([space.name for space in dims], [None if space.positional else space for space in dims])
 
 
-def unnamed(ndim: int) -> Axes:
+def make_unnamed(ndim: int) -> Axes:
     """The Axes of a plain tensor: positional, without names."""
     return _unnamed[ndim]
 
 
 # All that torch can have, made at once: compiled code and threads only look.
 _unnamed: Final = [intern((None,) * ndim, (None,) * ndim) for ndim in range(65)]
-SCALAR: Final = unnamed(0)
+SCALAR: Final = make_unnamed(0)
 BROADCAST_PAIR: Final[tuple[str | None, Space | None]] = (None, BROADCAST)
 
 
@@ -259,7 +259,7 @@ def split_names(names: str) -> list[str]:
     return found
 
 
-def static(function: Callable[Concatenate[Axes, P], R]) -> Callable[Concatenate[Axes, P], R]:
+def cache_by_axes(function: Callable[Concatenate[Axes, P], R]) -> Callable[Concatenate[Axes, P], R]:
     """Mark label logic: remembered per Axes, and run at trace time under `torch.compile`.
 
     The function takes an Axes and hashable arguments, never tensors, and returns what depends on them alone. Where every
@@ -267,10 +267,10 @@ def static(function: Callable[Concatenate[Axes, P], R]) -> Callable[Concatenate[
     """
 
     @functools.wraps(function)
-    def remembered(axes: Axes, *args: Any) -> Any:
+    def look_up(axes: Axes, *args: Any) -> Any:
         return axes.run(function, *args)
 
-    return remembered  # type: ignore[return-value]
+    return look_up  # type: ignore[return-value]
 
 
 @final

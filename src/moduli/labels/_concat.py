@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, intern_pairs, static
+from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern_pairs
 from ._gather import Gather, gather
 from ._join import policy
 from ._pairing import apply_step, check_sizes, current_plan, pair_spaces
@@ -46,7 +46,7 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
         raise ValueError("cat needs at least one tensor")
     first = tensors[0]
     how = policy.how
-    at, steps, axes = _joined(first._axes, tuple(t._axes for t in tensors[1:]), dim, how)
+    at, steps, axes = _join_axes(first._axes, tuple(t._axes for t in tensors[1:]), dim, how)
     sizes: list[int | None] = [None] * first._data.ndim
     parts = []
     for t, (order, gathers, stretched) in zip(tensors, steps, strict=True):
@@ -65,7 +65,7 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
                 )
         parts.append((data, stretched))
     aligned = [
-        data.expand([_wide(sizes[i]) if i in stretched else size for i, size in enumerate(data.shape)])
+        data.expand([_choose_size(sizes[i]) if i in stretched else size for i, size in enumerate(data.shape)])
         if stretched
         else data
         for data, stretched in parts
@@ -73,7 +73,7 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
     return wrap(torch.cat(aligned, at), axes)
 
 
-def _wide(size: int | None) -> int:
+def _choose_size(size: int | None) -> int:
     """The size to stretch to; 1 where nothing has another."""
     return 1 if size is None else size
 
@@ -81,8 +81,8 @@ def _wide(size: int | None) -> int:
 _CatStep = tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], frozenset[int]]
 
 
-@static
-def _joined(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str) -> tuple[int, tuple[_CatStep, ...], Axes]:
+@cache_by_axes
+def _join_axes(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str) -> tuple[int, tuple[_CatStep, ...], Axes]:
     at = axes.axis(dim)
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)
@@ -167,12 +167,12 @@ def stack(
     data = [d if step is None else apply_step(d, step, plan.fill) for d, step in zip(data, plan.steps, strict=True)]
     if any(d.shape != data[0].shape for d in data):
         data = list(torch.broadcast_tensors(*data))  # type: ignore[no-untyped-call]
-    at, axes = _stacked(plan.axes, dim, name, freeze(labels), len(operands))
+    at, axes = _stack_axes(plan.axes, dim, name, freeze(labels), len(operands))
     return wrap(torch.stack(data, at), axes)
 
 
-@static
-def _stacked(axes: Axes, dim: int, name: str | None, labels: Any, count: int) -> tuple[int, Axes]:
+@cache_by_axes
+def _stack_axes(axes: Axes, dim: int, name: str | None, labels: Any, count: int) -> tuple[int, Axes]:
     check_name(name)
     space = None if labels is None else Space(labels)
     if space is not None and len(space) != count:
@@ -256,31 +256,33 @@ def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
         >>> [float(x) for x in mo.tensor([1.0, 2.0], x=["a", "b"]).unbind("x")]
         [1.0, 2.0]
     """
-    at, axes = _without(t._axes, dim)
+    at, axes = _drop_axis(t._axes, dim)
     return tuple(wrap(piece, axes) for piece in t._data.unbind(at))
 
 
-@static
+@cache_by_axes
 def _axis_at(axes: Axes, dim: DimLike) -> int:
     return axes.axis(dim)
 
 
-@static
-def _without(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
+@cache_by_axes
+def _drop_axis(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
     at = axes.axis(dim)
     return at, intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
 
 
-@static
+@cache_by_axes
 def _pieces(axes: Axes, at: int, cuts: tuple[int, ...]) -> tuple[Axes, ...]:
     name, space = axes.pairs()[at]
     if space is None or space.broadcast:
-        return tuple(axes if cut == 1 or space is None else _with(axes, at, name, None) for cut in cuts)
+        return tuple(axes if cut == 1 or space is None else _add_axis(axes, at, name, None) for cut in cuts)
     starts = itertools.accumulate(cuts, initial=0)
-    return tuple(_with(axes, at, name, space[start : start + cut]) for start, cut in zip(starts, cuts, strict=False))
+    return tuple(
+        _add_axis(axes, at, name, space[start : start + cut]) for start, cut in zip(starts, cuts, strict=False)
+    )
 
 
-def _with(axes: Axes, at: int, name: str | None, space: Space | None) -> Axes:
+def _add_axis(axes: Axes, at: int, name: str | None, space: Space | None) -> Axes:
     pairs = axes.pairs()
     pairs[at] = (name, space)
     return intern_pairs(pairs)
@@ -311,7 +313,7 @@ def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor
         (('a', 'p'), ('a', 'q'), ('b', 'p'), ('b', 'q'))
     """
     key = tuple(dims) if isinstance(dims, list) else dims
-    order, first, count, mixed = _grouped(t._axes, key)
+    order, first, count, mixed = _group_axes(t._axes, key)
     data = t._data.permute(order)
     shape = data.shape
     group = tuple(shape[first : first + count])
@@ -319,8 +321,8 @@ def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor
     return wrap(data.reshape(*shape[:first], math.prod(group), *shape[first + count :]), axes)
 
 
-@static
-def _grouped(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, bool]:
+@cache_by_axes
+def _group_axes(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, bool]:
     """The permutation that puts the group together, where it starts, its length, and whether labels and positions mix."""
     group = axes.axes(dims)
     if not group:
@@ -336,9 +338,9 @@ def _grouped(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, boo
     return (*before, *group, *after), len(before), len(group), any(labelled) and not all(labelled)
 
 
-@static
+@cache_by_axes
 def _product(axes: Axes, dims: DimsLike, name: str | None, sizes: tuple[int, ...] | None) -> Axes:
-    order, first, count, _ = _grouped(axes, dims)
+    order, first, count, _ = _group_axes(axes, dims)
     group = order[first : first + count]
     spaces = [axes.spaces[i] for i in group]
     if all(space is None for space in spaces):
@@ -378,7 +380,7 @@ def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None
     """
     given: tuple[tuple[str | None, Any], ...] = tuple((None, freeze(space)) for space in dims or ())
     given += tuple((name, freeze(space)) for name, space in named.items())
-    at, sizes, order, axes = _factored(t._axes, dim, given)
+    at, sizes, order, axes = _factor_axis(t._axes, dim, given)
     data = t._data
     if math.prod(sizes) != data.shape[at]:
         raise ValueError(f"{t._axes.describe(at)} has size {data.shape[at]}, which is not the product of {sizes}")
@@ -387,8 +389,8 @@ def unflatten(t: Tensor, dim: DimLike, dims: Sequence[Space | int] | None = None
     return wrap(data.unflatten(at, sizes), axes)  # type: ignore[no-untyped-call]
 
 
-@static
-def _factored(
+@cache_by_axes
+def _factor_axis(
     axes: Axes, dim: DimLike, given: tuple[tuple[str | None, Any], ...]
 ) -> tuple[int, tuple[int, ...], Gather | None, Axes]:
     at = axes.axis(dim)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimsLike, intern_pairs, split_names, static
+from ._axes import Axes, DimsLike, cache_by_axes, intern_pairs, split_names
 from ._gather import Gather, gather
 from ._join import policy
 from ._pairing import Check, check_sizes, pair_spaces
@@ -58,7 +58,7 @@ def einsum(equation: str, *tensors: Tensor) -> Tensor:
     operands = [as_tensor(t) for t in tensors]
     if not operands:
         raise ValueError("einsum needs at least one tensor")
-    plan = _parsed(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
+    plan = _parse_equation(operands[0]._axes, tuple(t._axes for t in operands[1:]), equation, policy.how)
     return _contract(plan, [t._data for t in operands])
 
 
@@ -85,7 +85,7 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     key = tuple(over) if isinstance(over, list) else over
-    plan = _dotted(a._axes, b._axes, key, policy.how)
+    plan = _plan_dot(a._axes, b._axes, key, policy.how)
     return _contract(plan, [a._data, b._data])
 
 
@@ -104,12 +104,12 @@ def _contract(plan: _Contraction, data: list[torch.Tensor]) -> Tensor:
     return finish(torch.einsum(equation, *data), axes)
 
 
-@static
-def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
+@cache_by_axes
+def _plan_dot(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
     if over is None and not any(axes.names) and not any(other.names):
         if axes.ndim != 1 or other.ndim != 1:
             raise ValueError(f"dot needs the names of the axes to sum over; {axes.listing()} and {other.listing()}")
-        return _planned((axes, other), [["sum"], ["sum"]], [], how)
+        return _plan_contraction((axes, other), [["sum"], ["sum"]], [], how)
     shared = [name for name in axes.names if name is not None and name in other.names]
     if isinstance(over, int):
         raise TypeError(f"dot sums over axes by name, not by {over!r}")
@@ -123,11 +123,11 @@ def _dotted(axes: Axes, other: Axes, over: DimsLike, how: str) -> _Contraction:
         [n if n is not None else (k, i) for i, n in enumerate(each.names)] for k, each in enumerate((axes, other))
     ]
     result = [index for index in dict.fromkeys([*terms[0], *terms[1]]) if index not in names]
-    return _planned((axes, other), terms, result, how)
+    return _plan_contraction((axes, other), terms, result, how)
 
 
-@static
-def _parsed(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
+@cache_by_axes
+def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _Contraction:
     operands = (axes, *others)
     left, arrow, right = equation.partition("->")
     texts = left.split(",")
@@ -147,7 +147,7 @@ def _parsed(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _C
         if not letters:
             raise ValueError(f"{equation!r} has no '->': with axis names, write the axes of the result after it")
         once = [index for index in known if sum(term.count(index) for term in terms) == 1 and isinstance(index, str)]
-        return _planned(operands, terms, [*inner, *sorted(once)], how)
+        return _plan_contraction(operands, terms, [*inner, *sorted(once)], how)
     tokens = right.split()
     if len(tokens) == 1 and letters and tokens[0] not in known:
         tokens = tokens[0].replace("...", " ... ").split() if "..." in tokens[0] else list(tokens[0])
@@ -162,7 +162,7 @@ def _parsed(axes: Axes, others: tuple[Axes, ...], equation: str, how: str) -> _C
             result.append(token)
     if len(set(result)) != len(result):
         raise ValueError(f"an axis occurs twice in the result of {equation!r}")
-    return _planned(operands, terms, result, how)
+    return _plan_contraction(operands, terms, result, how)
 
 
 def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_Index], bool]:
@@ -173,7 +173,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
         word = tokens[0]
         plain = word.replace("...", "")
         if len(plain) == operand.ndim or "..." in word:
-            tokens = list(plain.split("...")[0]) if "..." not in word else _spelled(word)
+            tokens = list(plain.split("...")[0]) if "..." not in word else _split_word(word)
     dots = text.count("...")
     if dots > 1:
         raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
@@ -197,7 +197,7 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
     return result, all(len(token) == 1 for token in plain_tokens)
 
 
-def _spelled(word: str) -> list[str]:
+def _split_word(word: str) -> list[str]:
     head, _, tail = word.partition("...")
     return [*head, "...", *tail]
 
@@ -221,7 +221,7 @@ def _dots_paired(operands: Sequence[Axes], terms: list[list[_Index]]) -> list[li
     return paired
 
 
-def _planned(
+def _plan_contraction(
     operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
 ) -> _Contraction:
     known = list(dict.fromkeys(index for term in terms for index in term))

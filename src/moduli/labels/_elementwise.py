@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ._axes import SCALAR, Axes, unnamed
+from ._axes import SCALAR, Axes, make_unnamed
 from ._join import join as scope
 from ._pairing import align, apply_step, check_sizes, current_plan, refuse_itself
 from ._tensor import Tensor, finish
@@ -62,7 +62,7 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
             placed.append(at)
             axes.append(its)
     if not axes:
-        return finish(function(*values, **options), unnamed(0))
+        return finish(function(*values, **options), make_unnamed(0))
     if len(axes) == 1:
         return finish(function(*values, **options), axes[0])
     plan = current_plan(axes[0], tuple(axes[1:]))
@@ -98,12 +98,12 @@ def _operand(value: Any) -> tuple[Any, Axes | None]:
     if isinstance(value, Tensor):
         return value._data, value._axes
     if isinstance(value, torch.Tensor):
-        return (value, unnamed(value.ndim)) if value.ndim else (value, None)
+        return (value, make_unnamed(value.ndim)) if value.ndim else (value, None)
     if type(value) in _SCALARS:
         return value, None
     if isinstance(value, np.ndarray):
         data = torch.as_tensor(value)
-        return data, unnamed(data.ndim)
+        return data, make_unnamed(data.ndim)
     return as_number(value), None
 
 
@@ -153,7 +153,7 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
     return apply
 
 
-def _reflected(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
+def _make_reflected(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
     def apply(self: Tensor, other: Any) -> Tensor:
         if type(other) is float or type(other) is int:
             return finish(function(other, self._data), self._axes)
@@ -202,7 +202,7 @@ COMPARISONS: Final[dict[str, Function]] = {
 
 for _name, _function in OPERATORS.items():
     setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
-    setattr(Tensor, f"__r{_name}__", _reflected(_function, f"__r{_name}__"))
+    setattr(Tensor, f"__r{_name}__", _make_reflected(_function, f"__r{_name}__"))
 for _name, _function in COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
 
@@ -225,7 +225,7 @@ for _name, _function in _SIGNS.items():
     setattr(Tensor, _name, _unary_operator(_function, _name))
 
 
-def with_policy(function: Function, *operands: Any, join: str | None, fill: complex, **options: Any) -> Tensor:
+def apply_with_policy(function: Function, *operands: Any, join: str | None, fill: complex, **options: Any) -> Tensor:
     """`elementwise` under a join policy chosen for this call."""
     if join is None:
         return elementwise(function, *operands, **options)

@@ -16,7 +16,7 @@ import torch
 
 from .._torch import mark_constant
 from ..device import Device, DeviceLike
-from ._axes import SCALAR, Axes, intern, split_names, static, unnamed
+from ._axes import SCALAR, Axes, cache_by_axes, intern, make_unnamed, split_names
 from ._space import Space
 from ._tensor import Tensor, finish
 
@@ -78,9 +78,9 @@ def tensor(
         fresh = values.clone() if isinstance(data, torch.Tensor) and _same_memory(values, data) else values
         values = fresh.requires_grad_()
     if names is None and not spaces:
-        return finish(values, unnamed(values.ndim))
+        return finish(values, make_unnamed(values.ndim))
     named = names if names is None or isinstance(names, str) else tuple(names)
-    axes, sizes = _labelled(SCALAR, named, values.ndim, tuple(spaces), *[_frozen(dim) for dim in spaces.values()])
+    axes, sizes = _label_axes(SCALAR, named, values.ndim, tuple(spaces), *[_freeze(dim) for dim in spaces.values()])
     for axis, size in enumerate(sizes):
         if size >= 0 and values.shape[axis] != size:
             space = axes.dims([max(s, 0) for s in sizes])[axis]
@@ -109,8 +109,8 @@ def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
     return values is data
 
 
-@static
-def _labelled(
+@cache_by_axes
+def _label_axes(
     anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
 ) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where any will do; remembered on the anchor."""
@@ -134,7 +134,7 @@ def _place(device: DeviceLike | None) -> torch.device | None:
     return None if device is None else Device.new(device).torch_device()
 
 
-def _frozen(dim: Any) -> Any:
+def _freeze(dim: Any) -> Any:
     """One axis given by a person in a form that can be remembered and be a constant under torch.compile."""
     # 1, 1.0 and True are one key, so what is no size must be told apart before anything is looked up.
     if isinstance(dim, (bool, float, complex, np.bool_)):
@@ -160,7 +160,7 @@ def _part(dim: Any, name: str | None) -> Part:
     return space.name, None if space.positional else space, len(space)
 
 
-@static
+@cache_by_axes
 def _layout(anchor: Axes, names: tuple[str | None, ...], *dims: Any) -> tuple[Axes, tuple[int, ...]]:
     """The axes, and for each its size, -1 where `None` stands for a size that the caller knows."""
     parts = [(name, None, -1) if dim is None else _part(dim, name) for name, dim in zip(names, dims, strict=True)]
@@ -176,23 +176,23 @@ mark_constant(_place)
 
 def _dims(dims: tuple[Any, ...], spaces: dict[str, Any]) -> tuple[list[int], Axes]:
     """The shape and the axes of a tensor to be made."""
-    if len(dims) == 1 and _several(dims[0]):
+    if len(dims) == 1 and _are_dims(dims[0]):
         dims = tuple(dims[0])
     given = [*dims, *spaces.values()]
     # Sizes stay out of the label logic, so that a new one does not compile anew.
-    kinds = [None if _is_size(dim) else _refused(dim) for dim in given]
+    kinds = [None if _is_size(dim) else _check_size(dim) for dim in given]
     axes, sizes = _layout(SCALAR, (None,) * len(dims) + tuple(spaces), *kinds)
     return [_size(dim) if size < 0 else size for dim, size in zip(given, sizes, strict=True)], axes
 
 
-def _refused(dim: Any) -> Any:
+def _check_size(dim: Any) -> Any:
     """What is not a size, unless it is None, which stands for one."""
     if dim is None:
         raise TypeError("an axis is given by a size, a Space or a list of labels, not by None")
-    return _frozen(dim)
+    return _freeze(dim)
 
 
-def _several(dims: Any) -> bool:
+def _are_dims(dims: Any) -> bool:
     """Whether one argument is all dims: a tuple is, and a list unless an entry can only be a label."""
     if isinstance(dims, list):
         return all(isinstance(dim, Space | list | range) or _is_size(dim) for dim in dims)

@@ -48,10 +48,10 @@ def groupby(t: Tensor, dim: DimLike | None = None, groups: Any = None, /, **name
     ((which, wanted),) = given.items()
     axis = t._axes.axis(which)
     labels = t._axes.dims(t._data.shape)[axis].labels
-    return Groups(t, axis, _assigned(t._axes, axis, labels, wanted))
+    return Groups(t, axis, _assign_groups(t._axes, axis, labels, wanted))
 
 
-def _assigned(axes: Axes, axis: int, labels: Sequence[Hashable], groups: Any) -> list[Hashable]:
+def _assign_groups(axes: Axes, axis: int, labels: Sequence[Hashable], groups: Any) -> list[Hashable]:
     if isinstance(groups, Mapping):
         missing = [label for label in labels if label not in groups]
         if missing:

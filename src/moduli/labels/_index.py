@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ._axes import BROADCAST_PAIR, SCALAR, Axes, intern_pairs, static, unnamed
+from ._axes import BROADCAST_PAIR, SCALAR, Axes, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
 from ._pairing import apply_step, check_sizes, current_plan, pair
@@ -36,7 +36,7 @@ def get(t: Tensor, key: Any) -> Tensor:
         try:
             data = t._data[key]
         except IndexError:
-            raise IndexError(_beyond(t, 0, key)) from None
+            raise IndexError(_describe_out_of_range(t, 0, key)) from None
         if axes is SCALAR:
             return finish(data, axes)
         made = _new(Tensor)
@@ -50,7 +50,7 @@ def get(t: Tensor, key: Any) -> Tensor:
     return finish(data, axes)
 
 
-def _beyond(t: Tensor, axis: int, at: int) -> str:
+def _describe_out_of_range(t: Tensor, axis: int, at: int) -> str:
     if not t._data.ndim:
         return "a tensor without axes can't be indexed by a position; use .item()"
     return f"position {at} is out of range for {t._axes.describe(axis)} of size {t._data.shape[axis]}"
@@ -62,7 +62,7 @@ def _beyond(t: Tensor, axis: int, at: int) -> str:
 def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]]]:
     """The tokens of the first kind for every axis, and the index tensors with the place of their token."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [_converted(each) for each in keys]
+    keys = [_convert_key(each) for each in keys]
     dots = [i for i, each in enumerate(keys) if each is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index has at most one '...'")
@@ -71,7 +71,7 @@ def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]
         raise IndexError(f"the index {key!r} has a single truth value beside another index tensor; use one of them")
     used = 0
     for each in keys:
-        used += _consumed(each)
+        used += _count_consumed(each)
     if used > t._data.ndim:
         raise IndexError(f"the index {key!r} is for {used} axes, but there are {t._data.ndim}; {t._axes.listing()}")
     fill = [slice(None)] * (t._data.ndim - used)
@@ -84,15 +84,15 @@ def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]
         if isinstance(each, (torch.Tensor, Tensor, list)):
             # Positions will be gone and new axes there when the index tensors are applied.
             advanced.append((sum(token[0] != "at" for token in tokens), each))
-            for _ in range(_consumed(each)):
+            for _ in range(_count_consumed(each)):
                 tokens.append(_ALL)
         else:
             tokens.append(_token(t, axis, each))
-        axis += _consumed(each)
+        axis += _count_consumed(each)
     return tuple(tokens), advanced
 
 
-def _converted(key: Any) -> Any:
+def _convert_key(key: Any) -> Any:
     """One part of a key as an int, slice, None, ..., bool, Space, list of ints, or an index tensor."""
     if key is None or key is Ellipsis or isinstance(key, (bool, slice, Space)):
         return key
@@ -112,13 +112,13 @@ def _converted(key: Any) -> Any:
             raise IndexError(
                 f"an array of {key.dtype} can't be an index; integers select positions, booleans are masks"
             )
-        return _converted(torch.as_tensor(key))
+        return _convert_key(torch.as_tensor(key))
     if isinstance(key, np.bool_):
         return bool(key)
     if isinstance(key, (list, range)):
         values = list(key)
         if any(isinstance(each, (list, tuple, torch.Tensor, Tensor, np.ndarray)) for each in values):
-            return _converted(torch.as_tensor(values))
+            return _convert_key(torch.as_tensor(values))
         if values and all(isinstance(each, (bool, np.bool_)) for each in values):
             return torch.as_tensor(values)
         return [_position(each) for each in values]
@@ -137,7 +137,7 @@ def _position(key: Any) -> int:
         ) from None
 
 
-def _consumed(key: Any) -> int:
+def _count_consumed(key: Any) -> int:
     if key is None or key is Ellipsis or isinstance(key, bool):
         return 0
     if isinstance(key, Tensor):
@@ -155,7 +155,7 @@ def _token(t: Tensor, axis: int, key: Any) -> _Token:
     if isinstance(key, int):
         size = t._data.shape[axis]
         if not -size <= key < size:
-            raise IndexError(_beyond(t, axis, key))
+            raise IndexError(_describe_out_of_range(t, axis, key))
         return ("at", key)
     if isinstance(key, slice):
         start, stop, step = (None if part is None else operator.index(part) for part in (key.start, key.stop, key.step))
@@ -215,10 +215,10 @@ def _basic(
         elif token[0] == "list":
             moves.append(_ALL)
             gathers.append((axis, Gather(token[1])))
-            pairs.append((name, _picked(space, token[1], axes.describe(axis))))
+            pairs.append((name, _pick_labels(space, token[1], axes.describe(axis))))
         else:
             moves.append(_ALL)
-            chosen, positions = _chosen(axes, axis, token[1])
+            chosen, positions = _choose_positions(axes, axis, token[1])
             if positions is not None:
                 gathers.append((axis, Gather(positions)))
             elif space is None:
@@ -229,7 +229,7 @@ def _basic(
     return None if nothing else tuple(moves), tuple(gathers), tuple(sizes), intern_pairs(pairs)
 
 
-def _picked(space: Space | None, positions: Sequence[int], called: str) -> Space | None:
+def _pick_labels(space: Space | None, positions: Sequence[int], called: str) -> Space | None:
     if space is None:
         return None
     if space.labelled and len({at % len(space) for at in positions}) != len(positions):
@@ -243,7 +243,7 @@ def _picked(space: Space | None, positions: Sequence[int], called: str) -> Space
     return None if picked.positional else picked
 
 
-def _chosen(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | None]:
+def _choose_positions(axes: Axes, axis: int, wanted: Space) -> tuple[Space, list[int] | None]:
     """The Space of an axis indexed by a Space, and the positions to take; None for all as they are."""
     name, space = axes.names[axis], axes.spaces[axis]
     called = axes.describe(axis)
@@ -286,15 +286,15 @@ def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
         if isinstance(index, list):
             positions = tuple(index)
             _check_positions(data, axes, at, positions)
-            picked = _picked_axes(axes, at, positions)
+            picked = _pick_axes(axes, at, positions)
             if (
                 min(positions, default=0) < 0
             ):  # a plan counts from the front, and the size may be unknown to the compiler
                 return data[(slice(None),) * at + (torch.tensor(positions, device=data.device),)], picked
             return gather(data, at, _positions(axes, positions), 0.0), picked
         if isinstance(index, torch.Tensor) and index.ndim == 1:
-            return _by_vector(data, axes, at, index)
-    return _together(data, axes, advanced)
+            return _index_by_vector(data, axes, at, index)
+    return _index_together(data, axes, advanced)
 
 
 def _check_positions(data: torch.Tensor, axes: Axes, at: int, positions: Sequence[int]) -> None:
@@ -304,19 +304,19 @@ def _check_positions(data: torch.Tensor, axes: Axes, at: int, positions: Sequenc
             raise IndexError(f"position {position} is out of range for {axes.describe(at)} of size {size}")
 
 
-@static
+@cache_by_axes
 def _positions(axes: Axes, positions: tuple[int, ...]) -> Gather:
     return Gather(positions)
 
 
-@static
-def _picked_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
+@cache_by_axes
+def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
     pairs = axes.pairs()
-    pairs[at] = (axes.names[at], _picked(axes.spaces[at], positions, axes.describe(at)))
+    pairs[at] = (axes.names[at], _pick_labels(axes.spaces[at], positions, axes.describe(at)))
     return intern_pairs(pairs)
 
 
-def _by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
+def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
     """A plain vector of positions, or a mask, along one axis: the labels are picked as the entries are."""
     space = axes.spaces[at]
     if index.dtype is torch.bool and index.shape[0] != data.shape[at]:
@@ -330,10 +330,10 @@ def _by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> 
     if space is None:
         return result, axes
     positions = index.nonzero().flatten() if index.dtype is torch.bool else index
-    return result, _picked_axes(axes, at, tuple(positions.tolist()))
+    return result, _pick_axes(axes, at, tuple(positions.tolist()))
 
 
-def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
+def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -> tuple[torch.Tensor, Axes]:
     """Several index tensors, or one with axes of its own: they are paired, and their axes replace those indexed."""
     indices: list[torch.Tensor] = []
     index_axes: list[Axes] = []
@@ -346,21 +346,21 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
         raw = index._data if isinstance(index, Tensor) else index
         if raw.dtype is torch.bool:
             if labelled:
-                raw = _aligned_mask(index, axes, at)
+                raw = _align_mask(index, axes, at)
             if tuple(raw.shape) != tuple(data.shape[at : at + raw.ndim]):
                 raise IndexError(
                     f"a mask of shape {tuple(raw.shape)} does not fit the axes from {axes.describe(at)} on, of shape "
                     f"{tuple(data.shape[at : at + raw.ndim])}"
                 )
             if len(advanced) == 1 and raw.ndim == 1:
-                return _by_vector(data, axes, at, raw)
+                return _index_by_vector(data, axes, at, raw)
             for offset, part in enumerate(raw.nonzero(as_tuple=True)):
                 indices.append(part)
-                index_axes.append(unnamed(1))
+                index_axes.append(make_unnamed(1))
                 places.append(at + offset)
         else:
             indices.append(raw)
-            index_axes.append(index._axes if labelled else unnamed(raw.ndim))
+            index_axes.append(index._axes if labelled else make_unnamed(raw.ndim))
             places.append(at)
     # A position that is missing can't be filled with a number, whatever the join policy says.
     plan = pair(index_axes[0], tuple(index_axes[1:]), "exact", 0.0)
@@ -371,7 +371,7 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
     key: list[Any] = [slice(None)] * data.ndim
     for place, index in zip(places, indices, strict=True):
         key[place] = index
-    replaced = _replaced(axes, tuple(places), plan.axes)
+    replaced = _replace_axes(axes, tuple(places), plan.axes)
     try:
         return data[tuple(key)], replaced
     except IndexError as error:
@@ -379,7 +379,7 @@ def _together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, Any]]) -
         raise IndexError(f"an index of {which} is out of range: {error}") from None
 
 
-def _aligned_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
+def _align_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
     """A labelled mask, aligned to the axes it is for."""
     covered = intern_pairs(axes.pairs()[at : at + mask._axes.ndim])
     plan = current_plan(covered, (mask._axes,))
@@ -389,8 +389,8 @@ def _aligned_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
     return mask._data if step is None else apply_step(mask._data, step, False)
 
 
-@static
-def _replaced(axes: Axes, places: tuple[int, ...], new: Axes) -> Axes:
+@cache_by_axes
+def _replace_axes(axes: Axes, places: tuple[int, ...], new: Axes) -> Axes:
     adjacent = places == tuple(range(places[0], places[0] + len(places)))
     kept = [pair for i, pair in enumerate(axes.pairs()) if i not in places]
     front = places[0] if adjacent else 0

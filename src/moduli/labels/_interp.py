@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._axes import Axes, intern_pairs, static
+from ._axes import Axes, cache_by_axes, intern_pairs
 from ._gather import Gather, index_of
-from ._neighbours import ascending
+from ._neighbours import sort_labels
 from ._space import Space, show_labels
 from ._tensor import Tensor, finish, method
 
@@ -45,7 +45,7 @@ def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex 
         data = data.to(torch.get_default_dtype())
     for which, wanted in {**(points or {}), **named}.items():
         axis = axes.axis(which)
-        several, frozen = _frozen(wanted)
+        several, frozen = _freeze_points(wanted)
         below, above, weights, outside, left = _plan(axes, axis, several, frozen, fill is not None)
         shape = [1] * data.ndim
         shape[axis] = -1
@@ -59,7 +59,7 @@ def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex 
     return finish(data, axes)
 
 
-def _frozen(wanted: Any) -> tuple[bool, tuple[Any, ...]]:
+def _freeze_points(wanted: Any) -> tuple[bool, tuple[Any, ...]]:
     if isinstance(wanted, Space):
         return True, tuple(wanted.labels)
     if isinstance(wanted, Tensor):
@@ -70,12 +70,12 @@ def _frozen(wanted: Any) -> tuple[bool, tuple[Any, ...]]:
     return several, tuple(wanted) if several else (wanted,)
 
 
-@static
+@cache_by_axes
 def _plan(
     axes: Axes, axis: int, several: bool, wanted: tuple[Any, ...], fills: bool
 ) -> tuple[Gather, Gather, tuple[float, ...], tuple[bool, ...], Axes]:
     """The positions below and above each point, the weight of the one above, whether it is outside, and the axes left."""
-    known = ascending(axes, axis, "interp")
+    known = sort_labels(axes, axis, "interp")
     try:
         labels, points = np.array(known.labels, np.float64), np.array(wanted, np.float64)
     except (TypeError, ValueError):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..device import DeviceLike
-from ._axes import SCALAR, Axes, intern, static
-from ._factories import Dim, _frozen, _part, _place
+from ._axes import SCALAR, Axes, cache_by_axes, intern
+from ._factories import Dim, _freeze, _part, _place
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
@@ -60,7 +60,7 @@ def eye(
         [[0.0, 1.0], [1.0, 0.0]]
     """
     column = space if other is None else other
-    axes, rows, columns, positions = _identity(SCALAR, _frozen(space), _frozen(column))
+    axes, rows, columns, positions = _identity(SCALAR, _freeze(space), _freeze(column))
     place = _place(device)
     if positions is None:
         made = torch.eye(rows, columns, dtype=dtype, device=place)
@@ -71,7 +71,7 @@ def eye(
     return wrap(made.requires_grad_() if requires_grad else made, axes)
 
 
-@static
+@cache_by_axes
 def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tuple[int, ...] | None]:
     """The axes, the sizes, and for each row the position of its column (-1 for none), or None if it is its own."""
     name, row, rows = _part(space, None)
@@ -138,7 +138,7 @@ def arange(
     return wrap(made, _line(SCALAR, name))
 
 
-@static
+@cache_by_axes
 def _line(anchor: Axes, name: str | None) -> Axes:
     return intern((Space(0, name).name,), (None,))
 
@@ -283,7 +283,7 @@ def rand_like(
         ('channel',)
     """
     t = as_tensor(t)
-    return finish(_drawn(torch.rand, torch.rand_like, t._data, generator, dtype, device, requires_grad), t._axes)
+    return finish(_draw_like(torch.rand, torch.rand_like, t._data, generator, dtype, device, requires_grad), t._axes)
 
 
 def randn_like(
@@ -312,10 +312,10 @@ def randn_like(
         torch.Size([2])
     """
     t = as_tensor(t)
-    return finish(_drawn(torch.randn, torch.randn_like, t._data, generator, dtype, device, requires_grad), t._axes)
+    return finish(_draw_like(torch.randn, torch.randn_like, t._data, generator, dtype, device, requires_grad), t._axes)
 
 
-def _drawn(
+def _draw_like(
     draw: Callable[..., torch.Tensor],
     draw_like: Callable[..., torch.Tensor],
     data: torch.Tensor,

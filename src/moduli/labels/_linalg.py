@@ -15,7 +15,7 @@ import torch
 
 from ._elementwise import refuse_out
 from ._lowdin import lowdin
-from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, rounded
+from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, round_to
 from ._pointwise import register
 from ._solve import add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
@@ -141,7 +141,7 @@ def eigh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Eigen:
     if check:
         check_hermitian(data, t._axes, "eigh")
     values, vectors = torch.linalg.eigh(as_floating(data), UPLO=UPLO)
-    return Eigen(wrap(rounded(values, data.dtype), plan.values), wrap(rounded(vectors, data.dtype), plan.vectors))
+    return Eigen(wrap(round_to(values, data.dtype), plan.values), wrap(round_to(vectors, data.dtype), plan.vectors))
 
 
 @method
@@ -168,7 +168,7 @@ def eigvalsh(t: Tensor, UPLO: str = "L", *, check: bool = True) -> Tensor:
     data, plan = columns_to_rows(t._data, t._axes, "eigvalsh")
     if check:
         check_hermitian(data, t._axes, "eigvalsh")
-    return wrap(rounded(torch.linalg.eigvalsh(as_floating(data), UPLO=UPLO), data.dtype), plan.values)
+    return wrap(round_to(torch.linalg.eigvalsh(as_floating(data), UPLO=UPLO), data.dtype), plan.values)
 
 
 @method
@@ -192,10 +192,10 @@ def eig(t: Tensor) -> Eigen:
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "eig")
     values, vectors = torch.linalg.eig(as_floating(data))
-    order = _ascending(values)
+    order = _sort_by_parts(values)
     values = values.gather(-1, order)
     vectors = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
-    return Eigen(wrap(rounded(values, data.dtype), plan.values), wrap(rounded(vectors, data.dtype), plan.vectors))
+    return Eigen(wrap(round_to(values, data.dtype), plan.values), wrap(round_to(vectors, data.dtype), plan.vectors))
 
 
 @method
@@ -219,10 +219,10 @@ def eigvals(t: Tensor) -> Tensor:
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "eigvals")
     values = torch.linalg.eigvals(as_floating(data))
-    return wrap(rounded(values.gather(-1, _ascending(values)), data.dtype), plan.values)
+    return wrap(round_to(values.gather(-1, _sort_by_parts(values)), data.dtype), plan.values)
 
 
-def _ascending(values: torch.Tensor) -> torch.Tensor:
+def _sort_by_parts(values: torch.Tensor) -> torch.Tensor:
     """The order by real part, ties by imaginary part: a stable sort by the lesser key, then by the greater."""
     by_imaginary = torch.argsort(values.imag, dim=-1, stable=True)
     return by_imaginary.gather(-1, torch.argsort(values.real.gather(-1, by_imaginary), dim=-1, stable=True))
@@ -253,7 +253,7 @@ def svd(t: Tensor, full_matrices: bool = False) -> SVD:
     left, values, right, _ = factors(t._axes, "svd", "singular")
     U, S, Vh = torch.linalg.svd(as_floating(t._data), full_matrices=full_matrices)
     dtype = t._data.dtype
-    return SVD(wrap(rounded(U, dtype), left), wrap(rounded(S, dtype), values), wrap(rounded(Vh, dtype), right))
+    return SVD(wrap(round_to(U, dtype), left), wrap(round_to(S, dtype), values), wrap(round_to(Vh, dtype), right))
 
 
 @method
@@ -276,7 +276,7 @@ def svdvals(t: Tensor) -> Tensor:
     """
     t = as_tensor(t)
     _, values, _, _ = factors(t._axes, "svdvals", "singular")
-    return wrap(rounded(torch.linalg.svdvals(as_floating(t._data)), t._data.dtype), values)
+    return wrap(round_to(torch.linalg.svdvals(as_floating(t._data)), t._data.dtype), values)
 
 
 @method
@@ -303,7 +303,7 @@ def qr(t: Tensor) -> QR:
     t = as_tensor(t)
     left, _, right, _ = factors(t._axes, "qr", None)
     Q, R = torch.linalg.qr(as_floating(t._data), mode="reduced")
-    return QR(wrap(rounded(Q, t._data.dtype), left), wrap(rounded(R, t._data.dtype), right))
+    return QR(wrap(round_to(Q, t._data.dtype), left), wrap(round_to(R, t._data.dtype), right))
 
 
 @method
@@ -331,7 +331,7 @@ def cholesky(t: Tensor, *, upper: bool = False) -> Tensor:
     """
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "cholesky")
-    return wrap(rounded(torch.linalg.cholesky(as_floating(data), upper=upper), data.dtype), plan.aligned)
+    return wrap(round_to(torch.linalg.cholesky(as_floating(data), upper=upper), data.dtype), plan.aligned)
 
 
 # -- rules for torch's own functions -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from . import _reduce as reduce
-from ._axes import SCALAR, Axes, intern_pairs, static
+from ._axes import SCALAR, Axes, cache_by_axes, intern_pairs
 from ._elementwise import elementwise
 from ._pairing import align
 from ._tensor import RULES, Tensor, as_tensor, finish
@@ -30,7 +30,7 @@ def _loss(name: str, *options: str) -> None:
                 raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
         if given.pop("weight", None) is not None:
             raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
-        losses = elementwise(lambda a, b: _unreduced(function, a, b, given), input, target)
+        losses = elementwise(lambda a, b: _compute_unreduced(function, a, b, given), input, target)
         return _total(losses, reduction)
 
     RULES[function] = rule
@@ -45,7 +45,7 @@ def _total(losses: Tensor, reduction: str) -> Tensor:
     return reduce.mean(losses) if reduction == "mean" else reduce.sum(losses)
 
 
-def _unreduced(
+def _compute_unreduced(
     function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
     # torch warns when it stretches a target; here it was BROADCAST that said so.
@@ -94,7 +94,7 @@ def _cross_entropy(
     # One class has the axes of a target of integers.
     meets, whole = (input._axes, logits) if soft else (rest, logits.select(at, 0))
     axes, _, aim = align(meets, target._axes, whole, target._data)
-    if axes.bare() is not meets.bare():
+    if axes.drop_marks() is not meets.drop_marks():
         raise ValueError(
             f"a target with {target._axes.listing()} does not fit logits, whose axes to meet are {meets!r}"
         )
@@ -112,7 +112,7 @@ def _cross_entropy(
     return finish(losses, rest if reduction == "none" else SCALAR)
 
 
-@static
+@cache_by_axes
 def _classes(axes: Axes) -> tuple[int, Axes, Axes]:
     """Where the classes are, the axes of the positions, and the axis of the classes."""
     if not axes.ndim:

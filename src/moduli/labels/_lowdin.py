@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._matrix import as_floating, factors, rounded
+from ._matrix import as_floating, factors, round_to
 from ._tensor import Tensor, _in_transform, as_tensor, method, wrap
 
 __all__ = ["lowdin"]
@@ -57,7 +57,7 @@ def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:
         tall = data.shape[-2] >= data.shape[-1]
         moved = _polar(data, S, Vh) if tall else _polar(data.mH, S, U.mH).mH
         found = found + (moved - moved.detach())
-    return wrap(rounded(found, t._data.dtype), t._axes)
+    return wrap(round_to(found, t._data.dtype), t._axes)
 
 
 def _polar(a: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> torch.Tensor:

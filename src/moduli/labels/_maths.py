@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from ._elementwise import as_number, elementwise, refuse_out, with_policy
+from ._elementwise import apply_with_policy, as_number, elementwise, refuse_out
 from ._errors import OwnTransposeError
 from ._join import join as scope
 from ._pointwise import register
@@ -67,7 +67,7 @@ def _binary(name: str, what: str) -> Binary:
     def apply(a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor:
         if name in _ARITHMETIC and any_axes(a) != any_axes(b):
             return elementwise(function, a, b)
-        return with_policy(function, _operand(a, b), _operand(b, a), join=join, fill=fill)
+        return apply_with_policy(function, _operand(a, b), _operand(b, a), join=join, fill=fill)
 
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = f"""{what}, element by element, with axes and labels paired.
@@ -103,10 +103,10 @@ def _operand(value: Any, other: Any) -> Any:
     if not any_axes(other):
         return torch.as_tensor(number)
     beside = other if isinstance(other, torch.Tensor) else as_tensor(other)._data
-    return torch.as_tensor(number, dtype=_beside(beside.dtype, number), device=beside.device)
+    return torch.as_tensor(number, dtype=_promote(beside.dtype, number), device=beside.device)
 
 
-def _beside(dtype: torch.dtype, number: Any) -> torch.dtype:
+def _promote(dtype: torch.dtype, number: Any) -> torch.dtype:
     """The dtype of a tensor and a number together: `torch.result_type`, which compiled code can't call."""
     real = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
     if isinstance(number, complex):

@@ -50,12 +50,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if policy.how == "exact":
         axes, simple, batch, left, right, stretch = a._axes.exact_product(b._axes)
     else:
-        axes, simple, batch, left, right, stretch = a._axes.run(_planned, b._axes, policy.how, policy.fill)
+        axes, simple, batch, left, right, stretch = a._axes.run(_plan_product, b._axes, policy.how, policy.fill)
     if x.dtype is not y.dtype:
         dtype = torch.promote_types(x.dtype, y.dtype)
         x, y = x.to(dtype), y.to(dtype)
     if not simple:
-        x, y = _aligned(batch, left, right, stretch, x, y)
+        x, y = _align_operands(batch, left, right, stretch, x, y)
     try:
         return finish(torch.matmul(x, y), axes)
     except RuntimeError:
@@ -70,15 +70,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         ) from None
 
 
-def _aligned(
+def _align_operands(
     batch: PairingPlan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_sizes(batch.checks, (x, y))
     first, second = batch.steps
     if first is not None:
-        x = apply_step(x, _over_batch(first, x.ndim), batch.fill)
+        x = apply_step(x, _extend_over_batch(first, x.ndim), batch.fill)
     if second is not None:
-        y = apply_step(y, _over_batch(second, y.ndim), batch.fill)
+        y = apply_step(y, _extend_over_batch(second, y.ndim), batch.fill)
     row = y.ndim - 2 if y.ndim > 1 else 0
     if left is not None:
         x = gather(x, x.ndim - 1, left, batch.fill)
@@ -91,7 +91,7 @@ def _aligned(
     return x, y
 
 
-def _over_batch(step: Step, ndim: int) -> Step:
+def _extend_over_batch(step: Step, ndim: int) -> Step:
     """A step of the leading axes, as a step of the whole operand."""
     permute, insert, gathers = step
     if permute is not None:
@@ -105,7 +105,7 @@ def _exact_product(self: Axes, other: Axes) -> _Product:
     if plan is None:
         if len(self._products) >= _MOST:
             self._products.clear()
-        plan = self._products[other] = _planned(self, other, "exact", 0.0)
+        plan = self._products[other] = _plan_product(self, other, "exact", 0.0)
     return plan
 
 
@@ -114,7 +114,7 @@ _MOST: Final = 128
 Axes.exact_product = _exact_product  # type: ignore[method-assign]
 
 
-def _planned(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
+def _plan_product(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
     if not axes.ndim or not other.ndim:
         raise ValueError("matmul needs at least one axis on both sides; multiply numbers with *")
     row = other.ndim - 2 if other.ndim > 1 else 0

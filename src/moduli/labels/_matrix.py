@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 
 from .._torch import has_dispatch_mode, in_transform
-from ._axes import Axes, intern_pairs, static
+from ._axes import Axes, cache_by_axes, intern_pairs
 from ._gather import Gather, gather, index_of
 from ._pairing import PairingPlan, Step, pair
 from ._space import Space, show_labels
 
-__all__ = ["Operator", "as_floating", "columns_to_rows", "operator", "rounded"]
+__all__ = ["Operator", "as_floating", "columns_to_rows", "operator", "round_to"]
 
 _LOW = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
@@ -38,7 +38,7 @@ class Operator(NamedTuple):
     """(..., row, spectrum)."""
 
 
-@static
+@cache_by_axes
 def operator(axes: Axes, what: str) -> Operator:
     """The plan for an operator, or an error that says why the matrix is none."""
     check_matrix(axes, what)
@@ -47,7 +47,7 @@ def operator(axes: Axes, what: str) -> Operator:
         if space is not None and space.broadcast:
             raise ValueError(
                 f"{what} needs a matrix, but {axes.describe(at)} is BROADCAST, which stands for any size and is never "
-                f"expanded into rows or columns; {_both(axes)}"
+                f"expanded into rows or columns; {_describe_both(axes)}"
             )
     order = None
     pairs = axes.pairs()
@@ -68,7 +68,7 @@ def operator(axes: Axes, what: str) -> Operator:
     )
 
 
-@static
+@cache_by_axes
 def factors(axes: Axes, what: str, name: str | None) -> tuple[Axes, Axes, Axes, Axes]:
     """The axes of (..., row, k), (..., k), (..., k, column) and (..., column, row) for a new positional axis k."""
     check_matrix(axes, what)
@@ -105,7 +105,7 @@ def order_of(left: Space, right: Space, sentence: str, axes: Axes) -> Gather:
     )
 
 
-def _both(axes: Axes) -> str:
+def _describe_both(axes: Axes) -> str:
     row, column = (
         f"{axes.describe(at)} is {'positional' if axes.spaces[at] is None else repr(axes.spaces[at])}"
         for at in (axes.ndim - 2, axes.ndim - 1)
@@ -162,7 +162,7 @@ def as_floating(data: torch.Tensor) -> torch.Tensor:
     return data if data.is_floating_point() or data.is_complex() else data.to(torch.get_default_dtype())
 
 
-def rounded(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def round_to(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A result that was computed for low precision data, in that precision again."""
     if dtype not in _LOW:
         return result
@@ -182,7 +182,7 @@ class Solution(NamedTuple):
     axes: Axes
 
 
-@static
+@cache_by_axes
 def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> Solution:
     """The plan for a solve."""
     check_matrix(axes, "solve")

@@ -6,11 +6,11 @@ import bisect
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from ._axes import Axes, static
+from ._axes import Axes, cache_by_axes
 from ._errors import UnknownLabelError
 from ._space import Space, show_labels
 
-__all__ = ["Ascending", "ascending", "locate_neighbours", "locate_slice"]
+__all__ = ["Ascending", "sort_labels", "locate_neighbours", "locate_slice"]
 
 
 class Ascending(NamedTuple):
@@ -20,10 +20,10 @@ class Ascending(NamedTuple):
     positions: tuple[int, ...]
 
 
-@static
-def ascending(axes: Axes, axis: int, what: str) -> Ascending:
+@cache_by_axes
+def sort_labels(axes: Axes, axis: int, what: str) -> Ascending:
     """The labels of an axis by size, or an error that says why they have none."""
-    space = _labelled(axes, axis, what)
+    space = _require_labels(axes, axis, what)
     labels: Sequence[Any] = space.labels
     try:
         order = sorted(range(len(labels)), key=labels.__getitem__)
@@ -32,20 +32,20 @@ def ascending(axes: Axes, axis: int, what: str) -> Ascending:
     return Ascending(tuple(labels[at] for at in order), tuple(order))
 
 
-def _labelled(axes: Axes, axis: int, what: str) -> Space:
+def _require_labels(axes: Axes, axis: int, what: str) -> Space:
     space = axes.spaces[axis]
     if space is None or not space.labelled:
         raise TypeError(f"{what} goes by label, and {axes.describe(axis)} is positional; use isel with positions")
     return space
 
 
-@static
+@cache_by_axes
 def locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: int | None) -> slice:
     """The positions of a slice of labels, both ends included.
 
     An end that the axis does not have is placed between its neighbours, if the labels ascend or descend along the axis.
     """
-    space = _labelled(axes, axis, "a slice of labels")
+    space = _require_labels(axes, axis, "a slice of labels")
     if step is not None and (not isinstance(step, int) or step < 1):
         raise ValueError(f"the step of a slice of labels is a positive number of positions, not {step!r}")
     first = 0 if start is None else _end(axes, axis, space, start, last=False)
@@ -56,7 +56,7 @@ def locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: i
 def _end(axes: Axes, axis: int, space: Space, label: Hashable, last: bool) -> int:
     if label in space:
         return space.index(label) + last
-    known = ascending(axes, axis, "a slice that ends between labels")
+    known = sort_labels(axes, axis, "a slice that ends between labels")
     upwards = tuple(range(len(known.positions)))
     falls = known.positions != upwards
     if falls and known.positions != upwards[::-1]:
@@ -76,13 +76,13 @@ def _place(axes: Axes, axis: int, labels: tuple[Any, ...], label: Any) -> int:
         raise TypeError(f"{label!r} can't be compared with the labels of {axes.describe(axis)}: {error}") from None
 
 
-@static
+@cache_by_axes
 def locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method: str, tolerance: Any) -> Any:
     """For each label, or for one, the label of the axis that stands for it."""
     method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
     if method not in ("nearest", "pad", "backfill"):
         raise ValueError(f"the method of sel is 'nearest', 'pad' or 'backfill', not {method!r}")
-    known = ascending(axes, axis, f"sel with method={method!r}").labels
+    known = sort_labels(axes, axis, f"sel with method={method!r}").labels
     if not several:
         return _neighbour(axes, axis, known, wanted, method, tolerance)
     found = tuple(_neighbour(axes, axis, known, label, method, tolerance) for label in wanted)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, intern, intern_pairs, static
+from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern, intern_pairs
 from ._space import Space
 from ._tensor import RULES, Tensor, method, wrap
 
@@ -26,12 +26,12 @@ def flip(t: Tensor, dim: DimsLike) -> Tensor:
         >>> mo.tensor([1.0, 2.0], x=["a", "b"]).flip("x")
         Tensor(x: b=2., a=1.)
     """
-    which, axes = _flipped(t._axes, tuple(dim) if isinstance(dim, list) else dim)
+    which, axes = _flip_axes(t._axes, tuple(dim) if isinstance(dim, list) else dim)
     return wrap(t._data.flip(which), axes)
 
 
-@static
-def _flipped(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
+@cache_by_axes
+def _flip_axes(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
     which = axes.axes(dim)
     spaces = [s if s is None or i not in which else s[::-1] for i, s in enumerate(axes.spaces)]
     return which, intern(axes.names, spaces)
@@ -51,12 +51,12 @@ def roll(t: Tensor, shift: int, dim: DimLike) -> Tensor:
         >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).roll(1, "x")
         Tensor(x: c=3., a=1., b=2.)
     """
-    at, axes = _rolled(t._axes, shift, dim)
+    at, axes = _roll_axis(t._axes, shift, dim)
     return wrap(t._data.roll(shift, at), axes)
 
 
-@static
-def _rolled(axes: Axes, shift: int, dim: DimLike) -> tuple[int, Axes]:
+@cache_by_axes
+def _roll_axis(axes: Axes, shift: int, dim: DimLike) -> tuple[int, Axes]:
     at = axes.axis(dim)
     space = axes.spaces[at]
     if space is None or not len(space):

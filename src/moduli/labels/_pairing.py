@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from .._torch import has_dispatch_mode, in_transform, is_wrapped
-from ._axes import Axes, intern, intern_pairs, static
+from ._axes import Axes, cache_by_axes, intern, intern_pairs
 from ._constant import constant
 from ._errors import OwnTransposeError
 from ._gather import Gather, gather, index_of
@@ -104,12 +104,12 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
     return plan.axes, x, y
 
 
-@static
+@cache_by_axes
 def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> PairingPlan:
     """Pair the axes of several operands, then the labels of each axis."""
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)
-    entries = _by_name(operands) if by_name else _by_position(operands)
+    entries = _pair_by_name(operands) if by_name else _pair_by_position(operands)
     pairs: list[tuple[str | None, Space | None]] = []
     checks: list[Check] = []
     gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
@@ -139,7 +139,7 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Pairi
     return PairingPlan(made, steps, tuple(checks), fill, reorder)
 
 
-def _by_name(operands: Sequence[Axes]) -> list[_PairedAxis]:
+def _pair_by_name(operands: Sequence[Axes]) -> list[_PairedAxis]:
     entries: dict[str | None, _PairedAxis] = {}
     for i, operand in enumerate(operands):
         for axis, name in enumerate(operand.names):
@@ -147,7 +147,7 @@ def _by_name(operands: Sequence[Axes]) -> list[_PairedAxis]:
     return list(entries.values())
 
 
-def _by_position(operands: Sequence[Axes]) -> list[_PairedAxis]:
+def _pair_by_position(operands: Sequence[Axes]) -> list[_PairedAxis]:
     rank = max(operand.ndim for operand in operands)
     entries = [_PairedAxis(None) for _ in range(rank)]
     for i, operand in enumerate(operands):
@@ -230,7 +230,7 @@ def pair_spaces(
         else:
             plan = Gather(space.locate(result))
             if how == "exact" and (plan.missing or len(space) != len(result)):
-                raise ValueError(differing(result, space, _axis(name, at)))
+                raise ValueError(describe_difference(result, space, _axis(name, at)))
             plans.append(plan)
     return result.rename(name), plans
 
@@ -239,7 +239,7 @@ def _axis(name: str | None, at: int) -> str:
     return f"axis {at}" if name is None else f"axis {name!r}"
 
 
-def differing(left: Space, right: Space, axis: str) -> str:
+def describe_difference(left: Space, right: Space, axis: str) -> str:
     """The sentence for two axes whose labels differ."""
     only_left = [label for label in left if label not in right]
     only_right = [label for label in right if label not in left]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..device import Device
-from ._axes import Axes, static
+from ._axes import Axes, cache_by_axes
 from ._pairing import apply_step, check_sizes, current_plan
 from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
 
@@ -29,11 +29,11 @@ def to(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         >>> mo.zeros(2).to(torch.float64).dtype
         torch.float64
     """
-    plain = [_plain(each) for each in args]
-    return finish(t._data.to(*plain, **{key: _plain(value) for key, value in kwargs.items()}), t._axes)
+    plain = [_unwrap(each) for each in args]
+    return finish(t._data.to(*plain, **{key: _unwrap(value) for key, value in kwargs.items()}), t._axes)
 
 
-def _plain(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     if isinstance(value, Device):
         return value.torch_device()
     if isinstance(value, str) and value.startswith("gpu"):
@@ -219,11 +219,11 @@ def size(t: Tensor, dim: int | str | None = None) -> Any:
         >>> mo.tensor([[1.0, 2.0]], "row column").size("column")
         2
     """
-    return t._data.shape if dim is None else t._data.shape[_at(t._axes, dim)]
+    return t._data.shape if dim is None else t._data.shape[_find_axis(t._axes, dim)]
 
 
-@static
-def _at(axes: Axes, dim: int | str) -> int:
+@cache_by_axes
+def _find_axis(axes: Axes, dim: int | str) -> int:
     return axes.axis(dim)
 
 

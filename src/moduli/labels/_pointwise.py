@@ -11,7 +11,7 @@ from ._axes import SCALAR
 from ._elementwise import COMPARISONS, OPERATORS, Function, elementwise, refuse_out
 from ._tensor import RULES, Tensor, finish
 
-__all__ = ["BINARY", "TERNARY", "UNARY", "UNARY_F", "paired_rule", "register", "unary_rule"]
+__all__ = ["BINARY", "TERNARY", "UNARY", "UNARY_F", "make_paired_rule", "register", "unary_rule"]
 
 _new: Final = object.__new__
 
@@ -36,7 +36,7 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
     return rule
 
 
-def paired_rule(function: Function, operands: int) -> Callable[..., Tensor]:
+def make_paired_rule(function: Function, operands: int) -> Callable[..., Tensor]:
     """The first so many arguments are operands to be paired; what follows, and keywords, are options."""
 
     def rule(*args: Any, **options: Any) -> Tensor:
@@ -221,16 +221,16 @@ for _name in UNARY:
 for _name in UNARY_F:
     RULES[getattr(torch.nn.functional, _name)] = unary_rule(getattr(torch.nn.functional, _name))
 for _name in BINARY:
-    register(getattr(torch, _name), paired_rule(getattr(torch, _name), 2))
+    register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 2))
 for _name in TERNARY:
     if _name not in ("where", "clamp", "clip"):
-        register(getattr(torch, _name), paired_rule(getattr(torch, _name), 3))
+        register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 3))
 for _name, _function in OPERATORS.items():
     for _form, _order in ((f"__{_name}__", False), (f"__r{_name}__", True)):
         _twin = getattr(torch.Tensor, _form, None)
         if _twin is not None and _twin not in RULES:
             RULES[_twin] = (
-                (lambda f: lambda x, y: elementwise(f, y, x))(_function) if _order else paired_rule(_function, 2)
+                (lambda f: lambda x, y: elementwise(f, y, x))(_function) if _order else make_paired_rule(_function, 2)
             )
 for _name, _function in COMPARISONS.items():
-    RULES.setdefault(getattr(torch.Tensor, f"__{_name}__"), paired_rule(_function, 2))
+    RULES.setdefault(getattr(torch.Tensor, f"__{_name}__"), make_paired_rule(_function, 2))

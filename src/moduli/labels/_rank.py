@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ._axes import SCALAR, Axes, DimLike, intern, static
+from ._axes import SCALAR, Axes, DimLike, cache_by_axes, intern
 from ._reduce import _one, amax, amin
 from ._tensor import Tensor, finish, method, wrap
 
@@ -30,13 +30,13 @@ class Ranked(NamedTuple):
     indices: Tensor
 
 
-@static
-def _along(axes: Axes, dim: DimLike) -> int:
+@cache_by_axes
+def _find_axis(axes: Axes, dim: DimLike) -> int:
     return axes.axis(dim)
 
 
-@static
-def _ranked(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
+@cache_by_axes
+def _rank_axes(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
     """The axes after ranking along one of them: its entries now stand in different orders, so it has positions only."""
     at = axes.axis(dim)
     return at, intern(axes.names, [None if i == at else space for i, space in enumerate(axes.spaces)])
@@ -177,7 +177,7 @@ def sort(t: Tensor, dim: DimLike = -1, descending: bool = False, *, stable: bool
         >>> mo.tensor([3.0, 1.0], x=["a", "b"]).sort("x").values
         Tensor(x: [1., 3.])
     """
-    at, axes = _ranked(t._axes, dim)
+    at, axes = _rank_axes(t._axes, dim)
     values, indices = torch.sort(t._data, dim=at, descending=descending, stable=stable)
     return Ranked(wrap(values, axes), wrap(indices, axes))
 
@@ -217,7 +217,7 @@ def topk(t: Tensor, k: int, dim: DimLike = -1, largest: bool = True, sorted: boo
         >>> mo.tensor([3.0, 1.0, 2.0], x=["a", "b", "c"]).topk(2, "x").indices
         Tensor(x: [0, 2])
     """
-    at, axes = _ranked(t._axes, dim)
+    at, axes = _rank_axes(t._axes, dim)
     if not 0 <= k <= t._data.shape[at]:
         raise ValueError(f"k={k} is not between 0 and the size {t._data.shape[at]} of {t._axes.describe(at)}")
     values, indices = torch.topk(t._data, k, at, largest, sorted)
@@ -241,7 +241,7 @@ def cumsum(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tens
         >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumsum("x")
         Tensor(x: a=1., b=3., c=6.)
     """
-    return finish(torch.cumsum(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.cumsum(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
 
 
 @method
@@ -258,7 +258,7 @@ def cumprod(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
         >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumprod("x")
         Tensor(x: a=1., b=2., c=6.)
     """
-    return finish(torch.cumprod(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.cumprod(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
 
 
 @method
@@ -275,7 +275,7 @@ def softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
         >>> mo.tensor([0.0, 0.0], x=["a", "b"]).softmax("x")
         Tensor(x: a=0.5000, b=0.5000)
     """
-    return finish(torch.softmax(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.softmax(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
 
 
 @method
@@ -292,4 +292,4 @@ def log_softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) ->
         >>> mo.tensor([0.0, 0.0], x=["a", "b"]).log_softmax("x")
         Tensor(x: a=-0.6931, b=-0.6931)
     """
-    return finish(torch.log_softmax(t._data, _along(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.log_softmax(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)

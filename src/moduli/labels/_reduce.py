@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, intern, static
+from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish, method
 
@@ -21,24 +21,24 @@ def _key(dim: DimsLike) -> DimsLike:
     return tuple(dim) if type(dim) is list else dim
 
 
-def _reduced(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
+def _reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
     gone = axes.axes(dim)
     if keepdim:
-        spaces = [_stretching(axes, i) if i in gone else space for i, space in enumerate(axes.spaces)]
+        spaces = [_require_broadcast(axes, i) if i in gone else space for i, space in enumerate(axes.spaces)]
         return gone, intern(axes.names, spaces)
     kept = [i for i in range(axes.ndim) if i not in gone]
     return gone, intern([axes.names[i] for i in kept], [axes.spaces[i] for i in kept])
 
 
-def _stretching(axes: Axes, at: int) -> Space:
+def _require_broadcast(axes: Axes, at: int) -> Space:
     name = axes.names[at]
     return BROADCAST if name is None else BROADCAST.rename(name)
 
 
-@static
+@cache_by_axes
 def _one(axes: Axes, dim: DimLike, keepdim: bool) -> tuple[int, Axes]:
     at = axes.axis(dim)
-    return at, axes.run(_reduced, at, keepdim)[1]
+    return at, axes.run(_reduce_axes, at, keepdim)[1]
 
 
 # -- sums and extrema --------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
         >>> t.sum("row")
         Tensor(column: p=4., q=6.)
     """
-    gone, axes = t._axes.run(_reduced, dim if type(dim) is not list else tuple(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, dim if type(dim) is not list else tuple(dim), keepdim)
     if len(gone) == 1 and dtype is None and not keepdim:  # the common case, in the form that torch parses fastest
         return finish(t._data.sum(gone[0]), axes)
     return finish(torch.sum(t._data, gone, keepdim, dtype=dtype), axes) if gone else finish(_same(t._data, dtype), axes)
@@ -87,7 +87,7 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").mean("column")
         Tensor(row: [1.5000, 3.5000])
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     if not gone:
         return finish(torch.mean(t._data.unsqueeze(0), 0, dtype=dtype), axes)
     return finish(torch.mean(t._data, gone, keepdim, dtype=dtype), axes)
@@ -108,15 +108,17 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").prod().item()
         24.0
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     data = t._data if gone else _same(t._data, dtype)
     for at in sorted(gone, reverse=True):
         data = torch.prod(data, at, keepdim, dtype=dtype)
     return finish(data, axes)
 
 
-def _simple(function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any) -> Tensor:
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+def _reduce_data(
+    function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any
+) -> Tensor:
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     if not gone:  # torch takes an empty tuple for all axes
         return finish(function(t._data.unsqueeze(0), dim=(0,), **options), axes)
     return finish(function(t._data, dim=gone, keepdim=keepdim, **options), axes)
@@ -137,7 +139,7 @@ def std(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: f
         >>> mo.tensor([1.0, 2.0, 3.0], "x").std().item()
         1.0
     """
-    return _simple(torch.std, t, dim, keepdim, correction=correction)
+    return _reduce_data(torch.std, t, dim, keepdim, correction=correction)
 
 
 @method
@@ -155,7 +157,7 @@ def var(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, correction: f
         >>> mo.tensor([1.0, 2.0, 3.0], "x").var(correction=0).item()
         0.6666666865348816
     """
-    return _simple(torch.var, t, dim, keepdim, correction=correction)
+    return _reduce_data(torch.var, t, dim, keepdim, correction=correction)
 
 
 @method
@@ -172,7 +174,7 @@ def amin(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> mo.tensor([[1.0, 2.0], [3.0, 0.0]], "row column").amin("column")
         Tensor(row: [1., 0.])
     """
-    return _simple(torch.amin, t, dim, keepdim)
+    return _reduce_data(torch.amin, t, dim, keepdim)
 
 
 @method
@@ -189,7 +191,7 @@ def amax(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> mo.tensor([[1.0, 2.0], [3.0, 0.0]], "row column").amax("column")
         Tensor(row: [2., 3.])
     """
-    return _simple(torch.amax, t, dim, keepdim)
+    return _reduce_data(torch.amax, t, dim, keepdim)
 
 
 @method
@@ -206,7 +208,7 @@ def any(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).any())
         True
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     return finish(torch.any(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
 
 
@@ -224,7 +226,7 @@ def all(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).all())
         False
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     return finish(torch.all(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
 
 
@@ -243,7 +245,7 @@ def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = Fals
         >>> mo.tensor([3.0, 4.0], "x").norm().item()
         5.0
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), keepdim)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
     data = t._data if gone else t._data.unsqueeze(0)
     result: torch.Tensor = torch.linalg.vector_norm(data, ord, gone or (0,), keepdim and bool(gone))
     return finish(result, axes)
@@ -263,7 +265,7 @@ def logsumexp(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> mo.tensor([1000.0, 1000.0], "x").logsumexp("x").item()
         1000.6931762695312
     """
-    return _simple(torch.logsumexp, t, dim, keepdim)
+    return _reduce_data(torch.logsumexp, t, dim, keepdim)
 
 
 @method
@@ -280,7 +282,7 @@ def nansum(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> mo.tensor([1.0, float("nan")], "x").nansum().item()
         1.0
     """
-    return _simple(torch.nansum, t, dim, keepdim)
+    return _reduce_data(torch.nansum, t, dim, keepdim)
 
 
 @method
@@ -297,7 +299,7 @@ def nanmean(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> mo.tensor([1.0, float("nan")], "x").nanmean().item()
         1.0
     """
-    return _simple(torch.nanmean, t, dim, keepdim)
+    return _reduce_data(torch.nanmean, t, dim, keepdim)
 
 
 @method
@@ -313,5 +315,5 @@ def count_nonzero(t: Tensor, dim: DimsLike = None) -> Tensor:
         >>> mo.tensor([1.0, 0.0], "x").count_nonzero().item()
         1
     """
-    gone, axes = t._axes.run(_reduced, _key(dim), False)
+    gone, axes = t._axes.run(_reduce_axes, _key(dim), False)
     return finish(torch.count_nonzero(t._data, gone) if gone else (t._data != 0).to(torch.int64), axes)

@@ -55,9 +55,9 @@ def text(t: Tensor) -> str:
     data, axes = t._data, t._axes
     extras = _extras(data)
     if not _fits(data, axes):
-        return _unfit(data, axes)
+        return _format_unfit(data, axes)
     if data.ndim == 0:
-        shown = _shown(data, ())
+        shown = _format_values(data, ())
         return f"Tensor({', '.join(['...' if shown is None else shown.cells, *extras])})"
     if data.ndim == 1:
         inside = _line(data, axes)
@@ -80,7 +80,7 @@ def _fits(data: torch.Tensor, axes: Axes) -> bool:
     return all(space is None or len(space) == size for space, size in pairs)
 
 
-def _unfit(data: torch.Tensor, axes: Axes) -> str:
+def _format_unfit(data: torch.Tensor, axes: Axes) -> str:
     meant = axes.meant if isinstance(axes, UnfitAxes) else axes
     names = ", ".join(str(name) if name is not None else str(at) for at, name in enumerate(meant.names))
     return f"Tensor(data of shape {tuple(data.shape)} that no longer fits the axes ({names}))"
@@ -156,7 +156,7 @@ def _complex_twin(dtype: torch.dtype) -> torch.dtype:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> _Shown | None:
+def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> _Shown | None:
     """The values at the ends of the axes as text, nested as the axes are; None where there is nothing to look at."""
     if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta:
         return None
@@ -168,7 +168,7 @@ def _shown(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) ->
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     words = [format_number(values[0])] if not positions else format_numbers(values)
-    return _Shown(positions, _nested(words, positions))
+    return _Shown(positions, _nest(words, positions))
 
 
 @torch.no_grad()
@@ -181,14 +181,14 @@ def _values_at(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]
     return part.reshape(-1).tolist()
 
 
-def _nested(words: list[str], positions: tuple[tuple[int | None, ...], ...]) -> Any:
+def _nest(words: list[str], positions: tuple[tuple[int | None, ...], ...]) -> Any:
     """Cut a flat list into nested ones, with a gap marked by None."""
     if not positions:
         return words[0]
     kept = positions[0]
     present = sum(at is not None for at in kept)
     each = len(words) // present if present else 0
-    parts = iter(_nested(words[i * each : (i + 1) * each], positions[1:]) for i in range(present))
+    parts = iter(_nest(words[i * each : (i + 1) * each], positions[1:]) for i in range(present))
     return [None if at is None else next(parts) for at in kept]
 
 
@@ -197,7 +197,7 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
     space, name = axes.spaces[0], axes.names[0]
     labelled = space is not None and not space.broadcast
     for most in (10, 6, 4):
-        shown = _shown(data, (_ends(data.shape[0], most),))
+        shown = _format_values(data, (_ends(data.shape[0], most),))
         if shown is None:
             return None
         cells = ["..." if cell is None else cell for cell in shown.cells]
@@ -217,7 +217,7 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
 def _grid(data: torch.Tensor, axes: Axes, most: int) -> tuple[list[str], list[str], list[list[str]]] | None:
     """The labels of the rows, of the columns, and the cells of a table."""
     rows, columns = _ends(data.shape[0], _MOST), _ends(data.shape[1], most)
-    shown = _shown(data, (rows, columns))
+    shown = _format_values(data, (rows, columns))
     if shown is None:
         return None
     cells = [["..."] * len(columns) if row is None else ["..." if c is None else c for c in row] for row in shown.cells]
@@ -251,7 +251,7 @@ def _brackets(data: torch.Tensor) -> str | None:
             count *= len(kept)
         if count <= _ELEMENTS:
             break
-    shown = _shown(data, positions)
+    shown = _format_values(data, positions)
     if shown is None:
         return None
     width = max(map(len, _leaves(shown.cells)))
@@ -310,7 +310,7 @@ def html(t: Tensor) -> str:
 
 def _flat_grid(data: torch.Tensor, axes: Axes) -> tuple[list[str], list[str], list[list[str]]] | None:
     positions = _ends(data.shape[0], _MOST)
-    shown = _shown(data, (positions,))
+    shown = _format_values(data, (positions,))
     if shown is None:
         return None
     return [""], _words(axes.spaces[0], positions), [["..." if cell is None else cell for cell in shown.cells]]

@@ -97,22 +97,22 @@ for _function, _ours in _RANKS.items():
 def _softmax(
     input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    return rank.softmax(input, _needed(dim), dtype=dtype)
+    return rank.softmax(input, _require_dim(dim), dtype=dtype)
 
 
 def _log_softmax(
     input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    return rank.log_softmax(input, _needed(dim), dtype=dtype)
+    return rank.log_softmax(input, _require_dim(dim), dtype=dtype)
 
 
 def _softmin(
     input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    return rank.softmax(-input, _needed(dim), dtype=dtype)
+    return rank.softmax(-input, _require_dim(dim), dtype=dtype)
 
 
-def _needed(dim: DimLike | None) -> DimLike:
+def _require_dim(dim: DimLike | None) -> DimLike:
     if dim is None:
         raise TypeError("softmax of a labelled tensor needs dim=, the name or position of the axis")
     return dim

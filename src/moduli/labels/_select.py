@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._axes import Axes, static
+from ._axes import Axes, cache_by_axes
 from ._errors import UnknownLabelError
 from ._index import get
 from ._neighbours import locate_neighbours, locate_slice
@@ -85,10 +85,10 @@ def sel(
         if isinstance(labels, slice):
             key[axis] = locate_slice(t._axes, axis, labels.start, labels.stop, labels.step)
             continue
-        several, wanted = _frozen(labels)
+        several, wanted = _freeze_labels(labels)
         if method is not None:
             wanted = locate_neighbours(t._axes, axis, several, wanted, method, tolerance)
-        key[axis] = found = _located(t._axes, axis, several, wanted)
+        key[axis] = found = _locate_labels(t._axes, axis, several, wanted)
         if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
             raise UnknownLabelError(
                 f"{t._axes.describe(axis)} has size {t._data.shape[axis]} and no position {labels!r}"
@@ -96,7 +96,7 @@ def sel(
     return get(t, tuple(key))
 
 
-def _frozen(labels: Any) -> tuple[bool, Hashable]:
+def _freeze_labels(labels: Any) -> tuple[bool, Hashable]:
     if isinstance(labels, Tensor):
         labels = labels._data
     if isinstance(labels, (torch.Tensor, np.ndarray)):
@@ -106,8 +106,8 @@ def _frozen(labels: Any) -> tuple[bool, Hashable]:
     return isinstance(labels, Space), labels
 
 
-@static
-def _located(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
+@cache_by_axes
+def _locate_labels(axes: Axes, axis: int, several: bool, labels: Any) -> int | Space:
     space = axes.spaces[axis]
     # How many positions there are is the data's business; here it only matters that they are positions.
     known = space if space is not None else Space(sys.maxsize, axes.names[axis])

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ._axes import BROADCAST_PAIR, Axes, DimLike, DimsLike, axes_of, intern, intern_pairs, split_names, static
+from ._axes import BROADCAST_PAIR, Axes, DimLike, DimsLike, axes_of, cache_by_axes, intern, intern_pairs, split_names
 from ._gather import Gather, gather
-from ._pairing import differing, reorder
+from ._pairing import describe_difference, reorder
 from ._space import BROADCAST, Space
 from ._tensor import RULES, Tensor, finish, method, wrap
 
@@ -61,11 +61,11 @@ def rename(
         changes = tuple(enumerate(names))
     else:
         changes = ()
-    return wrap(t._data, _renamed(t._axes, (*changes, *new.items())))
+    return wrap(t._data, _rename_axes(t._axes, (*changes, *new.items())))
 
 
-@static
-def _renamed(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) -> Axes:
+@cache_by_axes
+def _rename_axes(axes: Axes, changes: tuple[tuple[DimLike, str | None], ...]) -> Axes:
     names = list(axes.names)
     for old, name in changes:
         names[axes.axis(old)] = name
@@ -98,7 +98,7 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
     changes: list[tuple[DimLike, Any]] = [(name, freeze(given)) for name, given in new.items()]
     if dim is not None:
         changes.append((dim, freeze(labels)))
-    axes, sizes = _relabelled(t._axes, tuple(changes))
+    axes, sizes = _relabel_axes(t._axes, tuple(changes))
     for at, size in sizes:
         if t._data.shape[at] != size:
             raise ValueError(f"{t._axes.describe(at)} has size {t._data.shape[at]}, but {size} labels were given")
@@ -115,8 +115,8 @@ def freeze(given: Any) -> Any:
     return tuple(given) if hasattr(given, "__iter__") else given
 
 
-@static
-def _relabelled(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple[Axes, tuple[tuple[int, int], ...]]:
+@cache_by_axes
+def _relabel_axes(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple[Axes, tuple[tuple[int, int], ...]]:
     pairs = axes.pairs()
     sizes = []
     for which, given in changes:
@@ -159,7 +159,7 @@ def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
     return wrap(data, axes)
 
 
-@static
+@cache_by_axes
 def _alignment(
     axes: Axes, dims: tuple[Space, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None, Axes]:
@@ -190,7 +190,7 @@ def _alignment(
                 )
         elif space.labels != wanted.labels:
             if not space.has_labels_of(wanted):
-                raise ValueError(differing(space, wanted, called))
+                raise ValueError(describe_difference(space, wanted, called))
             gathers.append((at, Gather(space.locate(wanted))))
     names = [b if b is not None else axes.names[order[at]] for at, b in enumerate(target.names)]
     spaces = [b if b is not None else axes.spaces[order[at]] for at, b in enumerate(target.spaces)]
@@ -226,15 +226,15 @@ def permute(t: Tensor, *dims: DimsLike) -> Tensor:
     return wrap(reorder(t._data, order[0]), order[1])
 
 
-@static
+@cache_by_axes
 def _order(axes: Axes, dims: Any) -> tuple[tuple[int, ...], Axes]:
     order = axes.axes(dims)
     if len(order) != axes.ndim:
         raise ValueError(f"a permutation names every axis once, got {dims!r}; {axes.listing()}")
-    return order, _taken(axes, order)
+    return order, _take_axes(axes, order)
 
 
-def _taken(axes: Axes, order: Sequence[int]) -> Axes:
+def _take_axes(axes: Axes, order: Sequence[int]) -> Axes:
     return intern([axes.names[i] for i in order], [axes.spaces[i] for i in order])
 
 
@@ -252,16 +252,16 @@ def transpose(t: Tensor, dim0: DimLike, dim1: DimLike) -> Tensor:
         >>> mo.zeros(2, 3).rename("a b").transpose("a", "b").names
         ('b', 'a')
     """
-    order, axes = _exchanged(t._axes, dim0, dim1)
+    order, axes = _exchange_axes(t._axes, dim0, dim1)
     return wrap(reorder(t._data, order), axes)
 
 
-@static
-def _exchanged(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[tuple[int, ...], Axes]:
+@cache_by_axes
+def _exchange_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[tuple[int, ...], Axes]:
     order = list(range(axes.ndim))
     a, b = axes.axis(dim0), axes.axis(dim1)
     order[a], order[b] = b, a
-    return tuple(order), _taken(axes, order)
+    return tuple(order), _take_axes(axes, order)
 
 
 @method
@@ -278,7 +278,7 @@ def h(t: Tensor, dim0: DimLike = -2, dim1: DimLike = -1) -> Tensor:
         >>> mo.tensor([[1 + 2j]], "row column").h().item()
         (1-2j)
     """
-    order, axes = _exchanged(t._axes, dim0, dim1)
+    order, axes = _exchange_axes(t._axes, dim0, dim1)
     return wrap(t._data.permute(order).conj(), axes)
 
 
@@ -296,16 +296,16 @@ def movedim(t: Tensor, source: DimLike, destination: int) -> Tensor:
         >>> mo.zeros(2, 3, 4).rename("a b c").movedim("c", 0).names
         ('c', 'a', 'b')
     """
-    order, axes = _moved(t._axes, source, destination)
+    order, axes = _move_axis(t._axes, source, destination)
     return wrap(reorder(t._data, order), axes)
 
 
-@static
-def _moved(axes: Axes, source: DimLike, destination: int) -> tuple[tuple[int, ...], Axes]:
+@cache_by_axes
+def _move_axis(axes: Axes, source: DimLike, destination: int) -> tuple[tuple[int, ...], Axes]:
     at, to = axes.axis(source), axes.axis(destination)
     order = [i for i in range(axes.ndim) if i != at]
     order.insert(to, at)
-    return tuple(order), _taken(axes, order)
+    return tuple(order), _take_axes(axes, order)
 
 
 # -- axes of size one --------------------------------------------------------------------------------------------------
@@ -325,12 +325,12 @@ def unsqueeze(t: Tensor, dim: int, name: str | None = None) -> Tensor:
         >>> mo.zeros(3).unsqueeze(0).dims
         (BROADCAST, Space(3))
     """
-    at, axes = _inserted(t._axes, dim, name)
+    at, axes = _insert_axis(t._axes, dim, name)
     return wrap(t._data.unsqueeze(at), axes)
 
 
-@static
-def _inserted(axes: Axes, dim: int, name: str | None) -> tuple[int, Axes]:
+@cache_by_axes
+def _insert_axis(axes: Axes, dim: int, name: str | None) -> tuple[int, Axes]:
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"the place of a new axis is a position, not {dim!r}; the name is the second argument")
     if not -axes.ndim - 1 <= dim <= axes.ndim:
@@ -361,7 +361,7 @@ def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
         >>> t.squeeze().shape, t.squeeze(1).shape
         (torch.Size([1, 3]), torch.Size([1, 3]))
     """
-    gone, axes = _squeezed(t._axes, tuple(dim) if isinstance(dim, list) else dim)
+    gone, axes = _squeeze_axes(t._axes, tuple(dim) if isinstance(dim, list) else dim)
     for at in gone:
         if t._data.shape[at] != 1:
             raise ValueError(
@@ -370,13 +370,13 @@ def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
     return finish(t._data.squeeze(gone), axes)
 
 
-@static
-def _squeezed(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
+@cache_by_axes
+def _squeeze_axes(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
     if dim is None:
         gone = tuple(i for i, space in enumerate(axes.spaces) if space is not None and space.broadcast)
     else:
         gone = axes.axes(dim)
-    return gone, _taken(axes, [i for i in range(axes.ndim) if i not in gone])
+    return gone, _take_axes(axes, [i for i in range(axes.ndim) if i not in gone])
 
 
 # -- rules for torch's own functions -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ._matrix import (
     columns_to_rows,
     factors,
     operator,
-    rounded,
+    round_to,
     solution,
 )
 from ._pairing import check_sizes
@@ -85,7 +85,7 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
     x = apply_batch_step(as_floating(x.to(dtype)), plan.batch.steps[0], plan.batch.fill)
     y = apply_batch_step(as_floating(y.to(dtype)), plan.batch.steps[1], plan.batch.fill)
     found = torch.linalg.solve(x, _full_batch(x, y))
-    return finish(rounded(found.squeeze(-1) if vector else found, dtype), plan.axes)
+    return finish(round_to(found.squeeze(-1) if vector else found, dtype), plan.axes)
 
 
 def _full_batch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def inv(t: Tensor) -> Tensor:
     plan = operator(t._axes, "inv")
     check_square(t._data, t._axes, "inv")
     # A permutation of columns in is one of rows out, which the labels of the result record: nothing to align.
-    return wrap(rounded(torch.linalg.inv(as_floating(t._data)), t._data.dtype), plan.exchanged)
+    return wrap(round_to(torch.linalg.inv(as_floating(t._data)), t._data.dtype), plan.exchanged)
 
 
 @method
@@ -152,7 +152,7 @@ def pinv(t: Tensor, *, atol: float | None = None, rtol: float | None = None) -> 
     t = as_tensor(t)
     *_, exchanged = factors(t._axes, "pinv", "singular")
     found = torch.linalg.pinv(as_floating(t._data), atol=atol, rtol=rtol)
-    return wrap(rounded(found, t._data.dtype), exchanged)
+    return wrap(round_to(found, t._data.dtype), exchanged)
 
 
 @method
@@ -177,7 +177,7 @@ def det(t: Tensor) -> Tensor:
     """
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "det")
-    return finish(rounded(torch.linalg.det(as_floating(data)), data.dtype), plan.batch)
+    return finish(round_to(torch.linalg.det(as_floating(data)), data.dtype), plan.batch)
 
 
 @method
@@ -202,7 +202,7 @@ def slogdet(t: Tensor) -> Slogdet:
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "slogdet")
     sign, logabsdet = torch.linalg.slogdet(as_floating(data))
-    return Slogdet(finish(rounded(sign, data.dtype), plan.batch), finish(rounded(logabsdet, data.dtype), plan.batch))
+    return Slogdet(finish(round_to(sign, data.dtype), plan.batch), finish(round_to(logabsdet, data.dtype), plan.batch))
 
 
 @method
@@ -226,7 +226,7 @@ def matrix_exp(t: Tensor) -> Tensor:
     """
     t = as_tensor(t)
     data, plan = columns_to_rows(t._data, t._axes, "matrix_exp")
-    return wrap(rounded(torch.linalg.matrix_exp(as_floating(data)), data.dtype), plan.aligned)
+    return wrap(round_to(torch.linalg.matrix_exp(as_floating(data)), data.dtype), plan.aligned)
 
 
 @method

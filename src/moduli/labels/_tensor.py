@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._torch import in_transform, mark_constant
 from ..device import Device, DeviceBounded, DeviceLike
-from ._axes import SCALAR, Axes, axes_of, static, unnamed
+from ._axes import SCALAR, Axes, axes_of, cache_by_axes, make_unnamed
 from ._space import Space
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Tensor(Methods):
             data = torch.as_tensor(data)
         spaces = (dims,) if isinstance(dims, Space) else tuple(dims)
         # Anything may be remembered on some Axes; those of a scalar always exist.
-        self._axes = _fitted(SCALAR, spaces, tuple(data.shape))
+        self._axes = _fit_axes(SCALAR, spaces, tuple(data.shape))
         self._data = data
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Tensor(Methods):
         rule = SCALAR.rule(func) if is_dynamo_compiling() else RULES.get(func)
         if rule is None:
             return refuse(func)
-        return rule(*args) if not kwargs else rule(*_spelled(args, kwargs := dict(kwargs)), **kwargs)
+        return rule(*args) if not kwargs else rule(*_normalize_arguments(args, kwargs := dict(kwargs)), **kwargs)
 
     def to_device(self, device: DeviceLike) -> Tensor:
         """A copy on another device.
@@ -367,7 +367,7 @@ RULES: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """What each torch function does to a labelled tensor; filled by the files that know."""
 
 
-def _spelled(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _normalize_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     """The arguments in one spelling: torch lets the first be named, and an axis be called dim or axis."""
     if "axis" in kwargs:
         kwargs["dim"] = kwargs.pop("axis")
@@ -452,16 +452,16 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     data = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    return wrap(data, unnamed(data.ndim))
+    return wrap(data, make_unnamed(data.ndim))
 
 
-@static
+@cache_by_axes
 def _dims(axes: Axes, shape: tuple[int, ...]) -> tuple[Space, ...]:
     return axes.dims(shape)
 
 
-@static
-def _fitted(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -> Axes:
+@cache_by_axes
+def _fit_axes(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -> Axes:
     """The Axes of Spaces whose number and sizes are those of the data; refuse others."""
     if len(shape) != len(spaces):
         raise ValueError(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from .._torch import batch_axis, mark_constant, pytree, transform_level
-from ._axes import SCALAR, Axes, UnfitAxes, intern_pairs, static, unnamed
+from ._axes import SCALAR, Axes, UnfitAxes, cache_by_axes, intern_pairs, make_unnamed
 from ._gather import Gather, gather
-from ._pairing import differing
+from ._pairing import describe_difference
 from ._space import Space
 from ._tensor import Tensor, wrap
 
@@ -49,23 +49,23 @@ def _unflatten(leaves: Iterable[Any], context: _Context) -> Any:
         return pytree.tree_map(lambda each: _derivative(each, axes), leaf, is_leaf=_is_labelled)
     if not isinstance(leaf, torch.Tensor):
         return wrap(leaf, axes)
-    return wrap(leaf, _fitting(leaf, axes, shape, level))
+    return wrap(leaf, _fit_leaf_axes(leaf, axes, shape, level))
 
 
-def _fitting(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int) -> Axes:
+def _fit_leaf_axes(leaf: torch.Tensor, axes: Axes, shape: tuple[int, ...], level: int) -> Axes:
     """The axes of a leaf that was put back."""
     if leaf.ndim == axes.ndim and all(
         known is None or known == size for known, size in zip(_sizes(axes), leaf.shape, strict=True)
     ):
         return axes
     if leaf.ndim == axes.ndim - 1:
-        taken = _taken(leaf, shape, level)
+        taken = _find_taken_axis(leaf, shape, level)
         if taken is not None and tuple(leaf.shape) == shape[:taken] + shape[taken + 1 :]:
             return drop_axis(axes, taken)
     return UnfitAxes.of(axes)
 
 
-def _taken(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None:
+def _find_taken_axis(leaf: torch.Tensor, shape: tuple[int, ...], level: int) -> int | None:
     """Which axis vmap took, if it is certain."""
     if torch.compiler.is_compiling():  # which can't ask the tensor: the sizes must tell
         fits = [i for i in range(len(shape)) if tuple(leaf.shape) == shape[:i] + shape[i + 1 :]]
@@ -79,25 +79,25 @@ def _derivative(inner: Any, outer: Axes) -> Any:
     if not isinstance(inner, Tensor):
         if not isinstance(inner, torch.Tensor) or inner.ndim < outer.ndim:
             return inner
-        inner = wrap(inner, unnamed(inner.ndim - outer.ndim))
+        inner = wrap(inner, make_unnamed(inner.ndim - outer.ndim))
     meant = inner._axes.meant if isinstance(inner._axes, UnfitAxes) else inner._axes
     if not isinstance(inner._data, torch.Tensor) or inner._data.ndim != outer.ndim + meant.ndim:
         return wrap(inner._data, UnfitAxes.of(outer))
-    return wrap(inner._data, _both(outer, meant))
+    return wrap(inner._data, _join_axes(outer, meant))
 
 
-@static
+@cache_by_axes
 def _sizes(axes: Axes) -> tuple[int | None, ...]:
     return tuple(None if space is None else len(space) for space in axes.spaces)
 
 
-@static
-def _both(axes: Axes, other: Axes) -> Axes:
+@cache_by_axes
+def _join_axes(axes: Axes, other: Axes) -> Axes:
     """Two sets of axes; a name that occurs in both stays with the first, because names are distinct."""
     return intern_pairs([*axes.pairs(), *((None if n in axes.names else n, s) for n, s in other.pairs())])
 
 
-@static
+@cache_by_axes
 def drop_axis(axes: Axes, at: int) -> Axes:
     """The axes without the one at a position."""
     return intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
@@ -149,12 +149,12 @@ def vmap(
     if not isinstance(over, str):
         raise TypeError(f"over is the name of an axis, not {over!r}")
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def call_mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_labelled)
         places = [i for i, leaf in enumerate(leaves) if _is_labelled(leaf) and over in leaf._axes.names]
         if not places:
             raise ValueError(f"no argument has an axis named {over!r} to map over")
-        data, dims, inner, space = _mapped_operands([leaves[i] for i in places], over)
+        data, dims, inner, space = _map_operands([leaves[i] for i in places], over)
         returned: list[tuple[Any, list[Axes | None]]] = []
 
         def one(*slices: torch.Tensor) -> list[Any]:
@@ -167,7 +167,7 @@ def vmap(
             for result in plain:
                 if not isinstance(result, torch.Tensor):
                     raise TypeError(f"a mapped function returns tensors, not a {type(result).__name__}")
-            returned.append((out_spec, [r._axes if _is_labelled(r) else unnamed(r.ndim) for r in results]))
+            returned.append((out_spec, [r._axes if _is_labelled(r) else make_unnamed(r.ndim) for r in results]))
             return plain
 
         results = torch.vmap(one, tuple(dims), 0, randomness, chunk_size=chunk_size)(*data)
@@ -178,18 +178,16 @@ def vmap(
         ]
         return pytree.tree_unflatten(labelled, out_spec)
 
-    return mapped
+    return call_mapped
 
 
 def _is_labelled(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _mapped_operands(
-    tensors: list[Tensor], over: str
-) -> tuple[list[torch.Tensor], list[int], list[Axes], Space | None]:
+def _map_operands(tensors: list[Tensor], over: str) -> tuple[list[torch.Tensor], list[int], list[Axes], Space | None]:
     """The data, the axis to take, the axes left, and the labels of the mapped axis."""
-    space, plans = _mapped_labels(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), over)
+    space, plans = _map_labels(tensors[0]._axes, tuple(t._axes for t in tensors[1:]), over)
     data: list[torch.Tensor] = []
     dims: list[int] = []
     inner: list[Axes] = []
@@ -207,14 +205,14 @@ def _mapped_operands(
     return data, dims, inner, space
 
 
-@static
+@cache_by_axes
 def _stretches(axes: Axes, at: int) -> bool:
     space = axes.spaces[at]
     return space is not None and space.broadcast
 
 
-@static
-def _mapped_labels(
+@cache_by_axes
+def _map_labels(
     axes: Axes, others: tuple[Axes, ...], over: str
 ) -> tuple[Space | None, tuple[tuple[int, Gather | None, Axes], ...]]:
     spaces = [each.spaces[each.axis(over)] for each in (axes, *others)]
@@ -225,14 +223,14 @@ def _mapped_labels(
         plan = None
         if space is not None and not space.broadcast and first is not None and space.labels != first.labels:
             if not space.has_labels_of(first):
-                raise ValueError(differing(first, space, f"axis {over!r}"))
+                raise ValueError(describe_difference(first, space, f"axis {over!r}"))
             plan = Gather(space.locate(first))
         at = each.axis(over)
         plans.append((at, plan, drop_axis(each, at)))
     return first, tuple(plans)
 
 
-@static
+@cache_by_axes
 def put_in_front(axes: Axes, name: str, space: Space | None) -> Axes:
     """The axes after a new one."""
     return intern_pairs([(name, space), *axes.pairs()])

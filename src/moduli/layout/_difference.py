@@ -86,15 +86,15 @@ def diff(left: Source | Layout, right: Source | Layout) -> Difference | None:
     for entry in a:
         for name in entry.names:
             if set(entry.names) != set(b[name].names):
-                tie = _untied(name, entry.names, b[name].names)
+                tie = _find_untied(name, entry.names, b[name].names)
                 return Difference(tie, "tie", _partner(tie, a), _partner(tie, b))
     # The same names with the same ties: they can only come in another order.
-    theirs = _ordered(b)
-    place, name = next((i, n) for i, (n, m) in enumerate(zip(_ordered(a), theirs, strict=True)) if n != m)
+    theirs = _order_names(b)
+    place, name = next((i, n) for i, (n, m) in enumerate(zip(_order_names(a), theirs, strict=True)) if n != m)
     return Difference(name, "order", place, theirs.index(name))
 
 
-def _untied(name: str, left: tuple[str, ...], right: tuple[str, ...]) -> str:
+def _find_untied(name: str, left: tuple[str, ...], right: tuple[str, ...]) -> str:
     """Of two different sets of tied names that share `name`, the first name that only one of them has."""
     apart = set(left) ^ set(right)
     return next((other for other in (*left, *right) if other in apart), name)
@@ -105,6 +105,6 @@ def _partner(name: str, layout: Layout) -> str | None:
     return next((other for other in layout[name].names if other != name), None)
 
 
-def _ordered(layout: Layout) -> list[str]:
+def _order_names(layout: Layout) -> list[str]:
     """All names, those of one parameter together, in the order that the fingerprint depends on."""
     return [name for entry in layout for name in (entry.name, *sorted(entry.ties))]

@@ -268,8 +268,8 @@ class Layout:
         for entry, tensor in zip(self.entries, tensors, strict=True):
             if tensor.shape != entry.shape or tensor.dtype != entry.dtype:
                 raise LayoutError(
-                    f"{entry.name!r} is {_described(entry.shape, entry.dtype)} in this layout, but the tensor given "
-                    f"for it is {_described(tuple(tensor.shape), tensor.dtype)}"
+                    f"{entry.name!r} is {_describe(entry.shape, entry.dtype)} in this layout, but the tensor given "
+                    f"for it is {_describe(tuple(tensor.shape), tensor.dtype)}"
                 )
         flat = [[tensors[i].reshape(-1) for i in group.indices] for group in self.groups]
         if out is None:
@@ -297,7 +297,7 @@ class Layout:
             if vector.dim() == 0 or vector.shape[-1] != group.numel or vector.dtype != group.dtype:
                 raise LayoutError(
                     f"the vector for the {group.dtype} parameters must end in a dimension of {group.numel}; "
-                    f"got {_described(tuple(vector.shape), vector.dtype)}"
+                    f"got {_describe(tuple(vector.shape), vector.dtype)}"
                 )
         return vectors
 
@@ -305,7 +305,7 @@ class Layout:
         try:
             return self._index[name]
         except KeyError:
-            raise KeyError(f"no parameter is called {name!r}; the layout has {_listed(self._index)}") from None
+            raise KeyError(f"no parameter is called {name!r}; the layout has {_list_names(self._index)}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._index
@@ -330,11 +330,11 @@ class Layout:
         return Layout, (self.entries, self.buffers)
 
     def __repr__(self) -> str:
-        parts = [_counted(len(self.entries), "parameter"), _counted(self.numel, "element")]
+        parts = [_format_count(len(self.entries), "parameter"), _format_count(self.numel, "element")]
         ties = sum(len(entry.ties) for entry in self.entries)
         for count, noun in ((ties, "tie"), (len(self.buffers), "buffer")):
             if count:
-                parts.append(_counted(count, noun))
+                parts.append(_format_count(count, noun))
         return f"Layout({', '.join(parts)})"
 
 
@@ -347,16 +347,16 @@ _INTERNED: WeakValueDictionary[tuple[tuple[Entry, ...], tuple[BufferEntry, ...]]
 _NOTHING = torch.empty(0)
 
 
-def _described(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """A tensor's shape and dtype, for an error."""
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _listed(names: dict[str, Entry], limit: int = 8) -> str:
+def _list_names(names: dict[str, Entry], limit: int = 8) -> str:
     """The first few names, for an error."""
     shown = ", ".join(repr(name) for name, _ in zip(names, range(limit), strict=False))
     return (shown + (", ..." if len(names) > limit else "")) or "none"

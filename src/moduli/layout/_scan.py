@@ -58,7 +58,7 @@ def layout_and_tensors(source: Source) -> tuple[Layout, list[Tensor]]:
     if isinstance(source, nn.Module):
         seen = read(source)
         return seen.structure.layout, seen.parameters
-    pairs = _named(source)
+    pairs = _name_tensors(source)
     layout, chosen = lay_out(pairs, [])
     return layout, [pairs[i][1] for i in chosen]
 
@@ -79,7 +79,7 @@ def addresses(source: Source) -> tuple[int, ...]:
     return tuple(map(Tensor.data_ptr, layout_and_tensors(source)[1]))
 
 
-def _named(source: object) -> list[tuple[str, Tensor]]:
+def _name_tensors(source: object) -> list[tuple[str, Tensor]]:
     """Given tensors with their names."""
     if isinstance(source, Tensor | str) or not isinstance(source, Iterable):
         raise TypeError(

@@ -174,10 +174,10 @@ def read(root: nn.Module) -> Reading:
         _slots(root)  # says what is wrong, if anything is
         scan = _scan(root, 1 << 60)
         if scan is None:
-            raise _changed(root)
+            raise _make_change_error(root)
         key = _key_of(scan)
         if key is None:
-            raise _changed(root)
+            raise _make_change_error(root)
     return _find(root, scan, key)._pick_from(scan)
 
 
@@ -199,7 +199,7 @@ def _scan(root: nn.Module, limit: int) -> _Scan | None:
             own = module.__dict__
             held, kept, children = own["_parameters"], own["_buffers"], own["_modules"]
         except KeyError:
-            held, kept, children = _owned(module)
+            held, kept, children = _read_owned(module)
         if held:
             names += held.keys()
             names.append(_PARAMETERS)
@@ -220,7 +220,7 @@ def _scan(root: nn.Module, limit: int) -> _Scan | None:
     return _Scan(names, parameters, buffers, queue)
 
 
-def _owned(module: nn.Module) -> list[dict[str, Any]]:
+def _read_owned(module: nn.Module) -> list[dict[str, Any]]:
     """The parameters, buffers and children of a module that may make its dicts only when asked for them."""
     return [held if isinstance(held, dict) else dict(held.items()) for held in _OWNED(module)]
 
@@ -232,9 +232,9 @@ def _key_of(scan: _Scan) -> _Key | None:
             scan.names,
             _sizes(scan.parameters),
             _sizes(scan.buffers),
-            _first_places(scan.parameters),
-            _first_places(scan.buffers),
-            _first_places(scan.modules),
+            _find_first_places(scan.parameters),
+            _find_first_places(scan.buffers),
+            _find_first_places(scan.modules),
         )
     except RuntimeError:
         return None
@@ -246,9 +246,9 @@ def _agrees(scan: _Scan, key: _Key) -> bool:
     return (
         names == key.names
         and _sizes(parameters) == key.sizes
-        and _first_places(parameters) == key.ties
-        and _first_places(modules) == key.module_ties
-        and (not buffers or (_sizes(buffers) == key.buffer_sizes and _first_places(buffers) == key.buffer_ties))
+        and _find_first_places(parameters) == key.ties
+        and _find_first_places(modules) == key.module_ties
+        and (not buffers or (_sizes(buffers) == key.buffer_sizes and _find_first_places(buffers) == key.buffer_ties))
     )
 
 
@@ -259,7 +259,7 @@ def _sizes(tensors: list[Any]) -> list[Any]:
         return [None if tensor is None else _SIZES(tensor) for tensor in tensors]
 
 
-def _first_places(things: list[Any]) -> list[int]:
+def _find_first_places(things: list[Any]) -> list[int]:
     """For each place, the first place that holds the same thing, or -1 for None; empty if all things are distinct."""
     ids = set(map(id, things))
     if len(ids) == len(things) and _NONE not in ids:
@@ -291,7 +291,7 @@ def _find(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
 def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     slots, buffer_slots, paths = _slots(root)
     if (len(slots), len(buffer_slots), len(paths)) != tuple(map(len, (scan.parameters, scan.buffers, scan.modules))):
-        raise _changed(root)
+        raise _make_change_error(root)
     # `named_parameters()` goes depth first: sort by the position of each module among its siblings, from the root on.
     order = sorted((p for p, held in enumerate(scan.parameters) if held is not None), key=lambda p: slots[p][0])
     buffer_order = sorted(
@@ -321,7 +321,9 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     entries = []
     for place in modules:
         module = scan.modules[place]
-        held = [tuple((name, at[i][id(each)]) for name, each in own.items()) for i, own in enumerate(_owned(module))]
+        held = [
+            tuple((name, at[i][id(each)]) for name, each in own.items()) for i, own in enumerate(_read_owned(module))
+        ]
         transient = frozenset(module._non_persistent_buffers_set)
         entries.append(ModuleEntry(type(module), paths[place], held[0], held[1], transient, held[2]))
     structure.modules = tuple(entries)
@@ -345,7 +347,7 @@ def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str,
         if module is None:
             continue
         try:
-            parameters, buffers, children = _owned(module)
+            parameters, buffers, children = _read_owned(module)
         except AttributeError as error:
             raise LayoutError(
                 f"{prefix.rstrip('.') or 'the module'!r} ({type(module).__name__}) holds no parameters yet: "
@@ -371,7 +373,7 @@ def _slots(root: nn.Module) -> tuple[list[tuple[Any, str]], list[tuple[Any, str,
     return slots, buffer_slots, paths
 
 
-def _changed(root: nn.Module) -> LayoutError:
+def _make_change_error(root: nn.Module) -> LayoutError:
     return LayoutError(f"{type(root).__name__} changed while its layout was read; edit it from one thread at a time")
 
 
@@ -381,7 +383,7 @@ def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tenso
     Returns:
         The layout, and the positions in `parameters` of the tensors that its entries stand for.
     """
-    names, chosen = _grouped([name for name, _ in parameters], [tensor for _, tensor in parameters])
+    names, chosen = _group_names([name for name, _ in parameters], [tensor for _, tensor in parameters])
     entries: list[Entry] = []
     groups: dict[tuple[torch.dtype, torch.device], int] = {}
     filled: list[int] = []
@@ -396,7 +398,7 @@ def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tenso
         entries.append(Entry(name, shape, dtype, device, numel, group, filled[group], start, ties))
         filled[group] += numel
         start += numel
-    names, kept = _grouped([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
+    names, kept = _group_names([name for name, _, _ in buffers], [tensor for _, tensor, _ in buffers])
     buffer_entries = tuple(
         BufferEntry(name, tuple(t.shape), t.dtype, t.device, t.numel(), persistent, tuple(names[id(t)][1:]))
         for name, t, persistent in (buffers[position] for position in kept)
@@ -404,7 +406,7 @@ def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tenso
     return Layout(tuple(entries), buffer_entries), chosen
 
 
-def _grouped(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
+def _group_names(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
     """The names of each distinct tensor, by its id, and the position of its first name."""
     grouped: dict[int, list[str]] = {}
     firsts: list[int] = []

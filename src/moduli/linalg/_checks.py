@@ -8,7 +8,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ._operator import LinearOperator
 
-__all__ = ["batch", "broadcast", "check_tensor", "diagonal_argument", "factor", "floating", "matrix", "vector"]
+__all__ = ["batch", "broadcast", "check_tensor", "diagonal_argument", "factor", "check_floating", "matrix", "vector"]
 
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
@@ -16,7 +16,7 @@ def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
-def floating(value: Tensor, what: str, dims: int) -> Tensor:
+def check_floating(value: Tensor, what: str, dims: int) -> Tensor:
     """The tensor itself, if it is floating or complex and has at least `dims` axes."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} is a torch.Tensor, not {type(value).__name__}; write torch.as_tensor(...)")

@@ -35,7 +35,7 @@ class Dense(LinearOperator):
     """
 
     def __init__(self, matrix: Tensor, *, symmetric: bool = False, positive_semidefinite: bool = False) -> None:
-        self._matrix = _checks.floating(matrix, "matrix", 2)
+        self._matrix = _checks.check_floating(matrix, "matrix", 2)
         super().__init__(
             tuple(matrix.shape),
             matrix.dtype,

@@ -32,7 +32,7 @@ class Diagonal(LinearOperator):
     """
 
     def __init__(self, diag: Tensor, *, positive_semidefinite: bool = False) -> None:
-        self._diag = _checks.floating(diag, "diag", 1)
+        self._diag = _checks.check_floating(diag, "diag", 1)
         n = diag.shape[-1]
         super().__init__(
             (*diag.shape, n),

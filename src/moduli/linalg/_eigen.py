@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import _checks
 from ._errors import SingularError
-from ._factor import beside, refuse_zero
+from ._factor import project_out, refuse_zero
 from ._lowrank import LowRankPlusDiagonal
 from ._operator import LinearOperator
 
@@ -43,8 +43,8 @@ class Eigendecomposition(LinearOperator):
     """
 
     def __init__(self, values: Tensor, vectors: Tensor) -> None:
-        _checks.floating(values, "values", 1)
-        _checks.floating(vectors, "vectors", 2)
+        _checks.check_floating(values, "values", 1)
+        _checks.check_floating(vectors, "vectors", 2)
         *batch, n, k = vectors.shape
         if values.dtype.is_complex or values.dtype != vectors.real.dtype:
             raise TypeError(
@@ -84,7 +84,7 @@ class Eigendecomposition(LinearOperator):
             if isinstance(matrix, Eigendecomposition) and matrix.values.shape[-1] == matrix.shape[-1]:
                 return matrix
             matrix = matrix.to_dense()
-        _checks.floating(matrix, "matrix", 2)
+        _checks.check_floating(matrix, "matrix", 2)
         if matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"matrix has shape {tuple(matrix.shape)}; only a square one has eigenvalues")
         values, vectors = torch.linalg.eigh(matrix)
@@ -137,7 +137,7 @@ class Eigendecomposition(LinearOperator):
         if k == n:
             return X
         refuse_zero(d, f"{self} plus the diagonal", "shifts")
-        return X + beside(self._vectors, B, inside) / d.unsqueeze(-1)
+        return X + project_out(self._vectors, B, inside) / d.unsqueeze(-1)
 
     def _diagonal(self) -> Tensor:
         Q = self._vectors

@@ -6,7 +6,7 @@ from torch import Tensor
 from ._checks import broadcast
 from ._errors import SingularError
 
-__all__ = ["beside", "expand", "lu_solve", "positive_solve", "refuse_zero"]
+__all__ = ["project_out", "expand", "lu_solve", "positive_solve", "refuse_zero"]
 
 
 def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def positive_solve(A: Tensor, B: Tensor, what: object) -> Tensor:
     return torch.cholesky_solve(B, L)
 
 
-def beside(Q: Tensor, C: Tensor, inside: Tensor) -> Tensor:
+def project_out(Q: Tensor, C: Tensor, inside: Tensor) -> Tensor:
     """C - Q Qᴴ C, for orthonormal columns Q and inside = Qᴴ C.
 
     Where C lies almost in the span, one subtraction leaves as much rounding within the span as beside it, and a small

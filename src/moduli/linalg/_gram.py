@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._errors import SingularError
-from ._factor import beside, expand, lu_solve
+from ._factor import expand, lu_solve, project_out
 
 __all__ = ["gram_solve", "gram_solve_plus_diag"]
 
@@ -28,7 +28,7 @@ def gram_solve_plus_diag(J: Tensor, B: Tensor, d: Tensor, what: object) -> Tenso
     if bool((real < 0).any()):
         return lu_solve(J.mH @ J + d.expand(*d.shape[:-1], n).diag_embed(), B, what)
     if m < n and bool((real > 0).all()):
-        return _wide(J, B, real.sqrt().to(J.dtype), what)
+        return _solve_wide(J, B, real.sqrt().to(J.dtype), what)
     # The square root has no derivative at zero, where the augmented rows are zero anyway.
     root = torch.where(real > 0, real, 1).sqrt() * (real > 0)
     rows = root.to(J.dtype).expand(*d.shape[:-1], n).diag_embed()
@@ -47,7 +47,7 @@ def _seminormal(R: Tensor, B: Tensor, what: object) -> Tensor:
     return X
 
 
-def _wide(J: Tensor, B: Tensor, root: Tensor, what: object) -> Tensor:
+def _solve_wide(J: Tensor, B: Tensor, root: Tensor, what: object) -> Tensor:
     """(Jᴴ J + D)⁻¹ B for fewer rows than columns and D > 0, in O(n m²).
 
     With K = D^(-1/2) Jᴴ = Q R the matrix is D^(1/2) (I + Q R Rᴴ Qᴴ) D^(1/2), whose inverse acts as (I + R Rᴴ)⁻¹ on the
@@ -61,4 +61,4 @@ def _wide(J: Tensor, B: Tensor, root: Tensor, what: object) -> Tensor:
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     eye = eye.expand(*R.shape[:-2], *eye.shape)
     solved = _seminormal(torch.linalg.qr(torch.cat([R.mH, eye], -2))[1], inside, what)
-    return (Q @ solved + beside(Q, C, inside)) / root.unsqueeze(-1)
+    return (Q @ solved + project_out(Q, C, inside)) / root.unsqueeze(-1)

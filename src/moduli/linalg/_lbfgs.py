@@ -62,8 +62,8 @@ class LBFGSOperator(LinearOperator):
         ss: Tensor | None = None,
         yy: Tensor | None = None,
     ) -> None:
-        _checks.floating(s, "s", 2)
-        _checks.floating(y, "y", 2)
+        _checks.check_floating(s, "s", 2)
+        _checks.check_floating(y, "y", 2)
         if s.dtype.is_complex or s.dtype != y.dtype:
             raise TypeError(f"s and y are real and of one dtype, not {s.dtype} and {y.dtype}")
         if s.shape != y.shape:
@@ -135,7 +135,7 @@ class LBFGSOperator(LinearOperator):
                 )
         return self._factored
 
-    def _middle(self) -> Tensor:
+    def _middle_matrix(self) -> Tensor:
         """M, with a one or a minus one on the diagonal of empty slots."""
         L, empty = self._sy.tril(-1), self._empty.to(self.dtype).diag_embed()
         top = torch.cat([self._sigma[..., None, None] * self._ss() + empty, L], -1)
@@ -172,11 +172,11 @@ class LBFGSOperator(LinearOperator):
         if bool((tau == 0).any()):
             return self._dense_for("solve_plus_diag")._solve_plus_diag(B, d)
         W = torch.cat([self._sigma[..., None, None] * self._s, self._y], -2)
-        X = self._shifted(W, tau, B)
+        X = self._solve_shifted(W, tau, B)
         # One step of refinement, another O(m n), wins back what the subtraction in Woodbury's identity loses.
-        return X + self._shifted(W, tau, B - (self._matmat(X) + d.unsqueeze(-1) * X))
+        return X + self._solve_shifted(W, tau, B - (self._matmat(X) + d.unsqueeze(-1) * X))
 
-    def _shifted(self, W: Tensor, tau: Tensor, B: Tensor) -> Tensor:
+    def _solve_shifted(self, W: Tensor, tau: Tensor, B: Tensor) -> Tensor:
         """(T - Wᵀ M⁻¹ W)⁻¹ B = T⁻¹ B + T⁻¹ Wᵀ (M - W T⁻¹ Wᵀ)⁻¹ W T⁻¹ B, with T = diag τ."""
         first = B / tau.unsqueeze(-1)
         if W.shape[-2] == 0:
@@ -188,7 +188,7 @@ class LBFGSOperator(LinearOperator):
             gram = torch.cat([top, torch.cat([sigma * sy.mT, self._yy()], -1)], -2) / tau.unsqueeze(-1)
         else:
             gram = (W / tau.unsqueeze(-2)) @ W.mT
-        inner = self._middle() - gram
+        inner = self._middle_matrix() - gram
         # Pairs differ in length by orders of magnitude; scaling them alike costs nothing and keeps the pivots honest.
         size = inner.diagonal(dim1=-2, dim2=-1).abs().clamp(min=torch.finfo(self.dtype).tiny).rsqrt().unsqueeze(-1)
         solved = size * lu_solve(size * inner * size.mT, size * (W @ first), f"{self} plus the diagonal")
@@ -199,4 +199,4 @@ class LBFGSOperator(LinearOperator):
         if self._s.shape[-2] == 0:
             return sigma.expand(*sigma.shape[:-1], n)
         W = torch.cat([sigma.unsqueeze(-1) * self._s, self._y], -2)
-        return sigma - (W * lu_solve(self._middle(), W, self)).sum(-2)
+        return sigma - (W * lu_solve(self._middle_matrix(), W, self)).sum(-2)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._factor import beside, expand, lu_solve
+from ._factor import expand, lu_solve, project_out
 from ._operator import LinearOperator
 
 __all__ = ["LowRankPlusDiagonal"]
@@ -48,15 +48,15 @@ class LowRankPlusDiagonal(LinearOperator):
     """
 
     def __init__(self, diag: Tensor, factor: Tensor, core: Tensor | None = None) -> None:
-        _checks.floating(diag, "diag", 1)
-        _checks.floating(factor, "factor", 2)
+        _checks.check_floating(diag, "diag", 1)
+        _checks.check_floating(factor, "factor", 2)
         n, k = factor.shape[-2:]
         if diag.shape[-1] != n:
             raise ValueError(f"diag has shape {tuple(diag.shape)}, but factor {tuple(factor.shape)}: both need n = {n}")
         if core is None:
             core = torch.ones((*factor.shape[:-2], k), dtype=factor.dtype, device=factor.device)
         else:
-            _checks.floating(core, "core", 1)
+            _checks.check_floating(core, "core", 1)
         if core.ndim == factor.ndim - 1 and core.shape[-1] == k:
             core = core.diag_embed()
         elif core.ndim != factor.ndim or core.shape[-2:] != (k, k):
@@ -127,7 +127,7 @@ def _one_sign(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tenso
     inside = Q.mH @ scaled
     eye = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
     solved = lu_solve(eye + R @ C @ R.mH, inside, what)
-    return (Q @ solved + beside(Q, scaled, inside)) / root
+    return (Q @ solved + project_out(Q, scaled, inside)) / root
 
 
 def _woodbury(D: Tensor, U: Tensor, C: Tensor, B: Tensor, what: object) -> Tensor:

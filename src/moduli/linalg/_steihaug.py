@@ -73,7 +73,7 @@ def steihaug(
     unit, radius, tol = reached, radius / reached, tol / reached
     g = r = g / unit
 
-    def ended(p: Tensor, r: Tensor, outcome: Outcome, k: int) -> TrustRegionStep:
+    def end_at(p: Tensor, r: Tensor, outcome: Outcome, k: int) -> TrustRegionStep:
         # H p = r - g, hence gᴴ p + ½ pᴴ H p = ½ (g + r)ᴴ p: the model's value costs no further product.
         return TrustRegionStep(unit * p, outcome, -0.5 * inner(g + r, p) * unit * unit, k, norm(r) * unit)
 
@@ -86,25 +86,25 @@ def steihaug(
             if math.isinf(radius):
                 # -g itself: the recurrence's direction is the unit vector along it.
                 z, r = (d, r + Hd) if k == 1 else (z, r)
-                return ended(z, r, Outcome.NEGATIVE_CURVATURE, k)
+                return end_at(z, r, Outcome.NEGATIVE_CURVATURE, k)
             tau = _to_boundary(z, d, radius)
-            return ended(_inside(z + tau * d, radius), r + tau * Hd, Outcome.NEGATIVE_CURVATURE, k)
+            return end_at(_pull_inside(z + tau * d, radius), r + tau * Hd, Outcome.NEGATIVE_CURVATURE, k)
         alpha = rr / curvature
         beyond = torch.add(z, d, alpha=alpha)
         if norm(beyond) >= radius:
             tau = _to_boundary(z, d, radius)
-            return ended(_inside(z + tau * d, radius), r + tau * Hd, Outcome.BOUNDARY, k)
+            return end_at(_pull_inside(z + tau * d, radius), r + tau * Hd, Outcome.BOUNDARY, k)
         z, r = beyond, torch.add(r, Hd, alpha=alpha)
         reached = norm(r)
         stop = callback is not None and callback(k, unit * z, reached * unit)
         if reached <= tol:
-            return ended(z, r, Outcome.INTERIOR, k)
+            return end_at(z, r, Outcome.INTERIOR, k)
         if stop:
-            return ended(z, r, Outcome.STOPPED, k)
+            return end_at(z, r, Outcome.STOPPED, k)
         rr_next = reached * reached
         d = torch.sub((rr_next / rr) * d, r)
         rr = rr_next
-    return ended(z, r, Outcome.MAXITER, last)
+    return end_at(z, r, Outcome.MAXITER, last)
 
 
 def check_radius(radius: float, solver: str) -> float:
@@ -124,7 +124,7 @@ def _to_boundary(z: Tensor, d: Tensor, radius: float) -> float:
     return (room / (along + root) if along > 0 else root - along) / length
 
 
-def _inside(p: Tensor, radius: float) -> Tensor:
+def _pull_inside(p: Tensor, radius: float) -> Tensor:
     """The step, pulled back by the last bits by which rounding may have put it outside."""
     length = norm(p)
     return p * (radius / length) if length > radius else p

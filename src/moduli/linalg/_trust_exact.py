@@ -93,7 +93,7 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
             coefficients[int(values.argmin())] += along
         return vectors @ coefficients
 
-    def ended(p: Tensor, outcome: Outcome, rounds: int, multiplier: float) -> TrustRegionStep:
+    def end_at(p: Tensor, outcome: Outcome, rounds: int, multiplier: float) -> TrustRegionStep:
         if (size := norm(p)) > radius:
             p = p * (radius / size)
         image = vectors @ (values * (vectors.mH @ p))
@@ -103,12 +103,12 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
     # Inside: H positive semidefinite (its null space free of g) and the shortest minimiser short enough
     free = low > spread or (low >= -spread and share == 0)
     if free and length(max(low, 0.0)) <= target:
-        return ended(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
+        return end_at(step(max(low, 0.0)), Outcome.INTERIOR, 0, 0.0)
     floor = max(low, 0.0)  # λ ≥ 0
     if share == 0 and low <= spread and (short := length(0.0)) <= target:
         # Hard case (Nocedal and Wright, section 4.3): an eigenvector z, times tau, fills what is left of the radius
         along = unit * math.sqrt((target - short) * (target + short))
-        return ended(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
+        return end_at(step(0.0, along), Outcome.HARD_CASE, 0, max(-low, 0.0))
     mu = max(floor, share / target)  # here ‖p‖ ≥ radius, from where Newton's method is monotone
     rounds = 0
     while rounds < _ROUNDS:
@@ -123,4 +123,4 @@ def trust_exact(H: LinearOperator | Tensor, g: Tensor, radius: float) -> TrustRe
         if not following > mu:
             break
         mu = following
-    return ended(step(mu), Outcome.BOUNDARY, rounds, max(mu - low, 0.0))
+    return end_at(step(mu), Outcome.BOUNDARY, rounds, max(mu - low, 0.0))

@@ -12,10 +12,10 @@ from ..optim import Chainable, Module, TensorTransform, as_real, restore_complex
 if TYPE_CHECKING:
     from ..optim import Objective
 
-__all__ = ["BufferTransform", "transformed"]
+__all__ = ["BufferTransform", "transform_buffers"]
 
 
-def transformed(
+def transform_buffers(
     link: Module, key: str, buffers: Sequence[Tensor], params: Sequence[Tensor], objective: Objective
 ) -> list[Tensor]:
     """What the child makes of copies of these buffers, which stay as they are; without the child, the buffers."""
@@ -73,7 +73,7 @@ class BufferTransform(TensorTransform):
         for key, names in self.tfms.items():
             name = next((name for name in names if name in rows[0]), None)
             if key in self.children and name is not None:
-                found = transformed(self, key, [row[name] for row in rows], own, objective)
+                found = transform_buffers(self, key, [row[name] for row in rows], own, objective)
                 for row, buffer in zip(rows, found, strict=True):
                     row[name] = buffer
         return rows

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["at_least_one", "choice", "fraction", "non_negative", "positive", "probability"]
+__all__ = ["check_at_least_one", "choice", "fraction", "non_negative", "positive", "probability"]
 
 
 def _numbers(value: Any) -> list[float] | None:
@@ -54,7 +54,7 @@ def positive(link: str, **settings: Any) -> None:
         _check(link, key, value, lambda x: x > 0, "a number above zero")
 
 
-def at_least_one(link: str, **settings: Any) -> None:
+def check_at_least_one(link: str, **settings: Any) -> None:
     """Whole numbers from one."""
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

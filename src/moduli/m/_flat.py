@@ -18,8 +18,8 @@ __all__ = [
     "flat",
     "flat_members",
     "is_small",
-    "masked",
-    "plain",
+    "mask_absent",
+    "is_plain",
     "size",
     "tensors_of",
     "unflat",
@@ -58,7 +58,7 @@ def is_small(n: int, device: torch.device) -> bool:
     return n <= SMALL and device.type == "cpu"
 
 
-def plain(params: Sequence[Tensor]) -> bool:
+def is_plain(params: Sequence[Tensor]) -> bool:
     """Whether `array` can be used: real, of one precision, on the CPU, strided, and not too many numbers."""
     dtype = params[0].dtype
     if dtype not in _PLAIN:
@@ -95,7 +95,7 @@ def unflat(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def tensors_of(vector: Any, params: Sequence[Tensor]) -> list[Tensor]:
-    """`unflat` of an array for `plain` parameters; the tensors share its memory."""
+    """`unflat` of an array for `is_plain` parameters; the tensors share its memory."""
     if len(params) == 1:
         out = torch.from_numpy(vector)
         return [out if params[0].dim() == 1 else out.view(params[0].shape)]
@@ -111,7 +111,7 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return torch.dot(flat(a), flat(b)).item()
 
 
-def masked(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Tensor]:
+def mask_absent(tensors: Sequence[Tensor], present: Sequence[bool] | None) -> list[Tensor]:
     """The tensors, with zeros for parameters that have no gradient and so do not move."""
     if present is None:
         return list(tensors)

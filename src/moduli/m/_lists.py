@@ -15,22 +15,22 @@ from ._scalars import read
 __all__ = ["dot", "norm"]
 
 
-def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _view_real(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
 
 
 def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Any:
     """The real inner product, accumulated in double; a tensor where it is differentiated or vectorised."""
     if torch.is_grad_enabled() or in_transform():
-        products = [(a.double() * b.double()).sum() for a, b in zip(_real(first), _real(second), strict=True)]
+        products = [(a.double() * b.double()).sum() for a, b in zip(_view_real(first), _view_real(second), strict=True)]
         return torch.stack(products).sum()
-    return read(kernels.dot(_real(first), _real(second)))
+    return read(kernels.dot(_view_real(first), _view_real(second)))
 
 
 def norm(tensors: Sequence[Tensor], order: float = 2) -> Any:
     """The norm of all elements, accumulated in double; a tensor where it is differentiated or vectorised."""
     if torch.is_grad_enabled() or in_transform():
-        parts = _real(tensors) if order == 2 else [t.abs() for t in tensors]
+        parts = _view_real(tensors) if order == 2 else [t.abs() for t in tensors]
         sizes = [torch.linalg.vector_norm(t, order, dtype=torch.float64) for t in parts]
         return torch.linalg.vector_norm(torch.stack(sizes), order)
     return read(kernels.norm(tensors, order))

@@ -12,7 +12,7 @@ from .. import kernels
 from ._lists import norm
 from ._scalars import read
 
-__all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shaped", "sizes"]
+__all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shape_like", "sizes"]
 
 Axes = int | tuple[int, ...] | list[int] | None
 
@@ -125,7 +125,7 @@ def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: in
     return [found] * len(tensors)
 
 
-def shaped(value: Tensor, like: Tensor) -> Tensor:
+def shape_like(value: Tensor, like: Tensor) -> Tensor:
     """A number, or one per member, in the precision of this tensor and shaped to multiply it."""
     value = value.to(like.dtype.to_real() if like.is_complex() else like.dtype)
     return value if value.dim() == 0 else value.reshape(-1, *([1] * (like.dim() - 1)))

@@ -53,7 +53,7 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
     if record is not None and record[0] != key and stored(module, record[0]):
         nn.Module.__delattr__(module, record[0])
     # What another library told of the tensor does not tell apart the tensors of two modules.
-    state["_labelled"][name] = (key, value._axes.bare())
+    state["_labelled"][name] = (key, value._axes.drop_marks())
     _remember_class(state, name, value)
     for registry in (state["_parameters"], state["_buffers"], state["_modules"], state):
         registry.pop(name, None)

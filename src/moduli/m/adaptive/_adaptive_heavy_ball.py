@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...optim import Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from .._scalars import divide, read
 
 __all__ = ["AdaptiveHeavyBall"]
@@ -51,7 +51,7 @@ class AdaptiveHeavyBall(Transform):
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Step size and momentum from this point and the last."""
         state = states[0]
-        x, u = flat(objective.params), flat(masked(objective.peek_updates(), objective.present))
+        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
         gap = read(objective.get_loss(backward=True).double()) - settings[0]["f_star"]
         square = read(torch.dot(u, u))
         state["h"], state["m"], state["moved"] = divide(2 * gap, square, 0.0), 0.0, torch.zeros_like(x)
@@ -65,7 +65,7 @@ class AdaptiveHeavyBall(Transform):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Along the update, and on along the last step."""
         state = states[0]
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         out = (1 + state["m"]) * state["h"] * u - state["m"] * state["moved"].to(u.dtype)
         objective.updates = unflat(out, objective.params)
         return objective

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one, fraction, non_negative, positive
+from .._checks import check_at_least_one, fraction, non_negative, positive
 
 __all__ = ["AdEMAMix"]
 
@@ -62,7 +62,7 @@ class AdEMAMix(TensorTransform):
         positive("AdEMAMix", beta3=beta3, beta3_start=beta3_start)
         non_negative("AdEMAMix", eps=eps)
         if warmup is not None:
-            at_least_one("AdEMAMix", warmup=warmup)
+            check_at_least_one("AdEMAMix", warmup=warmup)
         super().__init__(
             {
                 "beta1": beta1,

@@ -11,11 +11,11 @@ __all__ = [
     "accumulate",
     "covariance",
     "eigh",
-    "merged_shape",
+    "merge_shape",
     "multiply",
     "multiply_symmetric",
     "power",
-    "whole",
+    "fill_upper",
     "work",
 ]
 
@@ -25,7 +25,7 @@ def work(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def merged_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, ...]:
+def merge_shape(shape: Sequence[int], max_dim: int, merge: bool) -> tuple[int, ...]:
     """The shape without axes of size one; with `merge`, neighbours after the first axis become one while they are small.
 
     A matrix stays a matrix: merging its two axes would turn two factors into one full matrix.
@@ -53,7 +53,7 @@ def covariance(tensor: Tensor, axis: int) -> Tensor:
 def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: float) -> None:
     """Total <- keep total + take covariance.
 
-    Of a real matrix only the blocks on and below the diagonal are computed, for long axes two thirds: see `whole`.
+    Of a real matrix only the blocks on and below the diagonal are computed, for long axes two thirds: see `fill_upper`.
     """
     if tensor.dim() == 2 and not tensor.is_complex():
         slices = tensor if axis == 0 else tensor.mT
@@ -63,7 +63,7 @@ def accumulate(total: Tensor, tensor: Tensor, axis: int, keep: float, take: floa
         total.mul_(keep).add_(covariance(tensor, axis), alpha=take)
 
 
-def whole(total: Tensor) -> Tensor:
+def fill_upper(total: Tensor) -> Tensor:
     """A matrix that was accumulated, with what is above the diagonal copied from below."""
     if not total.is_complex():
         for low, high in _blocks(len(total)):
@@ -99,7 +99,7 @@ def multiply_symmetric(
             else torch.addmm(onto[low:high, :high], rows, columns, beta=beta, alpha=alpha)
         )
         out[low:high, :high] = below
-    return whole(out)
+    return fill_upper(out)
 
 
 def multiply(tensor: Tensor, matrices: Sequence[Tensor | None], adjoint: bool = False) -> Tensor:

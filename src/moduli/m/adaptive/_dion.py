@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one, fraction
+from .._checks import check_at_least_one, fraction
 from ._orthogonalize import as_matrix
 
 __all__ = ["Dion"]
@@ -49,7 +49,7 @@ class Dion(TensorTransform):
                     f"Dion: rank is {rank!r}; give a whole number, or a fraction of the shorter side up to 1.0"
                 )
         else:
-            at_least_one("Dion", rank=rank)
+            check_at_least_one("Dion", rank=rank)
         super().__init__({"momentum": momentum, "rank": rank})
         self.seed = seed
 

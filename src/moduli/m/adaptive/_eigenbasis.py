@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from .._scalars import read
-from ._axes import accumulate, covariance, eigh, merged_shape, whole, work
+from ._axes import accumulate, covariance, eigh, fill_upper, merge_shape, work
 
 __all__ = ["begin", "eigenvectors", "follow", "learn", "matrices"]
 
 
 def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
     """Covariances and bases of a first update, which is returned in the shape that is rotated."""
-    shape = merged_shape(update.shape, max_dim, merge_small)
+    shape = merge_shape(update.shape, max_dim, merge_small)
     axes = [axis for axis, size in enumerate(shape) if size <= max_dim and update.numel()]
     if len(shape) == 1 and not precondition_1d:
         axes = []
@@ -58,7 +58,7 @@ def follow(state: Any) -> list[Tensor]:
     """One step of orthogonal iteration; returns, for each axis, the order its eigenvectors have moved to."""
     orders, found_rows = [], []
     for total, rows in zip(state["covariances"], state["rows"], strict=True):
-        image = rows @ whole(total)
+        image = rows @ fill_upper(total)
         found = (image * rows.conj()).sum(1).real
         order = found.argsort(descending=True)
         # A multiple of the identity leaves the eigenvectors alone. It is above rounding, so that directions in which nothing

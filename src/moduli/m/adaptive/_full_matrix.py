@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import Chainable
 from .._buffers import BufferTransform
-from .._checks import at_least_one, choice, fraction, non_negative
+from .._checks import check_at_least_one, choice, fraction, non_negative
 from ._axes import power, work
 
 __all__ = ["FullMatrixAdagrad"]
@@ -65,7 +65,7 @@ class FullMatrixAdagrad(BufferTransform):
         accumulator_tfm: Chainable | None = None,
     ) -> None:
         non_negative("FullMatrixAdagrad", reg=reg)
-        at_least_one("FullMatrixAdagrad", precond_freq=precond_freq)
+        check_at_least_one("FullMatrixAdagrad", precond_freq=precond_freq)
         choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
         choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
         if beta is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
-from .._checks import at_least_one, non_negative, positive
+from .._checks import check_at_least_one, non_negative, positive
 from ._axes import eigh, work
 
 __all__ = ["GGT"]
@@ -60,9 +60,9 @@ class GGT(TensorTransform):
         concat_params: bool = True,
         inner: Chainable | None = None,
     ) -> None:
-        at_least_one("GGT", history_size=history_size)
+        check_at_least_one("GGT", history_size=history_size)
         if truncate is not None:
-            at_least_one("GGT", truncate=truncate)
+            check_at_least_one("GGT", truncate=truncate)
         positive("GGT", damping=damping)
         non_negative("GGT", rdamping=rdamping, eig_tol=eig_tol)
         super().__init__(

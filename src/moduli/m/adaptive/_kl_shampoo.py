@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, TensorTransform
-from .._checks import at_least_one, fraction, positive
+from .._checks import check_at_least_one, fraction, positive
 from ._axes import eigh, work
 from ._orthogonalize import as_matrix
 
@@ -52,7 +52,7 @@ class KLShampoo(TensorTransform):
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8, precond_freq: int = 1) -> None:
         fraction("KLShampoo", beta=beta)
         positive("KLShampoo", eps=eps)
-        at_least_one("KLShampoo", precond_freq=precond_freq)
+        check_at_least_one("KLShampoo", precond_freq=precond_freq)
         super().__init__({"beta": beta, "eps": eps, "precond_freq": precond_freq})
 
     def single_tensor_initialize(

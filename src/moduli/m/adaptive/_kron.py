@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._scalars import read
-from ._axes import covariance, merged_shape, multiply, multiply_symmetric, work
+from ._axes import covariance, merge_shape, multiply, multiply_symmetric, work
 
 __all__ = ["balance", "begin", "fit", "flip", "largest", "limit_amplitude", "precondition"]
 
@@ -21,7 +21,7 @@ _ROTATION = 0.125
 def begin(state: Any, tensor: Tensor, setting: Any) -> None:
     """Factors that are multiples of the identity."""
     x = work(tensor)
-    shape = merged_shape(tensor.shape, 0, merge=False) or (1,)
+    shape = merge_shape(tensor.shape, 0, merge=False) or (1,)
     state["shape"] = shape
     scale = setting["init_scale"]
     if scale is None:
@@ -45,7 +45,7 @@ def _products(factors: list[Tensor], geometry: str) -> list[Tensor]:
     return [multiply_symmetric(q.mH, q) if q.dim() == 2 else q.abs().square() for q in factors]
 
 
-def _through(tensor: Tensor, factors: list[Tensor]) -> Tensor:
+def _apply_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
     """Each factor (a matrix, or a diagonal as a vector) along its axis."""
     matrices: list[Tensor | None] = [factor if factor.dim() == 2 else None for factor in factors]
     if any(matrix is not None for matrix in matrices):
@@ -58,7 +58,7 @@ def _through(tensor: Tensor, factors: list[Tensor]) -> Tensor:
 
 def precondition(state: Any, tensor: Tensor) -> Tensor:
     """P times a tensor of the shape that is fitted."""
-    return _through(tensor, state["products"])
+    return _apply_factors(tensor, state["products"])
 
 
 def largest(matrix: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def balance(state: Any, setting: Any) -> None:
     state["products"] = _products(state["factors"], setting["dQ"])
 
 
-def _contracted(tensor: Tensor, axis: int, diagonal: bool) -> Tensor:
+def _contract(tensor: Tensor, axis: int, diagonal: bool) -> Tensor:
     """A tensor times itself along all axes but one; its diagonal where that is all that is wanted."""
     if not diagonal:
         return covariance(tensor, axis)
@@ -121,16 +121,16 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
     if geometry == "EQ":
         if v is None:
             raise ValueError("the geometry 'EQ' inverts its factors, so it needs the noise itself, not its mean")
-        first = _through(h, factors)
-        second: Tensor | None = _solved(v, factors)
+        first = _apply_factors(h, factors)
+        second: Tensor | None = _solve_factors(v, factors)
     else:
         first, second = precondition(state, h), v
     fitted = []
     for axis, q in enumerate(factors):
         diagonal = q.dim() == 1
-        plus = _contracted(first, axis, diagonal)
+        plus = _contract(first, axis, diagonal)
         tau = h.numel() / q.shape[0]
-        minus = None if second is None else _contracted(second, axis, diagonal)
+        minus = None if second is None else _contract(second, axis, diagonal)
         if geometry == "QEP" and not diagonal:
             plus = q @ plus @ q.mH
             minus = (q @ q.mH) * tau if minus is None else q @ minus @ q.mH
@@ -147,12 +147,12 @@ def fit(state: Any, h: Tensor, v: Tensor | None, setting: Any) -> None:
             # The mean of the noise is a multiple of the identity, so that it needs no product.
             fitted.append(_straighten(q * (1 + rate * tau) - rate * (plus @ q)))
         else:
-            fitted.append(_moved(q, plus, tau if minus is None else minus, rate, geometry))
+            fitted.append(_move_factor(q, plus, tau if minus is None else minus, rate, geometry))
     state["factors"] = fitted
     state["products"] = _products(fitted, geometry)
 
 
-def _moved(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, geometry: str) -> Tensor:
+def _move_factor(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, geometry: str) -> Tensor:
     """A factor after a step in one of the local coordinates."""
     change = plus.clone()
     if isinstance(minus, Tensor):
@@ -173,7 +173,7 @@ def _moved(q: Tensor, plus: Tensor, minus: Tensor | float, rate: Tensor, geometr
     return _straighten(moved) if geometry == "Q0.5EQ1.5" else moved
 
 
-def _solved(tensor: Tensor, factors: list[Tensor]) -> Tensor:
+def _solve_factors(tensor: Tensor, factors: list[Tensor]) -> Tensor:
     """The inverse adjoint of each factor along its axis."""
     for axis, q in enumerate(factors):
         if q.dim() == 1:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, TensorTransform
-from .._checks import at_least_one, choice, positive
+from .._checks import check_at_least_one, choice, positive
 from ._orthogonalize import as_matrix, from_matrix, orthogonalize
 
 __all__ = ["LMO"]
@@ -52,7 +52,7 @@ class LMO(TensorTransform):
     ) -> None:
         choice("LMO", "ball", ball, BALLS)
         positive("LMO", radius=radius)
-        at_least_one("LMO", steps=steps)
+        check_at_least_one("LMO", steps=steps)
         super().__init__({"ball": ball, "radius": radius, "steps": steps})
 
     def single_tensor_apply(

@@ -43,7 +43,7 @@ def _adjoint(U: Tensor, V: Tensor, d: Tensor, x: Tensor) -> Tensor:
     return d * (x + V @ (U.mT @ x))
 
 
-def _without(U: Tensor, V: Tensor, x: Tensor) -> Tensor:
+def _solve_low_rank(U: Tensor, V: Tensor, x: Tensor) -> Tensor:
     """(I + UV')^-1 x through a small system."""
     small = V.mT @ U
     small.diagonal().add_(1.0)
@@ -64,9 +64,9 @@ def fit(state: Any, h: Tensor, v: Tensor, first: bool, setting: Any) -> None:
     """
     U, V, d = torch.stack(state["U"], 1), torch.stack(state["V"], 1), state["d"]
     a = _product(U, V, d, h)
-    b = _without(V, U, v / d)  # Q^-T v
+    b = _solve_low_rank(V, U, v / d)  # Q^-T v
     ph = _adjoint(U, V, d, a) * h
-    pv = _without(U, V, b) / d * v
+    pv = _solve_low_rank(U, V, b) / d * v
     rate = _rate(state, 2, ph.abs().amax() + pv.abs().amax(), setting)
     fixed = V if first else U
     at, bt = fixed.mT @ a, fixed.mT @ b

@@ -38,7 +38,7 @@ class _Perturbed(Transform):
             state["shift"] = state["velocity"] * divide(setting["rho"], size, 0.0)
 
     @staticmethod
-    def _moved(state: dict[str, Any], step: Tensor) -> Tensor:
+    def _shift_step(state: dict[str, Any], step: Tensor) -> Tensor:
         out: Tensor = step + state["shift"] - state["before"]
         return out
 
@@ -104,7 +104,7 @@ class MSAMMomentum(_Perturbed):
                     fresh = 1 - setting["momentum"] if setting["lerp"] else 1.0
                     step = out[i] * fresh + step * setting["momentum"]
                 step = (step + param.detach() * setting["weight_decay"]) * setting["lr"]
-                out[i] = self._moved(state, step)
+                out[i] = self._shift_step(state, step)
         objective.updates = out
         return objective
 
@@ -144,7 +144,7 @@ class MSAM(_Perturbed):
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])
         objective.updates = [
-            self._moved(state, u) if "before" in state else u
+            self._shift_step(state, u) if "before" in state else u
             for u, state in zip(objective.get_updates(), states, strict=True)
         ]
         return objective

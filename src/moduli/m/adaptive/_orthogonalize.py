@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, TensorTransform
-from .._checks import at_least_one, choice
+from .._checks import check_at_least_one, choice
 from ._axes import multiply_symmetric
 
 __all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "as_matrix", "from_matrix", "orthogonalize"]
@@ -51,7 +51,7 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     norm = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
     x = matrix / (norm * slack + torch.finfo(matrix.dtype).tiny ** 0.5)
     if x.dim() == 2 and method == "newtonschulz" and steps <= 5 and x.shape[1] >= 2 * x.shape[0]:
-        return _by_gram(x, steps)
+        return _iterate_gram(x, steps)
     batched = x.dim() > 2
     flat = x.reshape(-1, *x.shape[-2:]) if batched else x
     fused = torch.baddbmm if batched else torch.addmm
@@ -62,7 +62,7 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     return out
 
 
-def _by_gram(x: Tensor, steps: int) -> Tensor:
+def _iterate_gram(x: Tensor, steps: int) -> Tensor:
     """The same for a wide matrix through its small side: the polynomials are of X X^H, and their product multiplies X once.
 
     What rounding adds to the smallest eigenvalues of X X^H grows by 12 in an iteration, as they do; after a few it is still
@@ -162,7 +162,7 @@ class Orthogonalize(TensorTransform):
         orthogonalize: bool = True,
     ) -> None:
         choice("Orthogonalize", "method", method, METHODS)
-        at_least_one("Orthogonalize", steps=steps)
+        check_at_least_one("Orthogonalize", steps=steps)
         super().__init__(
             {
                 "adjust_lr": adjust_lr,

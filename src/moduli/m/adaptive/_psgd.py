@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
-from .._checks import at_least_one, choice, fraction, non_negative, positive, probability
+from .._checks import check_at_least_one, choice, fraction, non_negative, positive, probability
 from ._axes import work
 from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 
@@ -75,7 +75,7 @@ class PSGDKronWhiten(TensorTransform):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        at_least_one("PSGDKronWhiten", max_dim=max_dim)
+        check_at_least_one("PSGDKronWhiten", max_dim=max_dim)
         positive("PSGDKronWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
         non_negative("PSGDKronWhiten", max_skew=max_skew, damping=damping)
         fraction("PSGDKronWhiten", betaL=betaL)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, TensorTransform
-from .._checks import at_least_one, fraction, non_negative, positive, probability
+from .._checks import check_at_least_one, fraction, non_negative, positive, probability
 from ._axes import work
 from ._kron import limit_amplitude
 from ._lra import begin, fit, precondition
@@ -70,7 +70,7 @@ class PSGDLRAWhiten(TensorTransform):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        at_least_one("PSGDLRAWhiten", rank=rank)
+        check_at_least_one("PSGDLRAWhiten", rank=rank)
         positive("PSGDLRAWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
         non_negative("PSGDLRAWhiten", damping=damping)
         fraction("PSGDLRAWhiten", betaL=betaL)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, Chainable, TensorTransform
-from .._checks import at_least_one, choice, fraction, non_negative
-from ._axes import accumulate, merged_shape, multiply, power, work
+from .._checks import check_at_least_one, choice, fraction, non_negative
+from ._axes import accumulate, merge_shape, multiply, power, work
 
 __all__ = ["Shampoo"]
 
@@ -74,7 +74,7 @@ class Shampoo(TensorTransform):
         inner: Chainable | None = None,
     ) -> None:
         non_negative("Shampoo", reg=reg, adagrad_eps=adagrad_eps)
-        at_least_one("Shampoo", precond_freq=precond_freq, max_dim=max_dim)
+        check_at_least_one("Shampoo", precond_freq=precond_freq, max_dim=max_dim)
         choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
         choice("Shampoo", "init", init, ("identity", "zeros"))
         if beta is not None:
@@ -100,7 +100,7 @@ class Shampoo(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         x = work(tensor)
-        shape = merged_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
+        shape = merge_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
         axes = [axis for axis, size in enumerate(shape) if size <= setting["max_dim"]]
         if len(shape) == 1 and not setting["precondition_1d"]:
             axes = []

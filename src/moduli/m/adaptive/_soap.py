@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, Chainable, Objective, TensorTransform
-from .._checks import at_least_one, fraction, non_negative
+from .._checks import check_at_least_one, fraction, non_negative
 from ._axes import multiply, work
 from ._eigenbasis import begin, follow, learn, matrices
 
@@ -78,7 +78,7 @@ class SOAP(TensorTransform):
         inner: Chainable | None = None,
     ) -> None:
         fraction("SOAP", beta1=beta1, beta2=beta2, shampoo_beta=shampoo_beta)
-        at_least_one("SOAP", precond_freq=precond_freq, max_dim=max_dim)
+        check_at_least_one("SOAP", precond_freq=precond_freq, max_dim=max_dim)
         non_negative("SOAP", eps=eps)
         super().__init__(
             {

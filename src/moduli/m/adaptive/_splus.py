@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Across, TensorTransform
-from .._checks import at_least_one, fraction
+from .._checks import check_at_least_one, fraction
 from ._axes import work
 from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
@@ -52,7 +52,7 @@ class SPlus(TensorTransform):
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, max_dim: int = 10_000) -> None:
         fraction("SPlus", beta1=beta1, beta2=beta2)
-        at_least_one("SPlus", precond_freq=precond_freq, max_dim=max_dim)
+        check_at_least_one("SPlus", precond_freq=precond_freq, max_dim=max_dim)
         super().__init__({"beta1": beta1, "beta2": beta2, "precond_freq": precond_freq, "max_dim": max_dim})
 
     def single_tensor_initialize(

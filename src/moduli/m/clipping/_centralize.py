@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one
+from .._checks import check_at_least_one
 from .._metrics import Axes, axes_of, check_axes
 
 __all__ = ["Centralize"]
@@ -42,7 +42,7 @@ class Centralize(TensorTransform):
     static = ("dim", "min_size")
 
     def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
-        at_least_one("Centralize", min_size=min_size)
+        check_at_least_one("Centralize", min_size=min_size)
         dim = check_axes("Centralize", dim)
         if dim == "global" and inverse_dims:
             raise ValueError("Centralize: inverse_dims is for axes, but dim is 'global'")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...optim import Across, TensorTransform
-from .._checks import at_least_one, non_negative
+from .._checks import check_at_least_one, non_negative
 from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
 from .._scalars import choose
 
@@ -32,7 +32,7 @@ class NormLink(TensorTransform):
         name = type(self).__name__
         non_negative(name, **{key: value})
         check_metric(name, ord)
-        at_least_one(name, min_size=min_size)
+        check_at_least_one(name, min_size=min_size)
         dim = check_axes(name, dim)
         if dim == "global" and inverse_dims:
             raise ValueError(f"{name}: inverse_dims is for axes, but dim is 'global'")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._rules import RULES
 
 __all__ = ["ConjugateGradient"]
@@ -65,7 +65,7 @@ class ConjugateGradient(Transform):
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Finds beta from this gradient and the last one."""
         state, setting = states[0], settings[0]
-        g = flat(masked(objective.peek_updates(), objective.present))
+        g = flat(mask_absent(objective.peek_updates(), objective.present))
         last, D = state.get("last"), state.get("direction")
         every = setting["restart_interval"]
         every = g.numel() + 1 if every == "auto" else every
@@ -93,7 +93,7 @@ class ConjugateGradient(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Adds the last direction."""
-        out = self._combine(flat(masked(objective.peek_updates(), objective.present)), states[0])
+        out = self._combine(flat(mask_absent(objective.peek_updates(), objective.present)), states[0])
         if "inner" in self.children:  # what they make of the gradient is part of the direction
             states[0]["direction"] = out
         objective.updates = unflat(out.clone(), objective.params)

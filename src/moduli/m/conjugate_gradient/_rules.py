@@ -13,40 +13,40 @@ from torch import Tensor, dot
 __all__ = ["RULES"]
 
 
-def _over(above: Tensor, below: Tensor) -> Tensor:
+def _divide(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below != 0, above / below, 0.0)
 
 
 def _fletcher_reeves(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(dot(g, g), dot(last, last))
+    return _divide(dot(g, g), dot(last, last))
 
 
 def _polak_ribiere(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(dot(g, y), dot(last, last))
+    return _divide(dot(g, y), dot(last, last))
 
 
 def _hestenes_stiefel(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(-dot(g, y), dot(D, y))
+    return _divide(-dot(g, y), dot(D, y))
 
 
 def _dai_yuan(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(-dot(g, g), dot(D, y))
+    return _divide(-dot(g, g), dot(D, y))
 
 
 def _hager_zhang(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
     # In terms of the downhill direction d = -D; the lower bound keeps it globally convergent.
     dy = -dot(D, y)
-    beta = _over(dot(y, g) + 2 * _over(dot(D, g) * dot(y, y), dy), dy)
+    beta = _divide(dot(y, g) + 2 * _divide(dot(D, g) * dot(y, y), dy), dy)
     size = torch.linalg.vector_norm(D) * torch.linalg.vector_norm(last).clamp(max=0.01)
     return torch.where((dy != 0) & (size > 0), torch.maximum(beta, -1 / size), beta)
 
 
 def _liu_storey(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(dot(g, y), dot(last, D))
+    return _divide(dot(g, y), dot(last, D))
 
 
 def _conjugate_descent(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:
-    return _over(dot(g, g), dot(last, D))
+    return _divide(dot(g, g), dot(last, D))
 
 
 def _hybrid(g: Tensor, last: Tensor, y: Tensor, D: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class AugmentedLagrangian(Reformulation):
             raise TypeError(f"AugmentedLagrangian: the constraint returned a {type(found).__name__}; return a tensor")
         return data.reshape(-1)
 
-    def _now(self, like: Tensor, setting: Any) -> tuple[Tensor, float]:
+    def _read_multiplier(self, like: Tensor, setting: Any) -> tuple[Tensor, float]:
         multiplier = self.global_state.get("multiplier")
         if multiplier is None:
             multiplier = self.global_state["multiplier"] = torch.zeros_like(like)
@@ -110,7 +110,7 @@ class AugmentedLagrangian(Reformulation):
         setting = self.settings[objective.params[0]]
         with torch.no_grad():
             c = self._values(objective)
-        multiplier, mu = self._now(c, setting)
+        multiplier, mu = self._read_multiplier(c, setting)
         violation = self.violation(c, self.inequality)
         self.global_state["multiplier"] = self.next_multiplier(c, multiplier, mu, self.inequality)
         if violation > max(float(setting["tol"]), 0.75 * self.global_state.get("violation", torch.inf)):
@@ -126,7 +126,7 @@ class AugmentedLagrangian(Reformulation):
         setting = self.settings[objective.params[0]]
         with torch.enable_grad():
             c = self._values(objective)
-            multiplier, mu = self._now(c.detach(), setting)
+            multiplier, mu = self._read_multiplier(c.detach(), setting)
             more = self.term(c, multiplier, mu, self.inequality)
             found: Sequence[Tensor | None] = [None] * len(params)
             if backward and more.requires_grad:

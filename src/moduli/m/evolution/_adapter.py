@@ -175,10 +175,10 @@ class ModelLink(SearchLink):
         block = max(1, min(search.population, BLOCK // max(copied, size, 1)))
         for start in range(0, search.population, block):
             stop = min(start + block, search.population)
-            fitness[start:stop] = self._together(objective, search.rows(start, stop), asked.fn)
+            fitness[start:stop] = self._evaluate_together(objective, search.rows(start, stop), asked.fn)
         return fitness
 
-    def _together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
+    def _evaluate_together(self, objective: Objective, rows: Tensor, fn: Callable[..., Any]) -> Tensor:
         net: Any = objective.model
         pop = self._models.of(net, len(rows))
         leaves = dict(pop.named_parameters())

@@ -42,7 +42,7 @@ class Models:
 
     def of(self, net: nn.Module, count: int) -> Population:
         """`count` copies of the model as it is now."""
-        built = _built(net)
+        built = _describe_build(net)
         if built is None or built != self._built:
             self._built, self._kept = built, {}
         pop = self._kept.get(count)
@@ -63,7 +63,7 @@ class Models:
         return pop
 
 
-def _built(net: nn.Module) -> list[Any] | None:
+def _describe_build(net: nn.Module) -> list[Any] | None:
     """What a copy of the model depends on besides values, to be compared; None where it can't be."""
     found: list[Any] = [
         (name, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)

@@ -62,7 +62,7 @@ class CD(Module):
         super().__init__({"h": h, "grad": grad, "adaptive": adaptive})
         self.index, self.threepoint, self.seed = index, threepoint, seed
 
-    def _which(self, count: int) -> int:
+    def _choose_index(self, count: int) -> int:
         if self.index == "random":
             return int(torch.randint(0, count, (), generator=self.get_generator("cpu", self.seed)))
         turn = self.increment_counter("turn", 0)
@@ -74,7 +74,7 @@ class CD(Module):
     def _place(self, objective: Objective) -> tuple[Tensor, int]:
         """The parameter, and the number in it, whose turn it is."""
         params = [param for param in objective.params if param.numel()]
-        at = self._which(sum(param.numel() for param in params))
+        at = self._choose_index(sum(param.numel() for param in params))
         for param in params:
             if at < param.numel():
                 return param, at

@@ -57,11 +57,11 @@ class FDM(GradApproximator):
                     index = torch.unravel_index(torch.tensor(i), own.shape) if own.dim() else ()
                     start = own[index].clone()
 
-                    def at(k: int, own: Tensor = own, index: Any = index, start: Tensor = start) -> Tensor:
+                    def evaluate_at(k: int, own: Tensor = own, index: Any = index, start: Tensor = start) -> Tensor:
                         own[index] = start + k * h
                         found = value()
                         own[index] = start
                         return found
 
-                    flat_out[i], loss = derivative(at, formula, h, loss)
+                    flat_out[i], loss = derivative(evaluate_at, formula, h, loss)
         return grads, loss

@@ -129,12 +129,12 @@ class ForwardGradient(GradApproximator):
         for k in range(count):
             z = self._direction(params, k, setting)
 
-            def at(point: int, z: list[Tensor] = z) -> Tensor:
+            def evaluate_at(point: int, z: list[Tensor] = z) -> Tensor:
                 for param, x, v in zip(params, start, z, strict=True):
                     param.copy_(x + point * h * v)
                 return value()
 
-            slope, loss = derivative(at, formula, h, loss)
+            slope, loss = derivative(evaluate_at, formula, h, loss)
             for grad, v in zip(grads, z, strict=True):
                 grad.add_(v * (slope / count).to(v.dtype))
         for param, x in zip(params, start, strict=True):

@@ -8,7 +8,7 @@ import torch
 
 from ...linalg import AtA, LinearOperator, SingularError
 from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ..second_order._solve import refuse_complex, shortest
 from ._jacobian import jacobian
 
@@ -79,7 +79,7 @@ class GaussNewton(Transform):
             weights = shortest(gram, objective.get_residuals().detach().reshape(-1))
             objective.updates = unflat(J.T @ weights, objective.params)
             return objective
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         A = self._operator(states[0])
         try:
             out = A.solve_plus_diag(u, reg) if reg else A.solve(u)

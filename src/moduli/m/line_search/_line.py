@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Objective, keeps_graph
-from .._flat import array, dot, flat, masked, plain, tensors_of, unflat
+from .._flat import array, dot, flat, is_plain, mask_absent, tensors_of, unflat
 
 __all__ = ["Line"]
 
@@ -36,7 +36,7 @@ class Line:
         # Parameters go back to where the graph was recorded, which then is still right: autograd need not notice trials.
         self.unnoticed = objective._graph is not None
         if objective.present is not None:
-            update = masked(update, objective.present)
+            update = mask_absent(update, objective.present)
         self.x: Any
         self.u: Any
         self.trials = 0
@@ -51,7 +51,7 @@ class Line:
         """Remember x and u as they are calculated with."""
         params = self.params
         # One vector: x, u and all trials; for small ones NumPy's dispatch costs less than torch's.
-        self.numpy = plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
+        self.numpy = is_plain(params) and all(tensor.dtype is params[0].dtype for tensor in update)
         # Parameters of several precisions are rounded as the optimizer will round them.
         self.mixed = False
         if self.numpy:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective, keeps_graph
-from .._flat import flat_members, masked, unflat_members
+from .._flat import flat_members, mask_absent, unflat_members
 from ._more_thuente import Trials
 
 __all__ = ["search_members"]
@@ -35,7 +35,7 @@ def search_members(
     losses, grads = objective.get_loss_grads()
     if losses is None:
         losses = objective.get_loss(backward=True)
-    x, g = flat_members(objective.params), flat_members(masked(grads, objective.present))
+    x, g = flat_members(objective.params), flat_members(mask_absent(grads, objective.present))
     u, slope, can = _turn_downhill(g, _update(objective), bool(setting.get("plus_minus")))
     rows = can.nonzero()[:, 0].tolist()
     # Numbers come and go as lists: an operation for each member would make a step cost what the loop over models costs.
@@ -89,7 +89,7 @@ def _as_column(numbers: list[float], like: Tensor) -> Tensor:
 
 
 def _update(objective: Objective) -> Tensor:
-    return flat_members(masked(objective.peek_updates(), objective.present))
+    return flat_members(mask_absent(objective.peek_updates(), objective.present))
 
 
 def _place(objective: Objective, rows: Tensor) -> None:

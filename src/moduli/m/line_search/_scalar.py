@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .._checks import at_least_one, fraction, positive
+from .._checks import check_at_least_one, fraction, positive
 from ._base import LineSearchBase
 from ._line import Line
 
@@ -40,7 +40,7 @@ class AdaptiveBisection(LineSearchBase):
     ) -> None:
         positive("AdaptiveBisection", init=init, nminus=nminus)
         fraction("AdaptiveBisection", nminus=nminus)
-        at_least_one("AdaptiveBisection", maxiter=maxiter)
+        check_at_least_one("AdaptiveBisection", maxiter=maxiter)
         if isinstance(nplus, int | float) and not nplus > 1:
             raise ValueError(f"AdaptiveBisection: nplus is {nplus}; the length grows by more than 1")
         super().__init__({"init": init, "nplus": nplus, "nminus": nminus, "maxiter": maxiter, "adaptive": adaptive})

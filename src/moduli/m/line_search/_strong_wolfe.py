@@ -97,7 +97,7 @@ class StrongWolfe(LineSearchBase):
             }
         )
 
-    def first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
+    def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
         """The first length to try."""
         kind, start = settings["a_init"], float(settings["init_value"])
         last = memory.get("last")
@@ -121,7 +121,7 @@ class StrongWolfe(LineSearchBase):
         found, good, lowest, best = yield from more_thuente_trials(
             loss,
             slope,
-            self.first_length(loss, slope, settings, memory),
+            self.choose_first_length(loss, slope, settings, memory),
             c1=settings["c1"],
             c2=settings["c2"],
             most=settings["a_max"],

@@ -92,7 +92,7 @@ class Split(Module):
         name = None if binding is None else binding.names.get(source)
         return bool(self.filter(seen, name, self._find_owner(source, objective.model)))
 
-    def _each(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
+    def _run_branches(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         passed = [self._passes(param, objective) for param in objective.params]
         for key, wanted in (("true", True), ("false", False)):
             indices = [i for i, found in enumerate(passed) if found is wanted]
@@ -101,7 +101,7 @@ class Split(Module):
                 self.children[key].check_shared(part.params)
                 others = [p for i, p in enumerate(objective.params) if passed[i] is not wanted]
                 # A step that is differentiated leaves no gradients anywhere.
-                with _untouched([] if objective.differentiable else others):
+                with _keep_gradients([] if objective.differentiable else others):
                     out = how(self.children[key], part)
                 if isinstance(out, Objective):
                     _put_back(objective, out, indices)
@@ -109,15 +109,15 @@ class Split(Module):
 
     def update(self, objective: Objective) -> None:
         """Each chain learns from its part."""
-        self._each(objective, lambda child, part: child.update(part))
+        self._run_branches(objective, lambda child, part: child.update(part))
 
     def apply(self, objective: Objective) -> Objective:
         """Each chain transforms its part."""
-        return self._each(objective, lambda child, part: child.apply(part))
+        return self._run_branches(objective, lambda child, part: child.apply(part))
 
     def step(self, objective: Objective) -> Objective:
         """Each chain makes its step on its part."""
-        return self._each(objective, lambda child, part: run(part, [child]))
+        return self._run_branches(objective, lambda child, part: run(part, [child]))
 
 
 def _count_arguments(function: Callable[..., bool]) -> int:
@@ -135,7 +135,7 @@ def _count_arguments(function: Callable[..., bool]) -> int:
 
 
 @contextmanager
-def _untouched(others: list[Tensor]) -> Iterator[None]:
+def _keep_gradients(others: list[Tensor]) -> Iterator[None]:
     """Evaluations of one part leave gradients at the other parameters too; theirs from the step's start are kept."""
     held = [param.grad for param in others]
     for param in others:

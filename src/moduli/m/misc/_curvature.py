@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
-from .._checks import at_least_one, choice, positive
+from .._checks import check_at_least_one, choice, positive
 from .._scalars import choose, read
 
 __all__ = ["HpuEstimate", "RandomHvp"]
@@ -104,7 +104,7 @@ class RandomHvp(Module):
         h: float = 1e-3,
         seed: int | None = None,
     ) -> None:
-        at_least_one("RandomHvp", n_samples=n_samples, update_freq=update_freq)
+        check_at_least_one("RandomHvp", n_samples=n_samples, update_freq=update_freq)
         choice("RandomHvp", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
         choice("RandomHvp", "hvp_method", hvp_method, ("autograd", "fd_forward", "fd_central"))
         positive("RandomHvp", h=h)

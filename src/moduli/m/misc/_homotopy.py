@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective, Reformulation
-from .._metrics import shaped
+from .._metrics import shape_like
 
 __all__ = ["ExpHomotopy", "LambdaHomotopy", "LogHomotopy", "SqrtHomotopy", "SquareHomotopy"]
 
@@ -47,7 +47,7 @@ class LambdaHomotopy(Reformulation):
         if not backward:
             return outer.detach(), None
         grads = [
-            torch.zeros_like(param) if param.grad is None else shaped(slope, param) * param.grad for param in params
+            torch.zeros_like(param) if param.grad is None else shape_like(slope, param) * param.grad for param in params
         ]
         return outer.detach(), grads
 

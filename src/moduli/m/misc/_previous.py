@@ -65,7 +65,7 @@ class _Last(TensorTransform):
         state["previous"] = torch.full_like(tensor, self.first)
         state["before"] = torch.zeros_like(tensor)
 
-    def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
+    def observe(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
         """What is compared with the step before."""
         return tensor
 
@@ -73,7 +73,7 @@ class _Last(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> None:
         state["before"] = state["previous"].clone()
-        state["previous"] = self.seen(tensor, grad).clone()
+        state["previous"] = self.observe(tensor, grad).clone()
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -121,7 +121,7 @@ class LastGradDifference(_Last):
     def __init__(self) -> None:
         super().__init__(uses_grad=True)
 
-    def seen(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
+    def observe(self, tensor: Tensor, grad: Tensor | None) -> Tensor:
         return tensor if grad is None else grad
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:

@@ -20,13 +20,13 @@ class _Print(Module):
         self.text = type(self).text if text is None else text
         self.print_fn = print_fn
 
-    def seen(self, objective: Objective) -> Any:
+    def observe(self, objective: Objective) -> Any:
         """What is printed."""
         raise TypeError(f"{type(self).__name__} does not say what to print")
 
     def apply(self, objective: Objective) -> Objective:
         """Print, and change nothing."""
-        self.print_fn(f"{self.text}{self.seen(objective)}")
+        self.print_fn(f"{self.text}{self.observe(objective)}")
         return objective
 
 
@@ -50,7 +50,7 @@ class PrintLoss(_Print):
     needs = frozenset({Need.LOSS})
     text = "loss = "
 
-    def seen(self, objective: Objective) -> Any:
+    def observe(self, objective: Objective) -> Any:
         return objective.get_loss(backward=False).tolist()
 
 
@@ -72,7 +72,7 @@ class PrintParams(_Print):
 
     text = "params = "
 
-    def seen(self, objective: Objective) -> Any:
+    def observe(self, objective: Objective) -> Any:
         return [param.tolist() for param in objective.params]
 
 
@@ -93,7 +93,7 @@ class PrintShape(_Print):
     needs = frozenset({Need.GRADIENT})
     text = "shapes = "
 
-    def seen(self, objective: Objective) -> Any:
+    def observe(self, objective: Objective) -> Any:
         return [tuple(tensor.shape) for tensor in objective.peek_updates()]
 
 
@@ -116,5 +116,5 @@ class PrintUpdate(_Print):
     needs = frozenset({Need.GRADIENT})
     text = "update = "
 
-    def seen(self, objective: Objective) -> Any:
+    def observe(self, objective: Objective) -> Any:
         return [tensor.tolist() for tensor in objective.peek_updates()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one
+from .._checks import check_at_least_one
 
 __all__ = ["Averaging", "MedianAveraging", "WeightedAveraging"]
 
@@ -21,7 +21,7 @@ class _History(TensorTransform):
     differentiable = True
 
     def __init__(self, size: int, defaults: dict[str, Any]) -> None:
-        at_least_one(type(self).__name__, history_size=size)
+        check_at_least_one(type(self).__name__, history_size=size)
         super().__init__(defaults)
         self.add_projected_keys("grad", "history")
 

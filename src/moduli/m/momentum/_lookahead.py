@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one, positive
+from .._checks import check_at_least_one, positive
 
 __all__ = ["Lookahead"]
 
@@ -43,7 +43,7 @@ class Lookahead(TensorTransform):
     static = ("k",)
 
     def __init__(self, *, k: int = 5, alpha: Any = 0.5) -> None:
-        at_least_one("Lookahead", k=k)
+        check_at_least_one("Lookahead", k=k)
         positive("Lookahead", alpha=alpha)
         super().__init__({"k": k, "alpha": alpha})
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, as_tensor, in_pairs, numbers, present
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, numbers, present
 
 __all__ = [
     "Add",
@@ -212,7 +212,7 @@ class Maximum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return in_pairs(torch.maximum, u, o)
+        return apply_in_pairs(torch.maximum, u, o)
 
 
 class Minimum(_Binary):
@@ -229,7 +229,7 @@ class Minimum(_Binary):
     """
 
     def combine(self, u: Tensor, o: Any) -> Tensor:
-        return in_pairs(torch.minimum, u, o)
+        return apply_in_pairs(torch.minimum, u, o)
 
 
 class CopySign(_Binary):
@@ -336,14 +336,14 @@ class Threshold(MultiOperation):
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         out = []
         for i, param in enumerate(objective.params):
-            keep = _above if self.settings[param]["update_above"] else _below
-            out.append(in_pairs(keep, update[i], values["threshold"][i], values["value"][i]))
+            keep = _replace_above if self.settings[param]["update_above"] else _replace_below
+            out.append(apply_in_pairs(keep, update[i], values["threshold"][i], values["value"][i]))
         return out
 
 
-def _above(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
+def _replace_above(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
     return torch.where(u > limit, u, value)
 
 
-def _below(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
+def _replace_below(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:
     return torch.where(u < limit, u, value)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from .._metrics import check_metric, shaped, sizes
+from .._metrics import check_metric, shape_like, sizes
 from ._operands import MultiOperation, present
 from ._sources import Params
 
@@ -92,7 +92,7 @@ class Graft(MultiOperation):
             setting, d = self.settings[param], direction[i]
             below = mine[i] + setting["eps"]
             ratio = torch.where(below == 0, torch.ones_like(below), other[i] / torch.where(below == 0, 1.0, below))
-            out.append(d * shaped(1 + setting["strength"] * (ratio - 1), d))
+            out.append(d * shape_like(1 + setting["strength"] * (ratio - 1), d))
         return out
 
     def _sizes(self, objective: Objective, tensors: list[Tensor]) -> list[Tensor]:
@@ -212,5 +212,5 @@ class GraftToParams(Graft):
         out = []
         for i, param in enumerate(objective.params):
             d, size = values["direction"][i], other[i].clamp(min=self.settings[param]["eps"])
-            out.append(d * shaped(size / torch.where(mine[i] == 0, 1.0, mine[i]), d))
+            out.append(d * shape_like(size / torch.where(mine[i] == 0, 1.0, mine[i]), d))
         return out

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...optim import Chainable, Module, Objective, Schedule, as_real, restore_complex
 from ...optim import step as run
 
-__all__ = ["MultiOperation", "Operand", "as_tensor", "in_pairs", "numbers", "present"]
+__all__ = ["MultiOperation", "Operand", "as_tensor", "apply_in_pairs", "numbers", "present"]
 
 Operand = float | int | Tensor | Chainable
 
@@ -101,7 +101,7 @@ def as_tensor(u: Tensor, value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full_like(u, value)
 
 
-def in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor:
+def apply_in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> Tensor:
     """A pointwise function that compares: complex numbers have no order, so it sees them as pairs of reals."""
     if not u.is_complex():
         return function(u, *(as_tensor(u, other) for other in others))

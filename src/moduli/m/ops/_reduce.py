@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, as_tensor, in_pairs, numbers
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, numbers
 
 __all__ = [
     "ClipModules",
@@ -115,7 +115,7 @@ class MaximumModules(_Reduce):
     """
 
     def combine(self, values: list[Tensor]) -> Tensor:
-        return functools.reduce(functools.partial(in_pairs, torch.maximum), values)
+        return functools.reduce(functools.partial(apply_in_pairs, torch.maximum), values)
 
 
 class MinimumModules(_Reduce):
@@ -132,7 +132,7 @@ class MinimumModules(_Reduce):
     """
 
     def combine(self, values: list[Tensor]) -> Tensor:
-        return functools.reduce(functools.partial(in_pairs, torch.minimum), values)
+        return functools.reduce(functools.partial(apply_in_pairs, torch.minimum), values)
 
 
 class WeightedSum(_Reduce):
@@ -306,5 +306,5 @@ class ClipModules(MultiOperation):
         out = [as_tensor(u, value) for u, value in zip(update, values["input"], strict=True)]
         for key, bound in (("min", torch.maximum), ("max", torch.minimum)):
             if values[key] is not None:
-                out = [in_pairs(bound, a, b) for a, b in zip(out, values[key], strict=True)]
+                out = [apply_in_pairs(bound, a, b) for a, b in zip(out, values[key], strict=True)]
         return out

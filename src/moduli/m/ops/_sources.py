@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...optim import Module, Need, Objective, sample_like
 from .._checks import choice, non_negative
-from .._metrics import lengths, shaped
+from .._metrics import lengths, shape_like
 from ._operands import numbers
 
 __all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
@@ -52,7 +52,7 @@ def noise(link: Module, objective: Objective, seed: int | None) -> list[Tensor]:
     if kind == "sphere":
         count = sum(param[0].numel() for param in params)
         scale = scale * count**0.5 / lengths(drawn).clamp(min=1e-300)
-    return [tensor * shaped(scale, tensor) for tensor in drawn]
+    return [tensor * shape_like(scale, tensor) for tensor in drawn]
 
 
 class Params(_SourceLink):

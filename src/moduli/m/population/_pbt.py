@@ -240,10 +240,10 @@ def _copy_state(link: Module, count: int, targets: Tensor, sources: Tensor, shar
     for target, source in zip(targets.tolist(), sources.tolist(), strict=True) if views else ():
         for to, of in zip(views[target], views[source], strict=True):
             if of in link.state:
-                link.state[to] = {k: _copied(v) for k, v in link.state[of].items()}
+                link.state[to] = {k: _clone_value(v) for k, v in link.state[of].items()}
         for states in link.global_state.get("members", {}).values():
-            states[target] = {k: _copied(v) for k, v in states[source].items()}
+            states[target] = {k: _clone_value(v) for k, v in states[source].items()}
 
 
-def _copied(value: Any) -> Any:
+def _clone_value(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value

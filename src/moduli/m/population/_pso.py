@@ -158,7 +158,7 @@ class PSO(Module):
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
         draws = Draws(x, self.get_generator(param.device, self.seed), shard)
         if self.topology == "informed":
-            new = self._informed(x, v, place, draws, radius, (w, own, social), shard)
+            new = self._move_informed(x, v, place, draws, radius, (w, own, social), shard)
         else:
             single = self.topology == "global"
             if shard is None:
@@ -182,7 +182,7 @@ class PSO(Module):
         shaped = new.reshape(as_real(param.detach()).shape)
         return update - (torch.view_as_complex(shaped.contiguous()) if param.is_complex() else shaped)
 
-    def _informed(
+    def _move_informed(
         self, x: Tensor, v: Tensor, place: Tensor, draws: Draws, radius: int, settings: Any, shard: Shard | None
     ) -> Tensor:
         w, own, social = settings

@@ -21,7 +21,7 @@ from ...optim import (
     step_tensors,
     to_vector,
 )
-from .._checks import at_least_one, non_negative
+from .._checks import check_at_least_one, non_negative
 from ..adaptive._axes import eigh, work
 
 __all__ = ["GGTBasis"]
@@ -70,9 +70,9 @@ class GGTBasis(Module):
         truncate: int | None = None,
         inner: Chainable | None = None,
     ) -> None:
-        at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
+        check_at_least_one("GGTBasis", history_size=history_size, update_freq=update_freq)
         if truncate is not None:
-            at_least_one("GGTBasis", truncate=truncate)
+            check_at_least_one("GGTBasis", truncate=truncate)
         non_negative("GGTBasis", eig_tol=eig_tol)
         super().__init__({"eig_tol": eig_tol})
         self.history_size, self.update_freq, self.truncate = history_size, update_freq, truncate
@@ -124,7 +124,7 @@ class GGTBasis(Module):
                         found = row.get(name)
                         for buffer in found if isinstance(found, list | deque) else [found]:
                             if isinstance(buffer, Tensor) and buffer.shape[:1] == turn.shape[:1]:
-                                buffer.copy_(_turned(buffer, kind, turn))
+                                buffer.copy_(_turn_buffer(buffer, kind, turn))
 
     def apply(self, objective: Objective) -> Objective:
         """The links inside transform the coordinates."""
@@ -148,12 +148,12 @@ class GGTBasis(Module):
         out = basis @ made + ratio * outside
         parts = from_vector(out, [as_real(param.detach()) for param in objective.params])
         objective.updates = [
-            restore_complex(part.to(_real(p)), p) for part, p in zip(parts, objective.params, strict=True)
+            restore_complex(part.to(_real_dtype(p)), p) for part, p in zip(parts, objective.params, strict=True)
         ]
         return objective
 
 
-def _real(tensor: Tensor) -> torch.dtype:
+def _real_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
 
 
@@ -167,7 +167,7 @@ def _pad(matrix: Tensor, size: int) -> Tensor:
     return out
 
 
-def _turned(buffer: Tensor, kind: str, turn: Tensor) -> Any:
+def _turn_buffer(buffer: Tensor, kind: str, turn: Tensor) -> Any:
     powers = {"grad": 1, "grad_sq": 2, "grad_cu": 3}
     turn = turn.to(buffer.dtype)
     if kind in powers:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from .._checks import at_least_one, positive
+from .._checks import check_at_least_one, positive
 from ._projection import Projection
 
 __all__ = ["APOLLO", "Fira", "GaLore"]
@@ -23,7 +23,7 @@ class _LowRank(Projection):
 
     def __init__(self, modules: Chainable, *, rank: int, update_gap: int, scale: Any) -> None:
         name = type(self).__name__
-        at_least_one(name, rank=rank, update_gap=update_gap)
+        check_at_least_one(name, rank=rank, update_gap=update_gap)
         positive(name, scale=scale)
         super().__init__(modules)
         self.defaults["scale"] = scale
@@ -49,10 +49,10 @@ class _LowRank(Projection):
             if matrix is not None and (made - 1) % self.update_gap == 0 and min(matrix.shape) > self.rank:
                 state["basis"] = self.directions(matrix, state).contiguous()
 
-    def _inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
+    def _run_inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         self._given = list(objective.peek_updates())
         try:
-            return super()._inside(objective, how)
+            return super()._run_inside(objective, how)
         finally:
             self._given = []
 

@@ -50,10 +50,10 @@ class Projection(Module):
         known = {} if binding is None else binding.names
         return [known.get(param, str(i)) for i, param in enumerate(params)]
 
-    def _shown(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _project_updates(self, tensors: list[Tensor]) -> list[Tensor]:
         return self.project([tensors[i] for i in self._order])
 
-    def _hidden(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+    def _unproject_updates(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
         found = self.unproject(tensors, [params[i] for i in self._order])
         out = list(found)
         for i, tensor in zip(self._order, found, strict=True):
@@ -72,10 +72,10 @@ class Projection(Module):
         self._order = [names.index(name) for name in order]
         return [f"modules {name}" for name in order]
 
-    def _inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
+    def _run_inside(self, objective: Objective, how: Callable[[Module, Objective], Any]) -> Objective:
         params = objective.params
         keys = self.prepare(params)
-        shown = [t.clone() for t in self._shown([param.detach() for param in params])]
+        shown = [t.clone() for t in self._project_updates([param.detach() for param in params])]
         child = self.children["modules"]
         if len(shown) < len(params):
             child.check_shared(params, every=True)
@@ -107,18 +107,18 @@ class Projection(Module):
                 objective.get_loss(backward=True)
                 inner.loss = objective.loss
             if objective.grads is not None:
-                inner.grads = [t.clone() for t in self._shown(objective.grads)]
+                inner.grads = [t.clone() for t in self._project_updates(objective.grads)]
             if objective.updates is not None:
-                inner.updates = [t.clone() for t in self._shown(objective.updates)]
+                inner.updates = [t.clone() for t in self._project_updates(objective.updates)]
             inner.present = self.presence(objective)
             out = how(child, inner)
             if isinstance(out, Objective):
                 if out.skip_update:
                     # The links inside moved the stand-ins themselves.
-                    ends = self._hidden([fake.detach() for fake in fakes], params)
+                    ends = self._unproject_updates([fake.detach() for fake in fakes], params)
                     objective.updates = [p.detach() - end for p, end in zip(params, ends, strict=True)]
                 else:
-                    objective.updates = self._hidden(out.get_updates(), params)
+                    objective.updates = self._unproject_updates(out.get_updates(), params)
                 if out.should_terminate is not None:
                     objective.should_terminate = bool(objective.should_terminate) or out.should_terminate
         return objective
@@ -129,15 +129,15 @@ class Projection(Module):
 
     def update(self, objective: Objective) -> None:
         """The links inside learn."""
-        self._inside(objective, lambda child, inner: child.update(inner))
+        self._run_inside(objective, lambda child, inner: child.update(inner))
 
     def apply(self, objective: Objective) -> Objective:
         """The links inside transform."""
-        return self._inside(objective, lambda child, inner: child.apply(inner))
+        return self._run_inside(objective, lambda child, inner: child.apply(inner))
 
     def step(self, objective: Objective) -> Objective:
         """The links inside make their step."""
-        return self._inside(objective, lambda child, inner: run(inner, [child]))
+        return self._run_inside(objective, lambda child, inner: run(inner, [child]))
 
 
 class _Through:
@@ -149,13 +149,13 @@ class _Through:
     def __call__(self, backward: bool = True) -> Tensor:
         objective = self.objective
         with objective.moved(), torch.no_grad():
-            values = self.owner._hidden([fake.detach() for fake in self.fakes], objective.params)
+            values = self.owner._unproject_updates([fake.detach() for fake in self.fakes], objective.params)
             for param, value in zip(objective.params, values, strict=True):
                 param.copy_(value)
             loss = objective.get_loss(backward=backward, at_x0=False)
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in objective.params] if backward else None
         if grads is not None:
-            for fake, grad in zip(self.fakes, self.owner._shown(grads), strict=True):
+            for fake, grad in zip(self.fakes, self.owner._project_updates(grads), strict=True):
                 fake.grad = grad.clone()
         return loss
 

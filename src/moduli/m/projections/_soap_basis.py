@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective
-from .._checks import at_least_one, fraction
+from .._checks import check_at_least_one, fraction
 from ..adaptive._axes import multiply, work
 from ..adaptive._eigenbasis import begin, follow, learn, matrices
 from ._projection import Projection
@@ -63,7 +63,7 @@ class SOAPBasis(Projection):
         inner: Chainable | None = None,
     ) -> None:
         fraction("SOAPBasis", shampoo_beta=shampoo_beta)
-        at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
+        check_at_least_one("SOAPBasis", precond_freq=precond_freq, max_dim=max_dim)
         super().__init__(basis_opt)
         self.defaults["shampoo_beta"] = shampoo_beta
         self.precond_freq, self.merge_small = precond_freq, merge_small
@@ -145,19 +145,19 @@ class SOAPBasis(Projection):
             for tensor, row, param in zip(tensors, self._rows, params, strict=True)
         ]
 
-    def _fresh(self, objective: Objective) -> list[bool]:
+    def _find_fresh(self, objective: Objective) -> list[bool]:
         """For each parameter whether this step only made its basis."""
         return [self.state[param].get("step") == 1 for param in objective.params]
 
     def presence(self, objective: Objective) -> list[bool] | None:
-        present, fresh = super().presence(objective), self._fresh(objective)
+        present, fresh = super().presence(objective), self._find_fresh(objective)
         if not any(fresh):
             return present
         return [(present is None or present[k]) and not fresh[i] for k, i in enumerate(self._order)]
 
-    def _still(self, objective: Objective) -> Objective:
+    def _zero_fresh(self, objective: Objective) -> Objective:
         """Parameters whose basis this step made do not move."""
-        fresh = self._fresh(objective)
+        fresh = self._find_fresh(objective)
         if any(fresh):
             updates = objective.get_updates()
             objective.updates = [torch.zeros_like(u) if new else u for u, new in zip(updates, fresh, strict=True)]
@@ -168,22 +168,22 @@ class SOAPBasis(Projection):
         self._learn(objective)
         if "inner" in self.children:
             self.children["inner"].update(objective)
-        if not all(self._fresh(objective)):
+        if not all(self._find_fresh(objective)):
             super().update(objective)
 
     def apply(self, objective: Objective) -> Objective:
         """The links inside transform, in the basis."""
         if "inner" in self.children:
             objective = self.children["inner"].apply(objective)
-        if not all(self._fresh(objective)):
+        if not all(self._find_fresh(objective)):
             objective = super().apply(objective)
-        return self._still(objective)
+        return self._zero_fresh(objective)
 
     def step(self, objective: Objective) -> Objective:
         """The basis follows, and the links inside make their step."""
         self._learn(objective)
         if "inner" in self.children:
             objective = self.inner_step("inner", objective)
-        if not all(self._fresh(objective)):
+        if not all(self._find_fresh(objective)):
             objective = super().step(objective)
-        return self._still(objective)
+        return self._zero_fresh(objective)

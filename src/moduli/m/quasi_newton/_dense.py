@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Objective, Transform
-from .._flat import flat, masked, size, unflat
+from .._flat import flat, mask_absent, size, unflat
 from ._pairs import forget_point
 from ._rules import Pair, Rule, may_hold
 
@@ -134,7 +134,7 @@ class QuasiNewton(Transform):
     def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
         """Changes the matrix with the pair of the last step."""
         state, setting = states[0], settings[0]
-        x, u = flat(objective.params), flat(masked(objective.peek_updates(), objective.present))
+        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
         x_before, u_before, loss_before = state.get("x"), state.get("u"), state.get("loss")
         state["x"], state["u"], state["loss"] = x.clone(), u.clone(), objective.loss
         self._matrix(state, x, setting)
@@ -173,7 +173,7 @@ class QuasiNewton(Transform):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian, or solves with the Hessian."""
         state, setting = states[0], settings[0]
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         matrix = self._matrix(state, u, setting)
         first = state["pairs"] == 0
         if self.inverse:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import Diagonal, LinearOperator
 from ...optim import Chainable, Objective, Transform
-from .._flat import flat, masked, size, unflat
+from .._flat import flat, mask_absent, size, unflat
 from ._pairs import changed, forget_point
 
 __all__ = [
@@ -109,13 +109,13 @@ class DiagonalQuasiNewton(Transform):
             b.copy_(new)
             state["pairs"] += 1
 
-    def _used(self, b: Tensor, setting: Any) -> Tensor:
+    def _keep_in_bounds(self, b: Tensor, setting: Any) -> Tensor:
         return torch.where((b > setting["lb"]) & (b < setting["ub"]), b, torch.ones_like(b))
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides by the diagonal."""
-        u = flat(masked(objective.peek_updates(), objective.present))
-        b = self._used(self._diagonal(states[0], u, settings[0]), settings[0])
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
+        b = self._keep_in_bounds(self._diagonal(states[0], u, settings[0]), settings[0])
         objective.updates = unflat(u / b, objective.params)
         return objective
 
@@ -124,7 +124,7 @@ class DiagonalQuasiNewton(Transform):
         param = objective.params[0]
         like = flat([param]).new_empty(size(objective.params))
         setting = self.settings[param]
-        return Diagonal(self._used(self._diagonal(self.state[param], like, setting), setting))
+        return Diagonal(self._keep_in_bounds(self._diagonal(self.state[param], like, setting), setting))
 
     def reset_for_online(self) -> None:
         """Forgets the last point; the diagonal stays."""
@@ -154,7 +154,7 @@ def _quasi_cauchy(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
     return b + s2 * ((_dot(s, y) - _dot(s2, b)) / _dot(s2, s2))
 
 
-def _weighted(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+def _update_weighted(b: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
     s2 = s * s
     e = s2 * b * b
     below = _dot(s2, e)
@@ -269,7 +269,7 @@ class DiagonalWeightedQuasiCauchi(DiagonalQuasiNewton):
         (2021).
     """
 
-    rule = staticmethod(_weighted)
+    rule = staticmethod(_update_weighted)
 
 
 class DNRTR(DiagonalQuasiNewton):

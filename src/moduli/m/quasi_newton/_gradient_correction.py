@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...optim import Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._pairs import changed, forget_point
 
 __all__ = ["GradientCorrection"]
@@ -50,7 +50,7 @@ class GradientCorrection(Transform):
         """Takes out the part along the last step."""
         state = states[0]
         if "s" in state:
-            u = flat(masked(objective.peek_updates(), objective.present))
+            u = flat(mask_absent(objective.peek_updates(), objective.present))
             s, y = state["s"], state["y"]
             out = u - y * (torch.dot(s, u.to(s.dtype)) / torch.dot(s, y))
             objective.updates = unflat(out, objective.params)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...linalg import LBFGSOperator, LinearOperator, ScaledIdentity
 from ...optim import Chainable, ChainError, Objective, Optimizer, Transform, describe_params
-from .._flat import array, flat, masked, plain, size, tensors_of, unflat
+from .._flat import array, flat, is_plain, mask_absent, size, tensors_of, unflat
 from ._memory import PairMemory
 from ._of_members import learn_members, multiply_members
 from ._pairs import changed, exceeds_array, forget_point
@@ -137,7 +137,7 @@ class LBFGS(Transform):
             learn_members(objective, states, self.global_state, settings[0])
             return
         state, setting = states[0], settings[0]
-        if plain(objective.params):
+        if is_plain(objective.params):
             memory, s, y, sy, verdict = self._small_pair(objective, state, setting)
         else:
             x, _, s, y, verdict = changed(objective, state, setting["ptol"], setting["gtol"])
@@ -164,10 +164,10 @@ class LBFGS(Transform):
     def _small_pair(self, objective: Objective, state: Any, setting: Any) -> tuple[PairMemory, Any, Any, Any, str]:
         """What `changed` finds, as arrays, with the inner products of s and y."""
         params, updates = objective.params, objective.peek_updates()
-        x, u = array(params), array(masked(updates, objective.present))
+        x, u = array(params), array(mask_absent(updates, objective.present))
         memory = self._memory(state, x.size, params[0], setting["history_size"])
         same = len(params) == 1 and objective.present is None and updates[0].dtype is params[0].dtype
-        memory.seen = (updates[0], u) if same and updates[0].is_contiguous() else None
+        memory.observe = (updates[0], u) if same and updates[0].is_contiguous() else None
         held = state.get("x")
         if held is None or held.shape != x.shape or held.dtype is not params[0].dtype:
             state["x"], state["u"] = torch.from_numpy(x.copy()), torch.from_numpy(u.copy())
@@ -191,13 +191,13 @@ class LBFGS(Transform):
         params, updates = objective.params, objective.peek_updates()
         held: PairMemory | None = self.__dict__.get("_held")
         if held is not None and held.slots and held.rows is state.get("rows"):
-            seen = held.seen
+            seen = held.observe
             if seen is not None and seen[0] is updates[0]:
                 # The vector that was just learnt from; the array is a view, so it is that tensor as it is now.
                 objective.updates = tensors_of(held.direction(seen[1]), params)
                 return objective
-        updates = masked(updates, objective.present)
-        if plain(params) and all(update.dtype is params[0].dtype for update in updates):
+        updates = mask_absent(updates, objective.present)
+        if is_plain(params) and all(update.dtype is params[0].dtype for update in updates):
             v = array(updates)
             memory = self._memory(state, len(v), params[0], setting["history_size"])
             if memory.slots:

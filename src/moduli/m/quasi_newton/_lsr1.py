@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import LinearOperator, LowRankPlusDiagonal, ScaledIdentity
 from ...optim import Chainable, Objective, Transform
-from .._flat import flat, masked, size, unflat
+from .._flat import flat, mask_absent, size, unflat
 from ._pairs import changed, forget_point
 
 __all__ = ["LSR1"]
@@ -114,7 +114,7 @@ class LSR1(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse Hessian of the pairs."""
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         out = self._times(states[0], u, float(settings[0]["init_scale"]))
         if settings[0]["scale_first"] and not states[0].get("s"):
             length = float(torch.linalg.vector_norm(out))

@@ -64,7 +64,7 @@ class PairMemory:
         self._sy: Small = state["sy"].numpy()[0]
         self._weights: Small = np.empty(2 * self.capacity)
         self._point: tuple[Tensor, Tensor, Any, Any] | None = None
-        self.seen: tuple[Tensor, Any] | None = None
+        self.observe: tuple[Tensor, Any] | None = None
 
     def _cut(self) -> list[tuple[slice, Any]]:
         height = max(_WIDE // max(self.n, 1), 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective, as_real
-from .._flat import masked, unflat_members
+from .._flat import mask_absent, unflat_members
 
 __all__ = ["learn_members", "multiply_members"]
 
@@ -35,7 +35,7 @@ def _largest(tensors: Sequence[Tensor]) -> Tensor:
 
 def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
     """Take in the pair of the last step of each member; the newest pair is last in (N, history, size)."""
-    x, u = _rows(objective.params), _rows(masked(objective.peek_updates(), objective.present))
+    x, u = _rows(objective.params), _rows(mask_absent(objective.peek_updates(), objective.present))
     history = setting["history_size"]
     fits = all(
         "x" in state and state["x"].shape == rows.shape and state["s"].shape[1] == history
@@ -72,7 +72,7 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
 
 def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
     """The inverse BFGS matrix of each member times its update: the two-loop recursion, all members in each step of it."""
-    u = _rows(masked(objective.peek_updates(), objective.present))
+    u = _rows(mask_absent(objective.peek_updates(), objective.present))
     history, pairs = setting["history_size"], shared["pairs"]
     s, y = [state["s"] for state in states], [state["y"] for state in states]
     q = [rows.clone() for rows in u]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from .._flat import flat, is_small, masked
+from .._flat import flat, is_small, mask_absent
 
 __all__ = ["changed", "exceeds", "exceeds_array", "forget_point"]
 
@@ -21,7 +21,7 @@ def changed(
     The point and the update are remembered for the next call.
     """
     x = flat(objective.params)
-    u = flat(masked(objective.peek_updates(), objective.present))
+    u = flat(mask_absent(objective.peek_updates(), objective.present))
     x_before, u_before = state.get("x"), state.get("u")
     if x_before is None or x_before.shape != x.shape or x_before.dtype != x.dtype:
         state["x"], state["u"] = x.clone(), u.clone()

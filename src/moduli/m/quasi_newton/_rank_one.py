@@ -20,23 +20,23 @@ def _s(H: Tensor, pair: Pair) -> Tensor:
     return pair.s
 
 
-def _by_inverse(H: Tensor, pair: Pair) -> Tensor:
+def _multiply_step(H: Tensor, pair: Pair) -> Tensor:
     return H.T @ pair.s
 
 
-def _by_product(H: Tensor, pair: Pair) -> Tensor:
+def _multiply_change(H: Tensor, pair: Pair) -> Tensor:
     return H @ pair.y
 
 
-def _by_transpose(H: Tensor, pair: Pair) -> Tensor:
+def _multiply_transposed(H: Tensor, pair: Pair) -> Tensor:
     return H.T @ pair.y
 
 
-def _before(H: Tensor, pair: Pair) -> Tensor:
+def _read_previous(H: Tensor, pair: Pair) -> Tensor:
     return pair.before
 
 
-def _twice(H: Tensor, pair: Pair) -> Tensor:
+def _multiply_twice(H: Tensor, pair: Pair) -> Tensor:
     return H @ (H @ pair.y)
 
 
@@ -63,7 +63,7 @@ class BroydenGood(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_inverse), "hessian": rank_one(_y)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_step), "hessian": rank_one(_y)}
 
 
 class BroydenBad(QuasiNewton):
@@ -89,7 +89,7 @@ class BroydenBad(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_by_inverse)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_y), "hessian": rank_one(_multiply_step)}
 
 
 class McCormick(QuasiNewton):
@@ -115,7 +115,7 @@ class McCormick(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_by_transpose)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_s), "hessian": rank_one(_multiply_transposed)}
 
 
 class Pearson(QuasiNewton):
@@ -141,7 +141,7 @@ class Pearson(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_by_product)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_change)}
 
 
 class Greenstadt1(QuasiNewton):
@@ -168,7 +168,7 @@ class Greenstadt1(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_before)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_read_previous)}
 
 
 class Greenstadt2(QuasiNewton):
@@ -195,7 +195,7 @@ class Greenstadt2(QuasiNewton):
     """
 
     symmetric = False
-    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_twice)}
+    rules: ClassVar[dict[str, Rule]] = {"inverse": rank_one(_multiply_twice)}
 
 
 class ICUM(QuasiNewton):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
 from ...optim import Chainable, Need, Objective, Transform, sample_like
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ..second_order._solve import refuse_complex, shortest
 
 __all__ = ["SG2"]
@@ -112,7 +112,7 @@ class SG2(Transform):
             objective.move_to([x + h * z for x, z in zip(start, signs, strict=True)])
             return flat(objective.get_loss_grads(at_x0=False)[1]).clone()
 
-    def _damped(self, state: Any, setting: Any) -> Tensor:
+    def _damp(self, state: Any, setting: Any) -> Tensor:
         H: Tensor = state["H"].clone()
         H.diagonal().add_(setting["damping"])
         return H
@@ -120,8 +120,8 @@ class SG2(Transform):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves with the mean Hessian."""
         state, setting = states[0], settings[0]
-        u = flat(masked(objective.peek_updates(), objective.present))
-        H = self._damped(state, setting)
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
+        H = self._damp(state, setting)
         if state["step"] <= setting["start_step"]:
             mean = float(H.diagonal().abs().sum())
             out = u / mean if mean > 0 else u.clone()
@@ -135,4 +135,4 @@ class SG2(Transform):
         param = objective.params[0]
         if "H" not in self.state[param]:
             self.update_states(objective, [self.state[param]], [self.settings[param]])
-        return Dense(self._damped(self.state[param], self.settings[param]), symmetric=True)
+        return Dense(self._damp(self.state[param], self.settings[param]), symmetric=True)

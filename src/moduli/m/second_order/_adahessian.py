@@ -104,14 +104,14 @@ class AdaHessian(HutchinsonBase):
             state["step"] += 1
             state["exp_avg"].lerp_(u, 1 - setting["beta1"])
             if found is not None:
-                D = _averaged(found[i], setting)
+                D = _average_blocks(found[i], setting)
                 state["estimates"] += 1
                 state["D_exp_avg_sq"].mul_(setting["beta2"]).addcmul_(D, D.conj(), value=1 - setting["beta2"])
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides one moment by the other."""
         out = list(objective.get_updates())
-        for i, state in self.known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_sq_tfm="D_exp_avg_sq"):
+        for i, state in self.find_known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_sq_tfm="D_exp_avg_sq"):
             setting = settings[i]
             m, v = state["exp_avg"], state["D_exp_avg_sq"]
             if setting["debias"]:
@@ -122,7 +122,7 @@ class AdaHessian(HutchinsonBase):
         return objective
 
 
-def _averaged(D: Tensor, setting: Any) -> Tensor:
+def _average_blocks(D: Tensor, setting: Any) -> Tensor:
     block = setting["block_size"]
     if block is not None and D.dim() > 0 and D.shape[0] % block == 0:
         blocks = D.reshape(D.shape[0] // block, block, *D.shape[1:]).abs().mean(1, keepdim=True)

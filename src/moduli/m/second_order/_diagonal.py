@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Transform
-from .._buffers import transformed
+from .._buffers import transform_buffers
 from ._newton_cg import check_hvp, product_needs
 
 __all__ = ["HutchinsonBase"]
@@ -52,7 +52,7 @@ class HutchinsonBase(Transform):
         for key, links in tfms.items():
             self.set_child(key, links)
 
-    def known(
+    def find_known(
         self, objective: Objective, states: list[dict[str, Any]], **buffers: str
     ) -> list[tuple[int, dict[str, Any]]]:
         """The parameters that something is known about, with their states as the `*_tfm` links make them.
@@ -66,7 +66,7 @@ class HutchinsonBase(Transform):
         rows = [dict(states[i]) for i in kept]
         params = [objective.params[i] for i in kept]
         for key, name in buffers.items():
-            found = transformed(self, key, [row[name] for row in rows], params, objective)
+            found = transform_buffers(self, key, [row[name] for row in rows], params, objective)
             for row, buffer in zip(rows, found, strict=True):
                 row[name] = buffer
         return list(zip(kept, rows, strict=True))

@@ -104,7 +104,7 @@ class ESGD(HutchinsonBase):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides by the roots of the means."""
         out = list(objective.get_updates())
-        for i, state in self.known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
+        for i, state in self.find_known(objective, states, Hz_sq_acc_tfm="Hz_sq"):
             setting = settings[i]
             mean = state["Hz_sq"]
             if setting["beta"] is None:

@@ -8,7 +8,7 @@ import torch
 
 from ...linalg import Dense, LinearOperator
 from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._solve import refuse_complex
 
 __all__ = ["InverseFreeNewton"]
@@ -90,7 +90,7 @@ class InverseFreeNewton(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Multiplies by the inverse as it is known."""
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         objective.updates = unflat(states[0]["Y"].to(u.dtype) @ u, objective.params)
         return objective
 

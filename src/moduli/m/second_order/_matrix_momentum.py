@@ -8,7 +8,7 @@ import torch
 
 from ...optim import Chainable, Need, Objective, Transform
 from .._checks import non_negative, positive
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from .._scalars import divide, read
 from ._newton_cg import check_hvp, product_needs
 from ._solve import refuse_complex
@@ -78,7 +78,7 @@ class MatrixMomentum(Transform):
         """The momentum: the last step without what its curvature takes from it."""
         state, setting = states[0], settings[0]
         refuse_complex("MatrixMomentum", objective.params)
-        x, u = flat(objective.params), flat(masked(objective.peek_updates(), objective.present))
+        x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
         state["momentum"] = torch.zeros_like(x)
         if "x" in state:
             s = x - state["x"]
@@ -100,7 +100,9 @@ class MatrixMomentum(Transform):
         on = unflat(states[0]["momentum"], objective.params)
         objective.updates = [
             setting["lr"] * u - part.to(u.dtype)
-            for u, part, setting in zip(masked(objective.peek_updates(), objective.present), on, settings, strict=True)
+            for u, part, setting in zip(
+                mask_absent(objective.peek_updates(), objective.present), on, settings, strict=True
+            )
         ]
         return objective
 

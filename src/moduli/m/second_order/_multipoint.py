@@ -23,7 +23,7 @@ class _Points:
         self.how = shortest if lstsq else solve
         self.x = flat(objective.params).clone()
 
-    def _at(self, point: Tensor) -> bool:
+    def _is_at(self, point: Tensor) -> bool:
         if point is self.x:
             return True
         self.objective.move_to(unflat(point, self.objective.params))
@@ -31,11 +31,11 @@ class _Points:
 
     def gradient(self, point: Tensor) -> Tensor:
         """The gradient there."""
-        return flat(self.objective.get_grads(at_x0=self._at(point))).to(self.x.dtype).clone()
+        return flat(self.objective.get_grads(at_x0=self._is_at(point))).to(self.x.dtype).clone()
 
     def hessian(self, point: Tensor) -> Tensor:
         """The Hessian there."""
-        H = self.objective.hessian(self.method, 1e-3, at_x0=self._at(point))[2].to(self.x.dtype)
+        H = self.objective.hessian(self.method, 1e-3, at_x0=self._is_at(point))[2].to(self.x.dtype)
         return 0.5 * (H + H.mT)
 
     def solve(self, H: Tensor, b: Tensor) -> Tensor:

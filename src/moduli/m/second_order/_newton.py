@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...linalg import Dense, LinearOperator
 from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._solve import decompose, refuse_complex, shortest, solve, solve_live
 
 __all__ = ["Newton"]
@@ -104,7 +104,7 @@ class Newton(Transform):
         H = H.float() if H.dtype in (torch.float16, torch.bfloat16) else H
         states[0]["H"] = 0.5 * (H + H.T)
 
-    def _damped(self, H: Tensor, setting: Any) -> Tensor:
+    def _damp(self, H: Tensor, setting: Any) -> Tensor:
         damping = setting["damping"]
         if damping:
             H = H.clone()
@@ -114,23 +114,23 @@ class Newton(Transform):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves for the update."""
         setting = settings[0]
-        u = flat(masked(objective.peek_updates(), objective.present))
-        H = self._damped(states[0]["H"].to(u.dtype), setting)
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
+        H = self._damp(states[0]["H"].to(u.dtype), setting)
         if not bool(torch.isfinite(H).all()):
             return objective
-        if self._by_eigenvalues(setting):
+        if self._uses_eigenvalues(setting):
 
-            def how(A: Tensor, b: Tensor) -> Tensor:
+            def solve_symmetric(A: Tensor, b: Tensor) -> Tensor:
                 kept = decompose(A, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
                 return kept.vectors @ ((kept.vectors.mT @ b) / kept.values)
 
-            out = solve_live(H, u, how)
+            out = solve_live(H, u, solve_symmetric)
         else:
             out = solve_live(H, u, shortest if setting["use_lstsq"] else solve)
         objective.updates = unflat(out, objective.params)
         return objective
 
-    def _by_eigenvalues(self, setting: Any) -> bool:
+    def _uses_eigenvalues(self, setting: Any) -> bool:
         return self.eigval_fn is not None or setting["eigv_tol"] is not None or setting["truncate"] is not None
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
@@ -139,7 +139,7 @@ class Newton(Transform):
         setting = self.settings[param]
         if "H" not in self.state[param]:
             self.update_states(objective, [self.state[param]], [setting])
-        H = self._damped(self.state[param]["H"], setting)
-        if self._by_eigenvalues(setting):
+        H = self._damp(self.state[param]["H"], setting)
+        if self._uses_eigenvalues(setting):
             return decompose(H, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
         return Dense(H, symmetric=True)

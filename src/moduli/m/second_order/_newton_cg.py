@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...linalg import FunctionOperator, LinearOperator, LinearSolution, Outcome, cg, minres
 from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, masked, size, unflat
+from .._flat import flat, mask_absent, size, unflat
 from ..trust_region import TrustCG
 from ._solve import refuse_complex
 
@@ -120,7 +120,7 @@ class NewtonCG(Transform):
         """Solves for the update."""
         state, setting = states[0], settings[0]
         refuse_complex("NewtonCG", objective.params)
-        b = flat(masked(objective.peek_updates(), objective.present))
+        b = flat(mask_absent(objective.peek_updates(), objective.present))
         if not bool(torch.isfinite(b).all()) or not bool(b.any()):
             return objective
         A: LinearOperator = hessian_operator(objective, setting["hvp_method"], setting["h"])

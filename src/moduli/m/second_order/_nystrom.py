@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator, LowRankPlusDiagonal, cg
 from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._newton_cg import check_hvp, hessian_operator, product_needs
 from ._solve import refuse_complex
 
@@ -163,7 +163,7 @@ class NystromSketchAndSolve(_Sketch):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves with the sketch."""
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         sketch, reg = self._sketch(objective, states[0], settings[0]), settings[0]["reg"]
         if reg is None:
             inside = sketch.vectors.T @ u
@@ -250,7 +250,7 @@ class NystromPCG(_Sketch):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves for the update."""
         setting = settings[0]
-        b = flat(masked(objective.peek_updates(), objective.present))
+        b = flat(mask_absent(objective.peek_updates(), objective.present))
         if not bool(torch.isfinite(b).all()) or not bool(b.any()):
             return objective
         sketch, reg = self._sketch(objective, states[0], setting), float(setting["reg"])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Transform, sample_like
-from .._checks import at_least_one, choice, fraction, non_negative, positive, probability
-from .._flat import flat, masked, unflat
+from .._checks import check_at_least_one, choice, fraction, non_negative, positive, probability
+from .._flat import flat, mask_absent, unflat
 from ..adaptive import _kron, _lra
 from ..adaptive._axes import work
 from ..adaptive._psgd import Geometry
@@ -88,7 +88,7 @@ class _PSGDNewton(Transform):
         products = objective.hessian_vector_product(v, hvp_method=setting["hvp_method"], h=setting["h"])[0]
         noise = sample_like(objective.params, "normal", generator=generator)
         products = [Hv + setting["damping"] * z for Hv, z in zip(products, noise, strict=True)]
-        return v, masked(products, objective.present)
+        return v, mask_absent(products, objective.present)
 
 
 class PSGDKronNewton(_PSGDNewton):
@@ -149,7 +149,7 @@ class PSGDKronNewton(_PSGDNewton):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        at_least_one("PSGDKronNewton", max_dim=max_dim)
+        check_at_least_one("PSGDKronNewton", max_dim=max_dim)
         non_negative("PSGDKronNewton", max_skew=max_skew)
         probability("PSGDKronNewton", balance_probability=balance_probability)
         choice("PSGDKronNewton", "dQ", dQ, _kron.GEOMETRIES)
@@ -214,7 +214,7 @@ class _OneVector(_PSGDNewton):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Preconditions the vector of all parameters."""
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         out, limit = self._precondition(states[0], u), settings[0]["grad_clip_max_norm"]
         if limit != float("inf"):
             out = out * (limit / torch.linalg.vector_norm(out).clamp(min=limit))
@@ -349,7 +349,7 @@ class PSGDLRANewton(_OneVector):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        at_least_one("PSGDLRANewton", rank=rank)
+        check_at_least_one("PSGDLRANewton", rank=rank)
         super().__init__(
             {"rank": rank},
             init_scale=init_scale,

@@ -108,7 +108,7 @@ class SophiaH(HutchinsonBase):
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Divides and clips."""
         out = list(objective.get_updates())
-        for i, state in self.known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_tfm="D_exp_avg"):
+        for i, state in self.find_known(objective, states, exp_avg_tfm="exp_avg", D_exp_avg_tfm="D_exp_avg"):
             setting = settings[i]
             m, D = state["exp_avg"], state["D_exp_avg"]
             if setting["debias"]:

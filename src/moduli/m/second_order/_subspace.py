@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator
 from ...optim import Chainable, Need, Objective, Transform
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ._newton_cg import check_hvp, product_needs
 from ._solve import decompose, refuse_complex, shortest, solve
 
@@ -138,7 +138,7 @@ class SubspaceNewton(Transform):
         """Chooses the subspace, and evaluates the Hessian there."""
         state, setting = states[0], settings[0]
         refuse_complex("SubspaceNewton", objective.params)
-        g = flat(masked(objective.peek_updates(), objective.present))
+        g = flat(mask_absent(objective.peek_updates(), objective.present))
         columns = self._columns(g, flat(objective.params), state, setting)
         columns = columns / torch.linalg.vector_norm(columns, dim=0).clamp(min=torch.finfo(g.dtype).tiny)
         Q, R = torch.linalg.qr(columns)
@@ -159,10 +159,10 @@ class SubspaceNewton(Transform):
 
     def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
         """Solves in the subspace."""
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         S, small = self._parts(objective, states[0], settings[0])
         setting = settings[0]
-        if self._by_eigenvalues(setting):
+        if self._uses_eigenvalues(setting):
             kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
             out = S @ (kept.vectors @ ((kept.vectors.mT @ (S.T @ u)) / kept.values))
         else:
@@ -172,7 +172,7 @@ class SubspaceNewton(Transform):
         objective.updates = unflat(out, objective.params)
         return objective
 
-    def _by_eigenvalues(self, setting: Any) -> bool:
+    def _uses_eigenvalues(self, setting: Any) -> bool:
         return self.eigval_fn is not None or setting["eigv_tol"] is not None or setting["truncate"] is not None
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
@@ -180,7 +180,7 @@ class SubspaceNewton(Transform):
         param = objective.params[0]
         setting = self.settings[param]
         S, small = self._parts(objective, self.state[param], setting)
-        if self._by_eigenvalues(setting):
+        if self._uses_eigenvalues(setting):
             kept = decompose(small, self.eigval_fn, setting["eigv_tol"], setting["truncate"])
             return Eigendecomposition(kept.values, S @ kept.vectors)
         values, vectors = torch.linalg.eigh(small)

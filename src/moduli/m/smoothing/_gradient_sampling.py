@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, Reformulation, sample_like
-from .._checks import at_least_one, choice, positive
+from .._checks import check_at_least_one, choice, positive
 from ..termination import TerminationCriteria
 
 __all__ = ["GradientSampling"]
@@ -71,7 +71,7 @@ class GradientSampling(Reformulation):
         seed: int | None = None,
     ) -> None:
         positive("GradientSampling", sigma=sigma, decay=decay)
-        at_least_one("GradientSampling", n=n)
+        check_at_least_one("GradientSampling", n=n)
         choice("GradientSampling", "aggregate", aggregate, _WAYS)
         choice("GradientSampling", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
         super().__init__({"sigma": sigma, "decay": decay}, modules)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._checks import at_least_one, non_negative
+from .._checks import check_at_least_one, non_negative
 
 __all__ = ["LaplacianSmoothing"]
 
@@ -40,7 +40,7 @@ class LaplacianSmoothing(TensorTransform):
 
     def __init__(self, sigma: Any = 1.0, *, layerwise: bool = True, min_numel: int = 4) -> None:
         non_negative("LaplacianSmoothing", sigma=sigma)
-        at_least_one("LaplacianSmoothing", min_numel=min_numel)
+        check_at_least_one("LaplacianSmoothing", min_numel=min_numel)
         super().__init__({"sigma": sigma}, concat_params=not layerwise)
         self.min_numel = min_numel
 

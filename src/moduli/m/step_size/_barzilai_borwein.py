@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ...optim import Chainable
-from .._checks import at_least_one, choice, positive
+from .._checks import check_at_least_one, choice, positive
 from .._lists import dot, norm
 from .._scalars import choose, divide, larger, root, smaller
 from ._differences import DifferenceStep
@@ -113,7 +113,7 @@ class BBStab(DifferenceStep):
     ) -> None:
         choice("BBStab", "type", type, TYPES)
         positive("BBStab", c=c)
-        at_least_one("BBStab", inf_iters=inf_iters)
+        check_at_least_one("BBStab", inf_iters=inf_iters)
         if delta is not None:
             positive("BBStab", delta=delta)
         super().__init__({"type": type, "c": c, "delta": delta, "inf_iters": inf_iters}, alpha_0, use_grad, inner)

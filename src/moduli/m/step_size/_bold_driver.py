@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...optim import Chainable, Need, Transform
 from .._checks import positive
 from .._scalars import choose, read
-from ._polyak import scaled_identity
+from ._polyak import make_scaled_identity
 
 if TYPE_CHECKING:
     from ...linalg import LinearOperator
@@ -78,4 +78,4 @@ class BoldDriver(Transform):
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """A multiple of the identity, with the step as its inverse."""
         alpha = self.global_state.get("alpha", 0.0)
-        return scaled_identity(objective, alpha) if alpha > 0 else None
+        return make_scaled_identity(objective, alpha) if alpha > 0 else None

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ...linalg import LinearOperator
     from ...optim import Objective
 
-__all__ = ["PolyakStepSize", "scaled_identity"]
+__all__ = ["PolyakStepSize", "make_scaled_identity"]
 
 
-def scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
+def make_scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
     """The Hessian for which the Newton step is this step size."""
     first = objective.params[0]
     count = sum(p.numel() * (2 if p.is_complex() else 1) for p in objective.params)
@@ -113,4 +113,4 @@ class PolyakStepSize(Transform):
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """A multiple of the identity, with the step as its inverse."""
         step = self.global_state.get("step", 0.0)
-        return scaled_identity(objective, step) if step > 0 else None
+        return make_scaled_identity(objective, step) if step > 0 else None

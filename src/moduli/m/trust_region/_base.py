@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...linalg import LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
-from .._flat import flat, masked, unflat
+from .._flat import flat, mask_absent, unflat
 from ..line_search._line import Line
 
 __all__ = ["TrustRegionBase", "provider"]
@@ -156,7 +156,7 @@ class TrustRegionBase(Module):
         if H is None:
             raise ChainError(f"{type(self).__name__}: {self.children['hess_module']!r} gave no Hessian")
         loss = float(objective.get_loss(backward=True))
-        u = flat(masked(objective.peek_updates(), objective.present))
+        u = flat(mask_absent(objective.peek_updates(), objective.present))
         u = u if u.dtype is H.dtype else u.to(H.dtype)
         if not bool(torch.isfinite(u).all()) or not math.isfinite(loss) or not bool(u.any()):
             objective.updates = [torch.zeros_like(param) for param in objective.params]
@@ -175,7 +175,7 @@ class TrustRegionBase(Module):
                 d = u * min(1.0, radius / float(torch.linalg.vector_norm(u)))
             length = float(torch.linalg.vector_norm(d))
             if not math.isfinite(length) or length == 0.0:
-                radius = self._checked(radius * setting["nminus"], setting)
+                radius = self._check_radius(radius * setting["nminus"], setting)
                 continue
             predicted = float(torch.dot(u, d)) - 0.5 * float(torch.dot(d, H.matvec(d))) - self.extra(d, radius)
             line = Line(objective, unflat(d, objective.params))
@@ -191,9 +191,9 @@ class TrustRegionBase(Module):
             used = radius
             bound = length if self.norm_radius else radius
             if (not math.isfinite(ratio) and value != -math.inf) or ratio < setting["rho_bad"]:
-                radius = self._checked(setting["nminus"] * bound, setting)
-            elif ratio > setting["rho_good"] and self._at_boundary(length, used, setting):
-                radius = self._checked(max(radius, setting["nplus"] * bound), setting)
+                radius = self._check_radius(setting["nminus"] * bound, setting)
+            elif ratio > setting["rho_good"] and self._is_at_boundary(length, used, setting):
+                radius = self._check_radius(max(radius, setting["nplus"] * bound), setting)
             if value == -math.inf or (math.isfinite(ratio) and ratio > setting["eta"] and value <= loss + rounding):
                 self.global_state["radius"] = radius
                 return line.finish(1.0)
@@ -202,11 +202,11 @@ class TrustRegionBase(Module):
         objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
 
-    def _at_boundary(self, length: float, radius: float, setting: Any) -> bool:
+    def _is_at_boundary(self, length: float, radius: float, setting: Any) -> bool:
         tol = setting["boundary_tol"]
         return tol is None or not self.norm_radius or length >= radius * (1 - tol)
 
-    def _checked(self, radius: float, setting: Any) -> float:
+    def _check_radius(self, radius: float, setting: Any) -> float:
         """The radius; the first one again where it left the range of numbers."""
         return radius if 1e-150 < radius < 1e150 else float(setting["init"])
 

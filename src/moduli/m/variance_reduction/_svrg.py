@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Reformulation
-from .._checks import at_least_one, non_negative
+from .._checks import check_at_least_one, non_negative
 from .._scalars import read
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class SVRG(Reformulation):
         svrg_loss: bool = True,
         alpha: Any = 1.0,
     ) -> None:
-        at_least_one("SVRG", svrg_steps=svrg_steps)
+        check_at_least_one("SVRG", svrg_steps=svrg_steps)
         if accum_steps is not None:
-            at_least_one("SVRG", accum_steps=accum_steps)
+            check_at_least_one("SVRG", accum_steps=accum_steps)
         non_negative("SVRG", alpha=alpha)
         super().__init__(
             {
@@ -121,7 +121,7 @@ class SVRG(Reformulation):
             state["anchor"], state["full"] = param.detach().clone(), torch.zeros_like(param)
         self.global_state["full_loss"] = 0.0
         if again and setting["reset_before_accum"]:
-            for _, link in _others(objective, self):
+            for _, link in _find_other_links(objective, self):
                 link.reset()
 
     def closure(
@@ -150,7 +150,7 @@ class SVRG(Reformulation):
         return loss, grads
 
 
-def _others(objective: Objective, own: SVRG) -> list[tuple[str, Any]]:
+def _find_other_links(objective: Objective, own: SVRG) -> list[tuple[str, Any]]:
     """The links of the optimizer beside this one."""
     links = [] if objective.modular is None else objective.modular.modules
     return [("", link) for link in links if all(part is not own for _, part in link.links())]

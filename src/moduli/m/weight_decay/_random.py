@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform, sample_like
-from .._checks import at_least_one, choice, fraction, non_negative, probability
+from .._checks import check_at_least_one, choice, fraction, non_negative, probability
 from .._metrics import metric
 from .._scalars import read
 
@@ -94,7 +94,7 @@ class WeightDropout(Reformulation):
         for param, dropped in zip(params, self._dropped, strict=True):
             param.masked_fill_(dropped, 0)
         loss = closure(backward)
-        return loss, [_taken(param) for param in params] if backward else None  # type: ignore[misc]
+        return loss, [_clone_gradient(param) for param in params] if backward else None  # type: ignore[misc]
 
 
 class PerturbWeights(Reformulation):
@@ -153,10 +153,10 @@ class PerturbWeights(Reformulation):
         for param, z in zip(params, self._noise, strict=True):
             param.add_(z)
         loss = closure(backward)
-        return loss, [_taken(param) for param in params] if backward else None  # type: ignore[misc]
+        return loss, [_clone_gradient(param) for param in params] if backward else None  # type: ignore[misc]
 
 
-def _taken(param: Tensor) -> Tensor | None:
+def _clone_gradient(param: Tensor) -> Tensor | None:
     return None if param.grad is None else param.grad.clone()
 
 
@@ -199,7 +199,7 @@ class RandomReinitialize(Module):
         probability("RandomReinitialize", p_reinit=p_reinit, p_weights=p_weights)
         fraction("RandomReinitialize", beta=beta)
         if store_every is not None:
-            at_least_one("RandomReinitialize", store_every=store_every)
+            check_at_least_one("RandomReinitialize", store_every=store_every)
         super().__init__({"p_reinit": p_reinit, "p_weights": p_weights, "beta": beta})
         self.store_every, self.reset_others, self.seed = store_every, reset, seed
 
