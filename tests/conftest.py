@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -116,3 +117,11 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
+
+
+@pytest.fixture
+def without_onednn():
+    """torch's own functions: oneDNN, which takes their place on some processors, gives NaN for gelu of infinity."""
+    before = torch.backends.mkldnn.set_flags(False)
+    yield
+    torch.backends.mkldnn.set_flags(before[0])

@@ -6,6 +6,8 @@ import torch
 from moduli import kernels
 from moduli.testing._operations import BINARY, CANCELLING, DIVIDING, SPECIAL, TERNARY, UNARY
 
+pytestmark = pytest.mark.usefixtures("without_onednn")
+
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 

@@ -8,6 +8,8 @@ import torch
 from moduli import kernels
 from moduli.testing._operations import BINARY, CANCELLING, DIVIDING, EXACT, EXACT_2, SPECIAL, SUBNORMAL, TERNARY, UNARY
 
+pytestmark = pytest.mark.usefixtures("without_onednn")
+
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
