@@ -17,11 +17,11 @@ from ._batched import BATCHED, BatchedRuns, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
 from ._derivatives import FoundProblem
-from ._direct import coordinate_descent, nelder_mead, powell
+from ._direct import DIRECT
 from ._loop import EndOfRun, RunRecord, run_chain
-from ._methods import DIRECT, IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
+from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
 from ._point import StartPoint, from_vector, to_vector
-from ._result import Result
+from ._result import Result, ask_to_stop
 from ._variables import Variables
 
 __all__ = ["Result", "minimize"]
@@ -52,7 +52,7 @@ def minimize(
         x0: A tensor, nested dictionaries and lists of tensors, a labelled tensor, or a module. It is not changed.
         method: "auto" (least squares for vectors, else BFGS up to 200 numbers and L-BFGS beyond), a name (bfgs, lbfgs, cg,
             newton, damped-newton, newton-cg, trust-ncg, trust-exact, dogleg, lm, gn, gd, adam, nelder-mead, powell, spsa,
-            cd; SciPy's spellings and torchzero's class names are understood), or links.
+            cd, cmaes; SciPy's spellings and torchzero's class names are understood), or links.
         bounds: As SciPy's: an interval (low, high) for each variable, None for open, equal for fixed. One interval is for all
             variables; for dictionaries, intervals (or lists of them) by name.
         lower: Lower bounds instead: a number, or in the form of x0, None where open.
@@ -65,10 +65,11 @@ def minimize(
         tol: Stop when the largest component of the gradient is at most this; 1e-8 in double precision, else 1e-4.
         max_evals: The largest number of evaluations; by default 10000, or 200 per number if that is more.
         max_steps: The largest number of steps.
-        callback: Called after each step with the `Result` so far; a true answer ends the run.
+        callback: Called after each step with the `Result` so far; a true answer, or StopIteration, ends the run.
         progress: Show a progress bar.
         batched: Whether every tensor of x0 holds many starts along its first axis, while `fun` is of one point. They run
-            vectorised (bfgs, lbfgs, cg, gd, adam; "auto" is lbfgs; bounds by transform), each as if it were alone.
+            vectorised (bfgs, lbfgs, cg, gd, adam; "auto" is lbfgs; bounds, of one point, by transform), each as if it
+            were alone.
 
     Returns:
         A `Result` with the best point seen, also where the run was ended by a limit.
@@ -108,7 +109,7 @@ def minimize(
         )  # fmt: skip
     name = canonical(method) if isinstance(method, str) else "links"
     point = StartPoint(x0)
-    low, high = read_bounds(point, bounds, lower, upper)
+    low, high = read_bounds(point, bounds, lower, upper, batched)
     bounded = any(bound is not None for bound in (*low, *high))
     if batched:
         name = "lbfgs" if name == "auto" else name
@@ -123,49 +124,53 @@ def minimize(
 
             def shown(now: BatchedRuns) -> bool:
                 show(now)
-                return callback is not None and bool(callback(now.result()))
+                return callback is not None and ask_to_stop(callback, now.result())
 
             return minimize_batched(runs, tol=tol, max_steps=max_steps, after=shown)
     links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
-    probed = name == "auto"
-    if probed:
-        name = _choose(fun, point)
-    transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and name not in IN_BOX))
-    if bounded and not transform and name not in IN_BOX:
+    projects = name in IN_BOX or name == "auto"
+    transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and not projects))
+    if bounded and not transform and not projects:
         raise ValueError(f"minimize: {name} takes bounds by transform; projection works with {', '.join(IN_BOX)}")
     variables = Variables(point, low, high, transform)
+    gradients = name not in VALUES_ONLY and name not in DIRECT
+    record = RunRecord(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
+    if name == "auto":
+        record.method = name = _choose(record)
     residuals = name in RESIDUALS
     if links is not None:
         residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
     exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
     size = (1e-8 if exact else 1e-4) if tol is None else tol
-    gradients = name not in VALUES_ONLY and name not in DIRECT
-    record = RunRecord(variables, fun, max_evals or max(10_000, 200 * point.size), name, gradients)
-    record.evaluations = int(probed and record.max_evals > 1)
     with _bar(progress, record) as show:
 
         def after(now: RunRecord) -> bool:
             show(now)
-            return callback is not None and bool(callback(_result(now, name)))
+            return callback is not None and ask_to_stop(callback, _result(now, name))
 
-        if not variables.leaves:
-            record.evaluate(residuals)
-            record.end("All variables are fixed by their bounds.", True)
-        elif name in DIRECT:
-            _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, after)
-        else:
-            chain = make_chain(name, variables) if links is None else links
-            run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
+        try:
+            if not variables.leaves:
+                record.evaluate(residuals)
+                record.gradient_norm = 0.0
+                record.end("All variables are fixed by their bounds.", True)
+            elif name in DIRECT:
+                _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, after)
+            else:
+                chain = make_chain(name, variables) if links is None else links
+                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
+        except EndOfRun as stop:
+            record.end(str(stop), False)
+        record.finish(residuals, size)
     return _result(record, name)
 
 
-def _choose(fun: Callable[[Any], Any], point: StartPoint) -> str:
+def _choose(record: RunRecord) -> str:
     """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
-    found = point.call(fun, point.leaves)
+    found = record.peek()
     data = found if isinstance(found, Tensor) else getattr(found, "data", None)
     if isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1:
         return "lm"
-    return "bfgs" if point.size <= 200 else "lbfgs"
+    return "bfgs" if record.point.size <= 200 else "lbfgs"
 
 
 def _run_direct(
@@ -182,25 +187,18 @@ def _run_direct(
             found = float(record.evaluate(residuals=False))
         return found if not math.isnan(found) else math.inf
 
-    runs = {"nelder-mead": nelder_mead, "powell": powell, "cd": coordinate_descent}
-    try:
-        for _, best, reason in runs[name](value, start, tol):
-            if not math.isfinite(record.value):
-                record.end(f"The loss is {best} at the start.", False)
-                return
-            if reason:
-                record.end(reason, True)
-                return
-            record.steps += 1
-            record.history.append((record.evaluations, record.lowest))
-            if after(record):
-                record.end("The callback asked to stop.", False)
-                return
-            if steps is not None and record.steps >= steps:
-                record.end(f"The limit of {steps} steps was reached.", False)
-                return
-    except EndOfRun as stop:
-        record.end(str(stop), False)
+    for reason, success in DIRECT[name](value, start, tol):
+        if reason:
+            record.end(reason, success)
+            return
+        record.steps += 1
+        record.history.append((record.evaluations, record.lowest))
+        if after(record):
+            record.end("The callback asked to stop.", False)
+            return
+        if steps is not None and record.steps >= steps:
+            record.end(f"The limit of {steps} steps was reached.", False)
+            return
 
 
 def _result(record: RunRecord, method: str) -> Result:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..m import LineSearchBase
 from ..optim import Closure, Module, Objective, step
 from ._derivatives import FoundProblem
+from ._loop import FAR, STRIDE, UNBOUNDED, falls_without_limit
 from ._methods import CHAINS
 from ._result import Result
 from ._variables import Variables
@@ -59,7 +60,16 @@ class BatchedRuns:
         self._pair = torch.func.vmap(torch.func.grad_and_value(self._one))
         #: Where each run was evaluated last, and what was found there; runs that have not moved are not evaluated again.
         self.at, self.f, self.g = self.x.clone(), torch.full_like(self.values, math.inf), torch.zeros_like(self.x)
+        # Until they are known, nothing falls.
+        self.first, self.steepness = torch.full_like(self.values, -math.inf), torch.zeros_like(self.values)
+        self.start, self.size = self.x.clone(), self.x.abs().amax(1).clamp(min=1.0)
         self._evaluate(self.x, torch.arange(N))
+        self.first, self.start, self.steepness = self.f, self.best.clone(), self.best_norms.clone()
+        self.mark, self.way, self.next = (
+            self.x.clone(),
+            torch.zeros_like(self.x),
+            torch.full_like(self.each, 2 * STRIDE),
+        )
         self.x.requires_grad_()  # what links move, and closures differentiate by
 
     @property
@@ -127,6 +137,10 @@ class BatchedRuns:
         taken = rows[lower]
         self.values[taken], self.best[taken], self.best_norms[taken] = f[lower], x[lower], norms[lower]
         self.f, self.g = self.f.index_copy(0, rows, f), self.g.index_copy(0, rows, g)
+        far = (x - self.start[rows]).abs().amax(1)
+        falls = falls_without_limit(self.first[rows], f, self.steepness[rows], far, self.size[rows])
+        if bool(falls.any()):
+            self.end(torch.zeros_like(self.active).index_put((rows,), falls), False, UNBOUNDED)
 
     def _projected(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
         """The largest component of each gradient, as far as bounds let it be followed."""
@@ -148,6 +162,26 @@ class BatchedRuns:
             self.reasons[row] = reason
         self.active[rows] = False
         self.good[rows] = good
+
+    def look_far(self) -> None:
+        """One value of each run far along a way that goes on as it went; where it falls that far, the run is over."""
+        if self.steps % STRIDE or self.variables.bounded:
+            return
+        here, before = self.x.detach().clone(), self.way
+        self.way, self.mark = here - self.mark, here
+        length = self.way.abs().amax(1)
+        same = (length > 0) & ((self.way - before).abs().amax(1) <= 1e-3 * length)
+        rows = (self.active & same & (self.next <= self.steps) & (self.each < self.max_evals)).nonzero()[:, 0]
+        if len(rows):
+            self.next[rows] = 2 * self.steps
+            self._evaluate(here[rows] + (2 * FAR * self.size / length)[rows, None] * self.way[rows], rows)
+
+    def stop(self, reason: str) -> None:
+        """All runs are over, for this reason."""
+        self.reason = reason
+        self.reasons = [
+            reason if going else said for said, going in zip(self.reasons, self.active.tolist(), strict=True)
+        ]
 
     def result(self) -> Result:
         """All runs so far."""
@@ -231,14 +265,14 @@ def minimize_batched(
                 )
             break
         if max_steps is not None and runs.steps >= max_steps:
-            runs.reason = f"The limit of {max_steps} steps was reached."
+            runs.stop(f"The limit of {max_steps} steps was reached.")
             break
         before, values = runs.x.detach().clone(), runs.values.clone()
         f, g = _step(runs, links, f, g)
         runs.steps += 1
         runs.history.append((runs.evaluations, runs.values.clone()))
         if after(runs):
-            runs.reason = "The callback asked to stop."
+            runs.stop("The callback asked to stop.")
             break
         spent = runs.active & (runs.each >= runs.max_evals)
         if bool(spent.any()):
@@ -246,6 +280,7 @@ def minimize_batched(
             if not bool(runs.active.any()):
                 runs.reason = f"The limit of {runs.max_evals} evaluations was reached."
                 break
+        runs.look_far()
         stays = (runs.x == before).all(1)
         still = torch.where(stays, still + 1, 0)
         silent = values.isfinite() & (values - runs.values <= 1e-15 * runs.values.abs())

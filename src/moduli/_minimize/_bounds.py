@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ _FORMS = (
 )
 
 
-def read_bounds(point: StartPoint, bounds: Any, lower: Any, upper: Any) -> tuple[list[Bound], list[Bound]]:
+def read_bounds(
+    point: StartPoint, bounds: Any, lower: Any, upper: Any, batched: bool = False
+) -> tuple[list[Bound], list[Bound]]:
     """The lower and upper bound of every leaf, as tensors of its shape; None where a whole leaf is open.
 
     Args:
@@ -29,15 +31,20 @@ def read_bounds(point: StartPoint, bounds: Any, lower: Any, upper: Any) -> tuple
         bounds: Intervals, as SciPy has them.
         lower: A number, or in the form of x0, with None where it is open.
         upper: The same.
+        batched: Whether the leaves hold many starts along their first axis; intervals are those of one of them.
     """
     if bounds is not None and (lower is not None or upper is not None):
         raise TypeError("minimize: give either bounds=, or lower= and upper=")
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
         lower, upper, bounds = bounds.lb, bounds.ub, None
+    if isinstance(bounds, Iterator):
+        bounds = list(bounds)
     if bounds is not None:
-        low, high = _read_intervals(point, bounds)
+        low, high = _read_intervals(point, bounds, batched)
     else:
         low, high = point.spread(lower, "lower"), point.spread(upper, "upper")
+    low = [None if bound is None or bool((bound == -torch.inf).all()) else bound for bound in low]
+    high = [None if bound is None or bool((bound == torch.inf).all()) else bound for bound in high]
     for name, leaf, a, b in zip(point.names, point.leaves, low, high, strict=True):
         if leaf.is_complex() and (a is not None or b is not None):
             raise TypeError(f"minimize: {name} is complex, and complex numbers have no order; bound its parts instead")
@@ -64,7 +71,7 @@ def _check(name: str, leaf: Tensor, low: Bound, high: Bound) -> None:
         )
 
 
-def _read_intervals(point: StartPoint, bounds: Any) -> tuple[list[Bound], list[Bound]]:
+def _read_intervals(point: StartPoint, bounds: Any, batched: bool) -> tuple[list[Bound], list[Bound]]:
     low: list[Bound] = [None] * len(point.leaves)
     high: list[Bound] = [None] * len(point.leaves)
     positions = {name: i for i, name in enumerate(point.names)}
@@ -72,13 +79,13 @@ def _read_intervals(point: StartPoint, bounds: Any) -> tuple[list[Bound], list[B
     def walk(given: Any, x: Any, name: str) -> None:
         if name in positions:
             i = positions[name]
-            low[i], high[i] = _read_leaf(given, point.leaves[i], name)
+            low[i], high[i] = _read_leaf(given, point.leaves[i], name, batched)
         elif given is None:
             return
         elif _is_interval(given):
             for key, i in positions.items():
                 if key.startswith(name):
-                    low[i], high[i] = _read_leaf(given, point.leaves[i], key)
+                    low[i], high[i] = _read_leaf(given, point.leaves[i], key, batched)
         elif isinstance(x, Mapping):
             if not isinstance(given, Mapping):
                 raise TypeError(f"minimize: bounds of {name} are a {type(given).__name__}; {_FORMS}")
@@ -120,26 +127,31 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | Labelled | np.ndarray)
 
 
-def _read_leaf(given: Any, leaf: Tensor, name: str) -> tuple[Bound, Bound]:
+def _read_leaf(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Bound, Bound]:
     """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
     if given is None:
         return None, None
+    one = leaf[0] if batched and leaf.dim() else leaf
+    if isinstance(given, np.ndarray) and given.dtype == object:
+        given = given.tolist()
     if _is_interval(given):
         return _fill([given[0]], leaf, -torch.inf), _fill([given[1]], leaf, torch.inf)
     if _is_array(given):
+        if isinstance(given, np.ndarray) and given.dtype.kind not in "iuf":
+            raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
         data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
-        if data.shape != (*leaf.shape, 2):
+        if data.shape not in ((*one.shape, 2), (*leaf.shape, 2)):
             raise ValueError(
-                f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*leaf.shape, 2)}, or "
+                f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
                 "give lower= and upper="
             )
-        return data[..., 0].to(leaf), data[..., 1].to(leaf)
+        return data[..., 0].to(leaf).expand(leaf.shape), data[..., 1].to(leaf).expand(leaf.shape)
     if not isinstance(given, Sequence) or isinstance(given, str) or any(map(_is_array, given)):
         raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
     pairs = [(None, None) if pair is None else pair for pair in given]
-    if leaf.dim() > 1 or len(pairs) != leaf.numel() or not all(map(_is_interval, pairs)):
+    if one.dim() > 1 or len(pairs) != one.numel() or not all(map(_is_interval, pairs)):
         raise ValueError(
-            f"minimize: {name} has {leaf.numel()} variables, and its bounds {len(pairs)} entries; give an interval "
+            f"minimize: {name} has {one.numel()} variables, and its bounds {len(pairs)} entries; give an interval "
             "(low, high) for each, or one for all"
         )
     lows, highs = zip(*pairs, strict=True)

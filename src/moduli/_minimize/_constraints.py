@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from ..labels import Tensor as Labelled
 from ..m import AugmentedLagrangian
 from ._derivatives import FoundProblem
 from ._point import StartPoint
-from ._result import Result
+from ._result import Result, ask_to_stop
 
 __all__ = ["minimize_constrained", "read_constraints"]
 
@@ -34,8 +35,8 @@ class Constraint(NamedTuple):
 
 
 def read_constraints(given: Any) -> list[Constraint]:
-    """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun, lb and ub."""
-    several = [given] if isinstance(given, Mapping) or hasattr(given, "fun") else list(given)
+    """Constraints as SciPy has them: dictionaries with "type" and "fun", or objects with fun (or A), lb and ub."""
+    several = [given] if isinstance(given, Mapping) or hasattr(given, "lb") else list(given)
     out: list[Constraint] = []
     for one in several:
         if isinstance(one, Mapping):
@@ -49,6 +50,8 @@ def read_constraints(given: Any) -> list[Constraint]:
             out.append(Constraint(fun, kind == "ineq"))
         elif callable(getattr(one, "fun", None)) and hasattr(one, "lb"):  # scipy.optimize.NonlinearConstraint
             out += _between(one.fun, one.lb, one.ub)
+        elif hasattr(one, "A") and hasattr(one, "lb"):  # scipy.optimize.LinearConstraint
+            out += _between(partial(_product, torch.as_tensor(one.A, dtype=torch.float64)), one.lb, one.ub)
         else:
             raise TypeError(
                 f"minimize: a constraint is a dictionary with 'type' and 'fun', not a {type(one).__name__}; write a linear "
@@ -57,16 +60,30 @@ def read_constraints(given: Any) -> list[Constraint]:
     return out
 
 
+def _product(A: Tensor, x: Any) -> Tensor:
+    vector = x.data if isinstance(x, Labelled) else x
+    return A.to(vector) @ vector
+
+
 def _between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> list[Constraint]:
+    """Equalities where both ends are the same, inequalities where an end is finite."""
     low, high = torch.as_tensor(lower, dtype=torch.float64), torch.as_tensor(upper, dtype=torch.float64)
-    if bool((low == high).all()):
-        return [Constraint(lambda x: fun(x) - low, False)]
-    out = []
-    if bool(low.isfinite().all()):
-        out.append(Constraint(lambda x: fun(x) - low, True))
-    if bool(high.isfinite().all()):
-        out.append(Constraint(lambda x: high - fun(x), True))
-    return out
+    own = Constraint(fun, False)
+
+    def part(sign: int, end: Tensor, chosen: Tensor, inequality: bool) -> Constraint:
+        def distance(x: Any) -> Tensor:
+            values = own.values(x)
+            return sign * (values - end.to(values))[chosen.expand(values.shape)]
+
+        return Constraint(distance, inequality)
+
+    equal = low == high
+    parts = (
+        (1, low, equal, False),
+        (1, low, low.isfinite() & ~equal, True),
+        (-1, high, high.isfinite() & ~equal, True),
+    )
+    return [part(*one) for one in parts if bool(one[2].any())]
 
 
 def minimize_constrained(
@@ -78,6 +95,7 @@ def minimize_constrained(
     tol: float | None,
     max_evals: int | None,
     callback: Callable[[Result], Any] | None,
+    max_steps: int | None,
     **options: Any,
 ) -> Result:
     """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
@@ -87,7 +105,9 @@ def minimize_constrained(
     tol = (1e-6 if exact else 1e-3) if tol is None else tol
     spent, limit = 1, max_evals or max(20_000, 400 * point.size)
     found = point.call(fun, point.leaves)
-    data = found.data if isinstance(found, Labelled) else found
+    data = (
+        found.data if isinstance(found, Labelled) else found
+    )  # the value at the start, where there is no budget for more
     residuals = isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1
     with torch.no_grad():
         seen = [one.values(point.result(point.leaves)).detach() for one in constraints]
@@ -112,7 +132,11 @@ def minimize_constrained(
         return total
 
     while spent < limit - 1:
-        last = minimize(augmented, x, tol=inner_tol, max_evals=limit - spent - 1, **options)
+        left = None if max_steps is None else max_steps - steps
+        if left == 0:
+            reason = f"The limit of {max_steps} steps was reached."
+            break
+        last = minimize(augmented, x, tol=inner_tol, max_evals=limit - spent - 1, max_steps=left, **options)
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
@@ -131,10 +155,14 @@ def minimize_constrained(
         )  # fmt: skip
         kkt = max(violation, slack, last.gradient_norm or 0.0)
         history.append((spent, last.value))
-        if callback is not None and callback(dataclasses.replace(last, kkt_residual=kkt)):
+        if callback is not None and ask_to_stop(callback, dataclasses.replace(last, kkt_residual=kkt)):
             reason = "The callback asked to stop."
             break
-        if kkt <= tol:
+        if not math.isfinite(last.value):
+            reason = last.reason
+            break
+        # Without a gradient the method's own word has to do.
+        if kkt <= tol and (last.gradient_norm is not None or last.success):
             reason, success = f"The conditions of Karush, Kuhn and Tucker hold to {kkt:.2g}, at most {tol:.2g}.", True
             break
         if "unbounded" in last.reason and mu > 1e8:
@@ -147,10 +175,12 @@ def minimize_constrained(
             mu *= 10
         before = min(before, violation)
         inner_tol = max(0.1 * inner_tol, 0.5 * tol)
-    spent += 1
-    with torch.no_grad():
-        loss = point.call(fun, point.leaves) if last is None else fun(x)
-        data = (loss.data if isinstance(loss, Labelled) else loss).detach()
+    if last is not None:
+        spent += 1
+        with torch.no_grad():
+            found = fun(x)
+        data = found.data if isinstance(found, Labelled) else found
+    data = data.detach()
     active = [
         one.fun for c, lam, one in zip(seen, multipliers, constraints, strict=True)
         if not one.inequality or bool((lam > c).all())

@@ -1,4 +1,7 @@
-"""Methods that look at values only: the simplex of Nelder and Mead, Powell's directions, coordinate descent."""
+"""Methods that look at values only: the simplex of Nelder and Mead, Powell's directions, coordinate descent, CMA-ES.
+
+Each yields after every step a reason to end, or "", and whether that is a success.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 
-__all__ = ["coordinate_descent", "nelder_mead", "powell"]
+__all__ = ["DIRECT"]
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Function = Callable[[Vector], float]
 
 
-def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, float, str]]:
-    """Points and values, and at the end a reason; coefficients as Gao and Han (2012) for many variables.
-
-    Each item is (best point, its value, "" or why it ended).
-    """
+def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
+    """A simplex that is reflected, stretched and shrunk; coefficients as Gao and Han (2012) for many variables."""
     n = len(x0)
     alpha, beta, gamma, delta = 1.0, 1 + 2 / n, 0.75 - 1 / (2 * n), 1 - 1 / n
     if n == 1:
@@ -34,7 +35,7 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, f
             small = spread <= 1e-10 * max(1.0, float(np.abs(simplex[0]).max()))
             if small and values[-1] - values[0] <= 1e-13 * max(1e-3, abs(values[0])):
                 break
-            yield simplex[0], values[0], ""
+            yield "", False
             centre = sum(simplex[:-1]) / n
             away = centre - simplex[-1]
             reflected = centre + alpha * away
@@ -56,7 +57,7 @@ def nelder_mead(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, f
         x0, restarts = simplex[0], restarts + 1
         # A simplex can collapse before a minimum: start a new one from where it did, until that gains nothing.
         if best_before - values[0] <= tol * max(1e-12, abs(values[0])) or restarts > 20:
-            yield simplex[0], values[0], "The simplex has shrunk to a point, and a new one there finds nothing lower."
+            yield "The simplex has shrunk to a point, and a new one there finds nothing lower.", True
             return
         best_before = values[0]
 
@@ -112,14 +113,14 @@ def _line(f: Function, x: Vector, value: float, d: Vector, first: float) -> tupl
     return (x + best * d, f1, best) if f1 < value else (x, value, 0.0)
 
 
-def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, float, str]]:
+def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
     """Minima along a set of directions, one of which is replaced by the way they went together (Powell, 1964)."""
     n = len(x0)
     directions = [np.eye(n)[i] for i in range(n)]
     x, value = x0, f(x0)
     quiet = 0
     while True:
-        yield x, value, ""
+        yield "", False
         start, before, drop, which = x, value, 0.0, 0
         for i, d in enumerate(directions):
             last = value
@@ -129,7 +130,7 @@ def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, float,
         if before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300:
             quiet += 1
             if quiet > 1:
-                yield x, value, "No direction of the set leads lower."
+                yield "No direction of the set leads lower.", True
                 return
             directions = [np.eye(n)[i] for i in range(n)]
             continue
@@ -145,14 +146,14 @@ def powell(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, float,
                 directions[-1] = way / float(np.abs(way).max())
 
 
-def coordinate_descent(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Vector, float, str]]:
+def coordinate_descent(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
     """Minima along the coordinates in turn, then along the way they went together (Hooke and Jeeves' pattern)."""
     n = len(x0)
     x, value = x0, f(x0)
     sizes = np.full(n, 0.1) * np.maximum(1.0, np.abs(x0))
     quiet = 0
     while True:
-        yield x, value, ""
+        yield "", False
         start, before = x, value
         for i in range(n):
             x, value, moved = _line(f, x, value, np.eye(n)[i], float(sizes[i]))
@@ -163,7 +164,28 @@ def coordinate_descent(f: Function, x0: Vector, tol: float) -> Iterator[tuple[Ve
         if before - value <= tol * (abs(before) + abs(value)) * 0.5 + 1e-300:
             quiet += 1
             if quiet > 1:
-                yield x, value, "No coordinate leads lower."
+                yield "No coordinate leads lower.", True
                 return
         else:
             quiet = 0
+
+
+def cmaes(f: Function, x0: Vector, tol: float) -> Iterator[tuple[str, bool]]:
+    """Generations of `evolve.CMAES` around x0, whose first step is a third of its size (at least 0.3)."""
+    from ..evolve import CMAES  # a room that only this method needs
+
+    f(x0)
+    search = CMAES(torch.from_numpy(x0), sigma=0.3 * max(1.0, float(np.abs(x0).max())), tol=tol)
+    while (reason := search.should_stop()) is None:
+        search.tell([f(row) for row in search.ask().numpy()])
+        yield "", False
+    yield str(reason), reason.success
+
+
+DIRECT: dict[str, Callable[[Function, Vector, float], Iterator[tuple[str, bool]]]] = {
+    "nelder-mead": nelder_mead,
+    "powell": powell,
+    "cd": coordinate_descent,
+    "cmaes": cmaes,
+}
+"""The methods by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,28 @@ from torch import Tensor
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._variables import Variables
 
-__all__ = ["RunRecord", "EndOfRun", "loss_of", "run_chain"]
+__all__ = ["FAR", "STRIDE", "UNBOUNDED", "EndOfRun", "RunRecord", "falls_without_limit", "loss_of", "run_chain"]
 
-_FAR = 1e9
+FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
+
+STRIDE = 6
+"""After so many steps the way that they went is compared with that of the steps before; even, for what oscillates."""
+
+UNBOUNDED = "The function seems to be unbounded below: it falls without limit."
 
 
 class EndOfRun(Exception):
     """Ends a run from inside an evaluation."""
+
+
+def falls_without_limit(first: Any, value: Any, steepness: Any, far: Any, size: Any) -> Any:
+    """Whether a value at this distance from the start is of an unbounded function; of numbers, or of tensors of them."""
+    return (value < -1e200) | ((far > FAR * size) & (first - value >= 1e-3 * steepness * far))
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
 
 
 def loss_of(found: Any, residuals: bool) -> Tensor:
@@ -28,6 +42,8 @@ def loss_of(found: Any, residuals: bool) -> Tensor:
     data = found if isinstance(found, Tensor) else getattr(found, "data", None)
     if not isinstance(data, Tensor):
         raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
+    if data.is_complex() and not residuals:
+        raise TypeError(f"minimize: the function returned a {data.dtype} number; return a real one, for instance abs()")
     if data.dim() > 0 and not residuals:
         if data.numel() != 1:
             raise ValueError(
@@ -59,25 +75,39 @@ class RunRecord:
         self.value = self.lowest = math.inf
         self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
         self.start = [leaf.clone() for leaf in self.best]
-        self.size = max([1.0, *(float(leaf.abs().max()) for leaf in self.best if leaf.numel())])
+        self.size = max(1.0, _largest(self.best))
         self.first: float | None = None
         self.steepness = 1.0
         self.evaluations = self.steps = 0
+        self.ready: tuple[list[Tensor], Any] | None = None
         self.gradient_norm: float | None = None
         self.reason, self.success = "", False
         self.history: list[tuple[int, float]] = []
         self.began = time.perf_counter()
 
-    def evaluate(self, residuals: bool) -> Tensor:
-        """The user's function at the variables as they are now; remembers the best point."""
+    def _call(self) -> tuple[list[Tensor], Any]:
         if self.evaluations >= self.limit:
             raise EndOfRun(f"The limit of {self.max_evals} evaluations was reached.")
         self.evaluations += 1
         seen = self.variables.seen()
-        data = loss_of(self.point.call(self.fun, seen), residuals)
+        return seen, self.point.call(self.fun, seen)
+
+    def peek(self) -> Any:
+        """What the function returns at the start; the first evaluation of the run is this one."""
+        self.ready = self._call()
+        return self.ready[1]
+
+    def evaluate(self, residuals: bool) -> Tensor:
+        """The user's function at the variables as they are now; remembers the best point."""
+        seen, found = self.ready or self._call()
+        self.ready = None
+        data = loss_of(found, residuals)
         with torch.no_grad():
             value = float(data) if data.dim() == 0 else 0.5 * float(data.detach().abs().square().sum())
-        self.first = value if self.first is None else self.first
+        if self.first is None:
+            if not math.isfinite(value):
+                raise EndOfRun(f"The loss is {value} at the start.")
+            self.first = value
         if value < self.lowest:
             self.lowest = value
             self._check_fall(value, seen)
@@ -105,11 +135,10 @@ class RunRecord:
         self.best = [leaf.detach().clone() for leaf in seen]
 
     def _check_fall(self, value: float, seen: list[Tensor]) -> None:
-        far = max(float((x.detach() - x0).abs().max()) for x, x0 in zip(seen, self.start, strict=True) if x.numel())
-        falls = self.first is not None and self.first - value >= 1e-3 * self.steepness * far
-        if value < -1e200 or (far > _FAR * self.size and falls):
+        far = _largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
+        if falls_without_limit(self.first, value, self.steepness, far, self.size):
             self._keep(value, seen, None)
-            raise EndOfRun("The function seems to be unbounded below: it falls without limit.")
+            raise EndOfRun(UNBOUNDED)
 
     def end(self, reason: str, success: bool) -> None:
         """Note why it ended; the first reason counts."""
@@ -147,18 +176,26 @@ class _GradientWatch(Module):
     def __init__(self, record: RunRecord, tol: float) -> None:
         super().__init__()
         self.record, self.tol = record, tol
-        self.last: list[Tensor] = []
-        self.alike = 0
+        self.mark: list[Tensor] = []
+        self.way: list[Tensor] = []
+        self.next = 2 * STRIDE
 
-    def _look_far(self, objective: Objective, grads: list[Tensor], norm: float) -> None:
-        """One value far down a slope that has not changed for ten steps; where it falls that far, the record ends the run."""
-        same = len(self.last) == len(grads) and all(map(torch.equal, self.last, grads))
-        self.alike = self.alike + 1 if same else 0
-        self.last = [grad.clone() for grad in grads]
-        if self.alike == 10 and not self.record.variables.bounded and norm > 0:
-            far = 2 * _FAR * self.record.size / norm
-            with objective.moved() as start:
-                objective.move_to([a - far * g for a, g in zip(start, grads, strict=True)])
+    def _look_far(self, objective: Objective) -> None:
+        """One value far along a way that goes on as it went; where it falls that far, the record ends the run."""
+        record = self.record
+        if record.steps % STRIDE or record.variables.bounded:
+            return
+        here, before = [param.detach().clone() for param in objective.params], self.way
+        self.way = [a - b for a, b in zip(here, self.mark, strict=True)] if self.mark else []
+        self.mark = here
+        if not before or record.steps < self.next:
+            return
+        length = _largest(self.way)
+        if length > 0 and _largest([a - b for a, b in zip(self.way, before, strict=True)]) <= 1e-3 * length:
+            self.next = 2 * record.steps
+            far = 2 * FAR * record.size / length
+            with objective.moved():
+                objective.move_to([a + far * d for a, d in zip(here, self.way, strict=True)])
                 objective.get_loss(backward=False, at_x0=False)
 
     def apply(self, objective: Objective) -> Objective:
@@ -169,13 +206,12 @@ class _GradientWatch(Module):
         else:
             free = grads if variables.transform else variables.free(objective.params, grads)
             held = [g if g is f else g * f for g, f in zip(grads, free, strict=True)]
-            norm = max((float(g.detach().abs().max()) if g.numel() else 0.0) for g in held)
+            norm = _largest(held)
         if record.steps == 0 and record.first is not None and math.isfinite(norm):
             record.steepness = norm
         done = ""
         if loss is not None and not math.isfinite(float(loss)):
-            where = "at the start" if record.steps == 0 else "along the way"
-            record.end(f"The loss is {float(loss)} {where}.", False)
+            record.end(f"The loss is {float(loss)} along the way.", False)
             done = record.reason
         elif not math.isfinite(norm):
             record.end("The gradient is not finite.", False)
@@ -187,7 +223,7 @@ class _GradientWatch(Module):
                 done = f"The gradient vanishes: its largest component is {norm:.2g}, at most {self.tol:.2g}."
                 record.end(done, True)
             else:
-                self._look_far(objective, grads, norm)
+                self._look_far(objective)
         if done:
             objective.terminate(done)
             objective.stop = objective.skip_update = True
@@ -213,19 +249,10 @@ def run_chain(
         residuals: Whether the function may return a vector.
         steps: The largest number of steps.
         after: Called after each step; a true result ends the run.
+
+    Raises:
+        EndOfRun: Where an evaluation ended it.
     """
-    _run(record, links, tol, residuals, steps, after)
-    record.finish(residuals, tol)
-
-
-def _run(
-    record: RunRecord,
-    links: list[Module],
-    tol: float,
-    residuals: bool,
-    steps: int | None,
-    after: Callable[[RunRecord], bool],
-) -> None:
     leaves, values_only = record.variables.leaves, not record.gradients
     chain = links if values_only else [_GradientWatch(record, tol), *links]
     opt = Optimizer(leaves, *chain)
@@ -267,8 +294,6 @@ def _run(
             else:
                 quiet = 0
         record.end(f"The limit of {steps} steps was reached.", False)
-    except EndOfRun as stop:
-        record.end(str(stop), False)
     except ClosureError as error:
         if "does not depend" not in str(error) and "without a graph" not in str(error):
             raise

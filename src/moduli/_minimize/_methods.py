@@ -10,6 +10,7 @@ import torch
 from .. import m
 from ..optim import Module
 from ._bounded import BoundedLevenbergMarquardt
+from ._direct import DIRECT
 from ._variables import Free, Variables
 
 __all__ = ["CHAINS", "DIRECT", "IN_BOX", "RESIDUALS", "VALUES_ONLY", "canonical", "make_chain"]
@@ -43,7 +44,6 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
 
 RESIDUALS = frozenset({"lm", "gn"})
 VALUES_ONLY = frozenset({"spsa"})
-DIRECT = frozenset({"nelder-mead", "powell", "cd"})
 
 
 def _projected(direction: list[Module], along: list[Module]) -> Callable[[Variables], list[Module]]:
@@ -92,7 +92,6 @@ _INSTEAD = {
     "cobyqa": "constraints= with 'nelder-mead' or 'bfgs'",
     "trf": "'lm', which takes bounds",
     "dogbox": "'lm', which takes bounds",
-    "cmaes": "moduli.search(...)",
 }
 
 

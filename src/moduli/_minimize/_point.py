@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,8 +87,13 @@ class StartPoint:
             return lambda leaves: type(value)(part(leaves) for part in several)
         if isinstance(value, bool):
             raise TypeError(f"minimize: {name} is a bool; give numbers")
-        if isinstance(value, int | float) or hasattr(value, "__array__"):
-            return self._leaf(torch.as_tensor(value, dtype=torch.float64), name)
+        if isinstance(value, int | float):
+            return self._leaf(torch.tensor(value, dtype=torch.float64), name)
+        if hasattr(value, "__array__"):
+            array = np.asarray(value)
+            if array.dtype.kind not in "iufc":
+                raise TypeError(f"minimize: {name} is an array of {array.dtype}; give numbers")
+            return self._leaf(torch.from_numpy(array.astype(np.complex128 if array.dtype.kind == "c" else float)), name)
         raise TypeError(
             f"minimize: {name} is a {type(value).__name__}; x0 is a tensor, a labelled tensor, a module, or a nesting of "
             "dictionaries and lists of tensors"
@@ -101,7 +108,7 @@ class StartPoint:
         """The user's function at these leaves."""
         if self.module is None:
             return fun(self._form(leaves))
-        if leaves is self.leaves:
+        if all(map(operator.is_, leaves, self.leaves)):
             return fun(self.module)
         held = _FunctionOfModule(fun, self.module)
         named = {f"module.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
@@ -145,8 +152,10 @@ class StartPoint:
 
     def spread(self, given: Any, what: str) -> list[Tensor | None]:
         """A bound for every leaf: one number for all, or a nesting like x0; None is open."""
-        if given is None or (isinstance(given, int | float) and math.isinf(given)):
+        if given is None:
             return [None] * len(self.leaves)
+        if isinstance(given, bool | str):
+            raise TypeError(f"minimize: {what} bounds are numbers in the form of x0, not {given!r}")
         if isinstance(given, int | float):
             return [torch.full_like(leaf, given).detach() for leaf in self.leaves]
         if self.module is not None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ._derivatives import FoundProblem
 
-__all__ = ["Result"]
+__all__ = ["Result", "ask_to_stop"]
+
+
+def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
+    """Whether a callback ends the run: by a true answer, or by StopIteration as SciPy's do."""
+    try:
+        return bool(callback(result))
+    except StopIteration:
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,6 +47,7 @@ class Search(ABC):
     allows_integer: ClassVar[bool] = False
     allows_categorical: ClassVar[bool] = False
     least: ClassVar[int] = 1
+    multiple: ClassVar[int] = 1
 
     def __init__(
         self,

@@ -202,7 +202,8 @@ def _check_matrix(method: str, size: int) -> None:
 def _first_population(kind: type[Search], size: int, budget: int) -> int:
     """The method's default, or less where the budget does not suffice for one generation of it."""
     default = signature(kind).parameters["population"].default if "population" in signature(kind).parameters else 64
-    return max(kind.least, min(4 + int(3 * math.log(size)) if default is None else default, budget))
+    wanted = min(4 + int(3 * math.log(size)) if default is None else default, budget)
+    return max(kind.least, wanted - wanted % kind.multiple)
 
 
 class _Run:

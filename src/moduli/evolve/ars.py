@@ -43,7 +43,7 @@ class ARS(GradientSearch):
         Mania, Guy, Recht (2018), algorithm 2.
     """
 
-    least = 2
+    least = multiple = 2
 
     def __init__(
         self,

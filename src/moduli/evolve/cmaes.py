@@ -100,7 +100,8 @@ class CMAES(Distribution):
         super().__init__(x0, population=self._default, **options)
 
     def _start(self, x0: Tensor) -> None:
-        self.state["x0"] = x0.clone()
+        if self.restarts:
+            self.state["x0"] = x0.clone()
         self.state["runs"], self.state["large"] = 0, self.population
         self.state["spent_large"], self.state["spent_small"], self.state["is_large"] = 0, 0, 1
         self._begin(x0, self._sigma0)
@@ -116,7 +117,8 @@ class CMAES(Distribution):
             state["thin"], state["thick"] = 1.0, 1.0
         else:
             state["C"] = torch.ones_like(mean)
-        window = 10 + math.ceil(30 * n / self._default)
+        # What has been flat for a thousand generations is flat, however many dimensions there are.
+        window = min(10 + math.ceil(30 * n / self._default), 1000)
         state["recent"] = torch.full((window,), torch.inf, dtype=torch.float64, device=self.device)
         state["range"] = math.inf
 
