@@ -1,5 +1,6 @@
-"""One of two processes that hold populations together: every row of the law book moves as in one process."""
+"""One of two processes that hold populations together: every row moves, is saved and goes on as in one process."""
 
+import copy
 import json
 import sys
 import warnings
@@ -12,19 +13,39 @@ from torch.distributed.device_mesh import init_device_mesh
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from laws.registry import collect
-from moduli.optim import Need, closure
+from moduli.optim import ChainError, Need, Optimizer, closure
 from moduli.population import Population
 from moduli.testing._case import NotApplicable
-from moduli.testing._populations import _model, _stacked
+from moduli.testing._populations import _model
 from moduli.testing._problems import needs, same
 
 MEMBERS, STEPS = 5, 4
 
 
-def step(case, pop):
-    opt = _stacked(case, pop, False)
-    for _ in range(STEPS):
+def make(case, pop):
+    torch.manual_seed(0)
+    try:
+        return Optimizer(pop, *case.links(), **({} if pop.sharding else {"reduce": None}))
+    except ChainError as refused:
+        raise NotApplicable(f"a population can't give it what it needs: {refused}") from refused
+
+
+def step(opt, pop, steps=STEPS):
+    for _ in range(steps):
         opt.step(closure(lambda: pop.losses(lambda net: net())))
+    return [leaf.detach().clone() for leaf in pop.parameters()]
+
+
+def keep(opt, pop):
+    return copy.deepcopy((pop.state_dict(), opt.state_dict()))
+
+
+def go_on(case, pop, saved):
+    """Where a step from a checkpoint leads."""
+    opt = make(case, pop)
+    pop.load_state_dict(saved[0])
+    opt.load_state_dict(saved[1])
+    return step(opt, pop, 1)
 
 
 def population(case):
@@ -32,21 +53,26 @@ def population(case):
 
 
 def move_alone(case):
-    """Where the members of one process go."""
+    """Where the members of one process go, what is saved then, and where the next step leads."""
     if not case.population or case.random or Need.MEMBERS in needs(case.links()):
         raise NotApplicable("other random numbers, or coupled members, which are tested by themselves")
     pop = population(case)
-    step(case, pop)
-    return [leaf.detach() for leaf in pop.parameters()]
+    opt = make(case, pop)
+    return step(opt, pop), keep(opt, pop), step(opt, pop, 1)
 
 
 def compare(case, expected, mesh):
-    """What differs where the members are spread over processes; None where nothing does."""
+    """What differs where the members are spread over processes, or where only the checkpoint is; None where nothing does."""
+    rows, saved, later = expected
     part = population(case).shard(mesh)
-    shard = part.sharding
-    step(case, part)
-    return same(
-        [leaf.detach() for leaf in part.parameters()], [rows[shard.start : shard.stop] for rows in expected], 1e-10
+    own = part.sharding.own
+    opt = make(case, part)
+    gap = same(step(opt, part), [own(each) for each in rows], 1e-10)
+    written = keep(opt, part)
+    return (
+        gap
+        or same(go_on(case, population(case), written), later, 1e-10)
+        or same(go_on(case, population(case).shard(mesh), saved), [own(each) for each in later], 1e-10)
     )
 
 

@@ -39,6 +39,23 @@ def closure(pop):
     return mo.closure(lambda: pop.losses(lambda f: (f(x) - 1).square().mean()))
 
 
+def numbered():
+    """Members that have their numbers in a buffer of bytes."""
+    net = nn.Linear(2, 1)
+    net.register_buffer("number", torch.zeros(1, dtype=torch.uint8))
+    pop = mo.Population.of(net, COUNT)
+    dict(pop.named_buffers())["number"].copy_(torch.arange(COUNT)[:, None])
+    return pop
+
+
+def vary(pop):
+    """Members with random numbers of their own, from the same generator in every process."""
+    torch.manual_seed(2)
+    yield pop.mutate(rate=0.5, generator=torch.Generator().manual_seed(3))
+    yield pop.crossover(2 * pop, generator=torch.Generator().manual_seed(4))
+    yield pop.randn()
+
+
 def train(pop, name, steps=STEPS, saved=None):
     """The losses of each step, and the optimizer."""
     torch.manual_seed(1)
@@ -75,6 +92,9 @@ class Sent:
 def refusals(mesh, pop):
     found = {}
     for name, make in {
+        "choice": lambda: pop.tournament(torch.zeros(len(pop))),
+        "centre": lambda: pop.mean(),
+        "apart": lambda: pop.distances(),
         "mean": lambda: mo.Optimizer(pop, m.LR(0.1), reduce="mean"),
         "five": lambda: mo.Optimizer(pop, m.LR(torch.ones(5))),
         "twice": lambda: pop.shard(mesh),
@@ -112,6 +132,11 @@ def main(rank, size, store, out, saved):
         train(resumed, name, steps=2, saved=before[name])
         results[name]["resumed"] = shard.gather(resumed.matrix)
     results["refused"] = refusals(mesh, pop)
+    results["drawn"] = [shard.gather(each.matrix) for each in vary(population().shard(mesh))]
+    assert pop[torch.arange(len(pop)).flip(0)].sharding is None
+    part = numbered().shard(mesh)
+    part.load_state_dict({name: value.flip(0) for name, value in part.state_dict().items()})
+    results["numbers"] = part.state_dict()["number"]
     torch.save(results, out)
     dist.destroy_process_group()
 

@@ -37,10 +37,15 @@ def executor():
 
 def make(count=5):
     torch.manual_seed(0)
-    return mo.Population.of(
-        lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double(),
-        count,
-    )
+
+    def net():
+        made = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+        made.register_buffer("number", torch.zeros(1, dtype=torch.uint8))
+        return made
+
+    pop = mo.Population.of(net, count)
+    dict(pop.named_buffers())["number"].copy_(torch.arange(count)[:, None])
+    return pop
 
 
 def test_workers_together_do_what_one_process_does(executor):
@@ -85,6 +90,8 @@ def test_what_cannot_be_is_refused(executor):
     with make(3).host(executor) as hosted:
         with pytest.raises(ValueError, match="nothing says how members move"):
             hosted.step(error, torch.ones(6, 3, dtype=DOUBLE))
+        with pytest.raises(StructureError, match="dimension 0 must be 3"):  # of which the rest would be left out
+            hosted.losses(error, torch.ones(5, 6, 3, dtype=DOUBLE), in_dims=0)
         with pytest.raises(ValueError, match="one source for each"):
             hosted.copy([0, 1], [2])
         with pytest.raises(IndexError, match="from 0 to 2"):

@@ -44,6 +44,13 @@ def test_calls_on_slices(name):
         close(pop(xs, in_dims=1, vectorize=form), torch.stack([net(xs[:, k]) for k, net in enumerate(nets)]))
 
 
+def test_dimensions_of_members_are_numbers():
+    pop, x = Population.of(nn.Linear(3, 2), N), torch.ones(N, 5, 3)
+    for wrong in ("0", 0.0, True, [{"x": 0}]):
+        with pytest.raises(TypeError, match="it is a dimension, or one"):
+            pop(x, in_dims=wrong)
+
+
 X, Y, CLASSES = torch.randn(9, 6).double(), torch.randn(9, 4).double(), torch.arange(9) % 4
 SOME = torch.where(torch.arange(9) == 2, -100, CLASSES)
 LOSSES = {

@@ -299,6 +299,41 @@ def test_copies_go_on_alike(how):
     assert torch.equal(pop.matrix, other.population.matrix)
 
 
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 80), nn.Tanh(), nn.Linear(80, 64), nn.Linear(64, 2)).double()
+
+
+def test_states_in_eight_bits_are_those_of_each_member():
+    """States are narrowed from 4096 numbers on."""
+    x, y = data()
+    pop = mo.Population.of(wide, 2)
+    nets = [copy.deepcopy(each) for each in pop]
+    opt = mo.Optimizer(pop, m.Quantized(m.Adam()), m.LR(0.01))
+    own = [mo.Optimizer(each, m.Quantized(m.Adam()), m.LR(0.01)) for each in nets]
+    for _ in range(3):
+        opt.step(closure(pop))
+        for each, one in zip(nets, own, strict=True):
+            one.step(mo.closure(lambda each=each: (each(x) - y).square().mean()))
+    expected = torch.stack([torch.cat([p.detach().reshape(-1) for p in each.parameters()]) for each in nets])
+    torch.testing.assert_close(pop.matrix, expected, rtol=1e-10, atol=1e-12)
+    assert "member by member" in opt.explain()
+
+
+@pytest.mark.parametrize("link", [m.GGT, m.FullMatrixAdagrad, lambda: m.GaLore(m.Adam())])
+def test_what_is_kept_member_by_member_is_saved(link):
+    pop = swarm()
+    opt = mo.Optimizer(pop, link(), m.LR(0.01))
+    for _ in range(3):
+        opt.step(closure(pop))
+    other = pop.clone()
+    resumed = mo.Optimizer(other, link(), m.LR(0.01))
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for each in (opt, resumed):
+        each.step(closure(each.population))
+    assert torch.equal(pop.matrix, other.matrix)
+
+
 def test_checkpoints_by_parameter_load():
     """State of one entry (N, *shape) per parameter, as it was always saved."""
     pop, singles, x, y = swarm(), [], *data()

@@ -30,6 +30,10 @@ def test_another_number_of_numbers_than_members_is_refused_when_given():
     with pytest.raises(ValueError, match="lr has 5 numbers for 8 members"):
         opt.link("LR").set_param_groups([{"params": list(pop.parameters()), "lr": five}])
     assert not opt.link("LR").settings.local
+    with pytest.raises(ValueError, match=r"lr has the shape \(8, 1\) for 8 members"):
+        mo.Optimizer(swarm(), m.LR(torch.ones(8, 1)))  # beside stacked parameters it would be aligned with another axis
+    with pytest.raises(ValueError, match="amsgrad is a choice"):
+        mo.Optimizer(swarm(), m.Adam(amsgrad=torch.ones(8, dtype=torch.bool)))
     opt.param_groups[0]["lr"] = five
     before = pop.matrix.clone()
     with pytest.raises(ValueError, match="lr has 5 numbers for 8 members"):
@@ -67,6 +71,13 @@ def test_pbt_is_refused_where_it_cannot_act():
         mo.Optimizer(swarm(), m.PBT({"lr.lr": (1e-3, 1e-1)}), m.LR(0.1))
     with pytest.raises(TypeError, match="score is a float"):
         m.PBT({"lr.lr": (1e-3, 1e-1)}, score=1.0)
+    for limits in (0.1, (1e-3, 1e-2, 1e-1)):
+        with pytest.raises(ValueError, match="give two numbers"):
+            m.PBT({"lr.lr": limits})
+    with pytest.raises(mo.optim.ChainError, match="a choice and not a number"):
+        mo.Optimizer(swarm(), m.Adam(), m.PBT({"adam.debias": (0, 1)}))
+    with pytest.raises(mo.optim.ChainError, match="one PBT exchanges the members"):
+        mo.Optimizer(swarm(), m.LR(0.1), *(m.PBT({"lr.lr": (1e-3, 1e-1)}) for _ in range(2)))
 
 
 def test_pbt_ranks_by_a_validation_score():
@@ -75,7 +86,7 @@ def test_pbt_ranks_by_a_validation_score():
     def score(population):
         assert not torch.is_grad_enabled()
         asked.append(len(population))
-        return torch.arange(8.0)  # the first is the best, whatever the training loss says
+        return torch.arange(8)  # the first is the best, whatever the training loss says
 
     opt = mo.Optimizer(pop, m.LR(0.0), m.PBT({"lr.lr": (1e-3, 1e-1)}, every=2, score=score, seed=0))
     for _ in range(2):

@@ -200,6 +200,28 @@ def test_virtual_tensors_of_members_are_never_stale():
         close(member(x), copies(pop)[1](x))
 
 
+def test_members_of_models_whose_buffers_are_not_contiguous():
+    """As `parametrizations.orthogonal` keeps its base."""
+    net = nn.Linear(2, 2)
+    net.register_buffer("base", torch.arange(6.0).reshape(2, 3).t())
+    nets = [copy.deepcopy(net) for _ in range(3)]
+    for pop in (Population.of(net, 3), Population.from_modules(nets), 0 * Population.of(net, 3)):
+        member = pop[1]
+        assert torch.equal(member.base, net.base)
+        member.base.fill_(7.0)
+        assert [float(each.base.mean()) for each in pop] == [2.5, 7.0, 2.5]
+
+
+def test_a_wrapper_that_averages_the_gradients_of_one_model_is_refused(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        with pytest.raises(StructureError, match="give the module inside it"):
+            Population.of(nn.parallel.DistributedDataParallel(nn.Linear(2, 1)), 3)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_an_optimizer_moves_each_member_by_its_own_gradient():
     torch.manual_seed(0)
     nets, x = made("mlp", 4)

@@ -61,8 +61,13 @@ def test_processes_together_do_what_one_does(size, tmp_path, alone):
             assert each[name]["sent"] <= most * parameters + 2 * worker.STEPS * most
         assert each["swarm"]["sent"] == worker.STEPS * (most + parameters)
         assert each["training"]["sent"] == worker.STEPS // 2 * (2 * most + 3 * parameters + buffers)
+    drawn = [each.matrix for each in worker.vary(worker.population())]
     for each in found:
+        for one, many in zip(drawn, each["drawn"], strict=True):
+            torch.testing.assert_close(many, one, rtol=1e-10, atol=1e-12)
+        assert each["numbers"].flatten().tolist() == list(reversed(range(worker.COUNT)))
         said = each["refused"]
+        assert all("other processes hold some" in said[key] for key in ("choice", "centre", "apart"))
         assert "would mix them" in said["mean"]
         assert "lr has 5 numbers" in said["five"]
         assert "already" in said["twice"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ __all__ = [
     "takes_matrices",
     "views",
 ]
+
+
+# The member in a name such as `0.weight[3]`.
+_MEMBER = re.compile(r"\[(\d+)\]")
 
 
 def lifts(link: Module) -> bool:
@@ -133,14 +138,15 @@ def _vectors(link: Module) -> dict[str, Tensor]:
 
 def join_shards(optimizer: Optimizer, shard: Shard, saved: dict[str, Any]) -> dict[str, Any]:
     """The saved state of all members, from that of the members of each process."""
-    alone = next((link for link in optimizer.modules if not (lifts(link) or batches(link))), None)
-    if alone is not None:
-        raise ChainError(
-            f"{type(alone).__name__} keeps its state member by member, which can't be saved from several processes yet"
-        )
-    links = _map_links(optimizer, saved["links"], shard.join)
-    out = {**saved, "state": shard.join(saved["state"]), "links": links, "members": shard.total}
-    out["shapes"] = {name: (shard.total, *shape[1:]) for name, shape in saved["shapes"].items()}
+    stacked, apart = _separate(saved)
+    out = _map_members(optimizer, stacked, shard.join, shard.total)
+    if any(apart):
+        for start, (state, links) in zip(shard.starts, shard.collect(apart), strict=False):
+            out["state"].update(_renumber(state, start))
+            for path, kept in links.items():
+                held = out["links"][path]["global"].setdefault("members", {})
+                for inner, rows in kept.items():
+                    held.setdefault(inner, []).extend(_renumber(rows, start))
     return out
 
 
@@ -152,17 +158,49 @@ def part_shards(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) ->
         raise ValueError(
             f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
         )
-    here = shard.stop - shard.start
-    links = _map_links(optimizer, saved["links"], shard.part)
-    out = {**saved, "state": shard.part(saved["state"]), "links": links, "members": here}
-    out["shapes"] = {name: (here, *shape[1:]) for name, shape in saved["shapes"].items()}
+    stacked, (state, links) = _separate(saved)
+    out = _map_members(optimizer, stacked, shard.part, shard.stop - shard.start)
+    here = {name: row for name, row in state.items() if shard.start <= _number(name) < shard.stop}
+    out["state"].update(_renumber(here, -shard.start))
+    for path, kept in links.items():
+        own = {inner: _renumber(shard.own(rows), -shard.start) for inner, rows in kept.items()}
+        out["links"][path]["global"]["members"] = own
     return out
 
 
-def _map_links(optimizer: Optimizer, links: Mapping[str, Any], act: Callable[[Any], Any]) -> dict[str, Any]:
-    """What links keep for members, joined or parted, but for those that keep it for all members in every process."""
+def _separate(saved: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[dict[str, Any], dict[str, Any]]]:
+    """A saved optimizer without what links keep member by member; and that: by parameter, and by link."""
+    state = {name: row for name, row in saved["state"].items() if _MEMBER.search(name)}
+    links = {path: kept["global"]["members"] for path, kept in saved["links"].items() if "members" in kept["global"]}
+    rest = {name: row for name, row in saved["state"].items() if name not in state}
+    plain = {
+        path: {**kept, "global": {key: value for key, value in kept["global"].items() if key != "members"}}
+        for path, kept in saved["links"].items()
+    }
+    return {**saved, "state": rest, "links": plain}, (state, links)
+
+
+def _number(name: str) -> int:
+    """The member of a name such as `0.weight[3]`."""
+    found = _MEMBER.search(name)
+    return -1 if found is None else int(found[1])
+
+
+def _renumber(value: Any, by: int) -> Any:
+    """Plain data in which the members of names have other numbers."""
+    if isinstance(value, str):
+        return _MEMBER.sub(lambda found: f"[{int(found[1]) + by}]", value)
+    if isinstance(value, dict):
+        return {_renumber(key, by): _renumber(item, by) for key, item in value.items()}
+    return [_renumber(item, by) for item in value] if isinstance(value, list) else value
+
+
+def _map_members(optimizer: Optimizer, saved: dict[str, Any], act: Callable[[Any], Any], count: int) -> dict[str, Any]:
+    """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""
     whole = {path for path, link in optimizer._links if link.replicated}
-    return {path: kept if path in whole else act(kept) for path, kept in links.items()}
+    links = {path: kept if path in whole else act(kept) for path, kept in saved["links"].items()}
+    shapes = {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()}
+    return {**saved, "state": act(saved["state"]), "links": links, "members": count, "shapes": shapes}
 
 
 def adopt(population: Population, params: Mapping[str, Tensor]) -> None:

@@ -69,7 +69,9 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
         for param, row in link.state.items() if optimizer.rows is None else optimizer.rows.rows(link):
             if not row or param not in names:
                 continue
-            name = f"{ALL}:{path}" if link.vector_state and param in binding.names else names[param]
+            # Where a link runs member by member, each has a vector of its own.
+            whole = link.vector_state and param in binding.names and param not in binding.sources
+            name = f"{ALL}:{path}" if whole else names[param]
             into = state.setdefault(name, {})
             for key, value in row.items():
                 shown = value if shards is None else pack_value(shards, param, value)

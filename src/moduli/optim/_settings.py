@@ -33,11 +33,16 @@ def check_number(where: str, key: str, value: Any) -> None:
 
 
 def check_members(where: str, settings: Mapping[str, Any], members: int | None) -> None:
-    """Refuse a setting with another number of numbers than there are members."""
+    """Refuse a tensor that is not one number for each member."""
     for key, value in settings.items():
-        if members is not None and isinstance(value, Tensor) and value.dim() == 1 and len(value) != members:
+        if members is None or not is_per_member(value):
+            continue
+        if value.dtype is torch.bool:
+            raise ValueError(f"{where}: {key} is a choice, not a number; make it once for all {members} members")
+        if value.shape != (members,):
+            found = f"{len(value)} numbers" if value.dim() == 1 else f"the shape {tuple(value.shape)}"
             raise ValueError(
-                f"{where}: {key} has {len(value)} numbers for {members} members; give one for each member, or one number"
+                f"{where}: {key} has {found} for {members} members; give one for each member, or one number"
             )
 
 

@@ -68,6 +68,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count
     per_argument = in_dims if isinstance(in_dims, tuple | list) else [in_dims] * len(args)
     if len(per_argument) != len(args):
         raise ValueError(f"in_dims has {len(per_argument)} items for {len(args)} arguments")
+    for dim in per_argument:
+        if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
+            raise TypeError(f"in_dims has {dim!r}; it is a dimension, or one (or None) for each argument")
     dims: list[int | None] = []
     for position, (argument, dim) in enumerate(zip(args, per_argument, strict=True)):
         inside, _ = pytree.tree_flatten(argument, is_leaf=_is_labelled)

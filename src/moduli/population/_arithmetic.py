@@ -14,6 +14,7 @@ from moduli.particles import is_differentiable, refuse_graph
 
 from ._core import Core
 from ._deferred import accumulate, deferrable, negated
+from ._members import repeat_buffers
 from ._numbers import OUT, later, later_pair, operated, pair, with_values
 from ._operands import broadcast, check_dtype, matched, rows, scalar
 from ._values import Values, fresh
@@ -193,7 +194,7 @@ class Arithmetic(Core):
         if not self._buffers:
             buffers = {}
         elif module is not None:
-            buffers = {n: b.detach().expand(self._count, *b.shape).clone() for n, b in module.named_buffers()}
+            buffers = repeat_buffers(module, self._count)
         else:
             buffers = self._kept_buffers(buffer)
         return self._made(values, self._count, buffers)
@@ -206,7 +207,7 @@ class Arithmetic(Core):
         made._graph = True
         with torch.no_grad():
             if isinstance(module, nn.Module):
-                made._buffers = {n: b.detach().expand(self._count, *b.shape).clone() for n, b in module.named_buffers()}
+                made._buffers = repeat_buffers(module, self._count)
             else:
                 made._buffers = {name: held.clone() for name, held in self._buffers.items()}
         return made

@@ -34,7 +34,7 @@ class Choosing(Indexing):
             >>> torch.equal(pop.sort(torch.tensor([3.0, 1.0, 2.0]))[0].weight, pop[1].weight)
             True
         """
-        self._fits(fitness)
+        self._rank(fitness)
         return self._taken(selection.order(fitness, maximize))
 
     def top(self, fitness: Tensor, k: int, maximize: bool = False) -> Self:
@@ -50,7 +50,7 @@ class Choosing(Indexing):
             >>> len(Population.of(nn.Linear, 3, 1, 1).top(torch.tensor([3.0, 1.0, 2.0]), 2))
             2
         """
-        self._fits(fitness)
+        self._rank(fitness)
         return self._taken(selection.top(fitness, k, maximize))
 
     def tournament(
@@ -75,7 +75,7 @@ class Choosing(Indexing):
             >>> len(Population.of(nn.Linear, 3, 1, 1).tournament(torch.tensor([3.0, 1.0, 2.0]), 7))
             7
         """
-        self._fits(fitness)
+        self._rank(fitness)
         return self._taken(selection.tournament(fitness, self._count if k is None else k, size, maximize, generator))
 
     def roulette(
@@ -98,8 +98,13 @@ class Choosing(Indexing):
             >>> len(Population.of(nn.Linear, 3, 1, 1).roulette(torch.tensor([3.0, 1.0, 2.0])))
             3
         """
-        self._fits(fitness)
+        self._rank(fitness)
         return self._taken(selection.roulette(fitness, self._count if k is None else k, maximize, generator))
+
+    def _rank(self, fitness: Tensor) -> None:
+        """Check what members are ranked by, and that all of them are here."""
+        self._refuse_shard("a choice by fitness")
+        self._fits(fitness)
 
     def _fits(self, numbers: Any, what: str = "fitness") -> None:
         self._ready()

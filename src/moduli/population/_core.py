@@ -12,7 +12,7 @@ from moduli.layout import Group, Layout, layout_and_tensors
 from moduli.particles import StructureError, buffer_policies, inert_parameters
 
 from ._evaluator import PopulationEvaluator
-from ._members import Members, tracks_versions
+from ._members import Members, repeat_buffers, tracks_versions
 from ._shard import Shard
 from ._values import Values, fresh
 
@@ -62,6 +62,11 @@ class Core:
     @classmethod
     def _like(cls, template: nn.Module, count: int, filled: bool = True) -> Self:
         """A population of copies of a module, which becomes its template."""
+        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in template.modules()):
+            raise StructureError(
+                "DistributedDataParallel averages the gradients of one model, and would not see those of members; give the "
+                "module inside it, and Optimizer(pop, ..., reduce='mean') where all processes train the same members"
+            )
         layout, tensors = layout_and_tensors(template)
         pop: Self = object.__new__(cls)
         pop.template, pop.layout, pop._entries = template, layout, tensors
@@ -76,9 +81,7 @@ class Core:
                     pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True
                 ):
                     matrix.copy_(vector)
-            pop._buffers = {
-                name: held.detach().expand(count, *held.shape).clone() for name, held in template.named_buffers()
-            }
+            pop._buffers = repeat_buffers(template, count)
         return pop
 
     def _reset(self) -> None:
@@ -205,6 +208,15 @@ class Core:
         """Check the members that a program holds before the population is used."""
         if self._members:
             self._members.check()
+
+    def _refuse_shard(self, what: str) -> None:
+        """Refuse to compare members of which other processes hold some."""
+        if self._shard is not None:
+            raise StructureError(
+                f"{what} is about all members, of which other processes hold some ({self._shard}); gather what is needed with "
+                "pop.sharding.gather(...), choose with moduli.population.selection, and exchange rows with "
+                "pop.sharding.copy(...)"
+            )
 
     # -- what operations ask -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from moduli._torch import pytree
 from moduli.particles import StructureError
+
+from ._arguments import arguments
 
 if TYPE_CHECKING:
     from ._population import Population
@@ -47,10 +51,7 @@ class HostedPopulation:
             raise StructureError("a population without members has nothing to put on workers")
         small, more = divmod(count, workers)
         self._starts = [worker * small + min(worker, more) for worker in range(workers + 1)]
-        self._held = [
-            self._ray.put(population[start:stop].clone())
-            for start, stop in zip(self._starts, self._starts[1:], strict=False)
-        ]
+        self._held = [self._ray.put(population[start:stop].clone()) for start, stop in itertools.pairwise(self._starts)]
         self._actors = [self._launch(worker) for worker in range(workers)]
 
     def __len__(self) -> int:
@@ -173,19 +174,17 @@ class HostedPopulation:
 
     def _cut(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
         """The arguments of each worker."""
-        if in_dims is None:
+        flat = arguments(args, {}, in_dims, len(self))
+        if flat.shared:
             return _PerWorker([args] * len(self._actors))
-        dims = in_dims if isinstance(in_dims, tuple | list) else [in_dims] * len(args)
-        spans = list(zip(self._starts, self._starts[1:], strict=False))
-        return _PerWorker(
-            [
-                tuple(
-                    each if dim is None else each.narrow(dim, start, stop - start)
-                    for each, dim in zip(args, dims, strict=True)
-                )
-                for start, stop in spans
+        made = _PerWorker()
+        for start, stop in itertools.pairwise(self._starts):
+            rows = [
+                leaf if dim is None else leaf[(*[slice(None)] * dim, slice(start, stop))]
+                for leaf, dim in zip(flat.leaves, flat.dims, strict=True)
             ]
-        )
+            made.append(pytree.tree_unflatten(rows, flat.spec))
+        return made
 
     def _find(self, member: int) -> int:
         return next(worker for worker in range(len(self._actors)) if member < self._starts[worker + 1])
@@ -223,13 +222,14 @@ class _Host:
             losses = self.opt.step(closure(lambda: self.pop.losses(fn, *args, in_dims=in_dims)))
         return losses.detach(), self._keep()
 
-    def read(self, member: int) -> Any:
-        return _map_rows(self._state(), len(self.pop), lambda rows: rows[member].clone())
+    def read(self, member: int) -> list[Tensor]:
+        return [rows[member].clone() for rows in self._rows(self._state())]
 
-    def write(self, rows: Sequence[tuple[int, Any]]) -> tuple[None, Any]:
+    def write(self, changes: Sequence[tuple[int, list[Tensor]]]) -> tuple[None, Any]:
         state = copy.deepcopy(self._state())
-        for member, row in rows:
-            _put_rows(state, row, len(self.pop), member)
+        for member, values in changes:
+            for rows, value in zip(self._rows(state), values, strict=True):
+                rows[member] = value
         self.pop.load_state_dict(state[0])
         if self.opt is not None:
             self.opt.load_state_dict(state[1])
@@ -247,24 +247,9 @@ class _Host:
     def _state(self) -> tuple[Any, Any]:
         return self.pop.state_dict(), None if self.opt is None else self.opt.state_dict()
 
-
-def _map_rows(value: Any, count: int, act: Callable[[Tensor], Any]) -> Any:
-    """Plain data in which something is done to what is kept for each member."""
-    if isinstance(value, Tensor):
-        return act(value) if value.dim() and len(value) == count and value.dtype is not torch.uint8 else None
-    if isinstance(value, dict):
-        return {key: _map_rows(item, count, act) for key, item in value.items()}
-    return [_map_rows(item, count, act) for item in value] if isinstance(value, list | tuple) else None
-
-
-def _put_rows(value: Any, row: Any, count: int, member: int) -> None:
-    """Write what `_map_rows` took for one member."""
-    if isinstance(value, Tensor):
-        if row is not None and value.dim() and len(value) == count:
-            value[member] = row
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _put_rows(item, row[key], count, member)
-    elif isinstance(value, list | tuple):
-        for item, part in zip(value, row, strict=True):
-            _put_rows(item, part, count, member)
+    def _rows(self, state: tuple[Any, Any]) -> list[Tensor]:
+        """What is kept for each member, with the members in front. Of an optimizer, bytes are the state of a generator."""
+        of_links = [leaf for leaf in pytree.tree_leaves(state[1]) if isinstance(leaf, Tensor)]
+        count = len(self.pop)
+        own = [leaf for leaf in of_links if leaf.shape[:1] == (count,) and leaf.dtype is not torch.uint8]
+        return [*state[0].values(), *own]

@@ -125,7 +125,9 @@ class Indexing(Core):
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 torch.index_select(matrix, 0, index.to(matrix.device), out=out)
             buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
-        return self._made(values, len(index), buffers)
+        made = self._made(values, len(index), buffers)
+        made._shard = None  # whichever members these are, they are not those of this process in their order
+        return made
 
     def _indices(self, index: Any) -> Tensor:
         """Indices of members, from whatever chooses some."""

@@ -19,7 +19,7 @@ from torch.nn.modules import module as _torch_module
 from moduli.nn import Module as LabelledModule
 from moduli.particles import StructureError
 
-__all__ = ["Members", "build", "distinct_buffers", "row_view", "tracks_versions"]
+__all__ = ["Members", "build", "repeat_buffers", "row_view", "tracks_versions"]
 
 _REMEDY = (
     "a member shares the structure of its population: edit a copy (`copy.deepcopy(pop[i])`), or edit the modules and "
@@ -206,9 +206,12 @@ def _install() -> None:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def distinct_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Every buffer once, by its first name."""
-    return dict(module.named_buffers())
+def repeat_buffers(module: nn.Module, count: int) -> dict[str, Tensor]:
+    """Copies of a module's buffers for each of some members, of whom a part or one is a view whatever the strides were."""
+    return {
+        name: held.detach().expand(count, *held.shape).clone(memory_format=torch.contiguous_format)
+        for name, held in module.named_buffers()
+    }
 
 
 def tracks_versions(template: nn.Module) -> bool:

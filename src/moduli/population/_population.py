@@ -157,7 +157,9 @@ class Population(State, Calls, Variation, Statistics):
         with torch.no_grad(), torch.inference_mode(False):
             for view, column in zip(layout.views(pop._values.matrices), columns, strict=True):
                 view.copy_(torch.stack([value.detach() for value in column]))
-            pop._buffers = {name: torch.stack([b.detach() for b in held]) for name, held in buffers.items()}
+            pop._buffers = {
+                name: torch.stack([b.detach() for b in held]).contiguous() for name, held in buffers.items()
+            }
         return pop
 
     def host(self, executor: Any, optimizer: Callable[[Population], Any] | None = None) -> HostedPopulation:

@@ -57,8 +57,8 @@ class Shard:
     def __repr__(self) -> str:
         return f"Shard(members {self.start} to {self.stop - 1} of {self.total}, rank {self.rank} of {self.size})"
 
-    def own(self, rows: Tensor) -> Tensor:
-        """Of one row for each of all members, those that are here."""
+    def own(self, rows: Any) -> Any:
+        """Of one row (or item of a list) for each of all members, those that are here."""
         return rows[self.start : self.stop]
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -137,6 +137,12 @@ class Shard:
             sample(min(step, stop - first))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def collect(self, value: Any) -> list[Any]:
+        """What each process has, in the order of ranks: any plain data."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
 
     def join(self, value: Any) -> Any:
         """Plain data in which what is kept for the members here becomes what is kept for all."""

@@ -317,8 +317,10 @@ class State(Indexing):
         """
         self._ready()
         held = self._state()
-        if self._shard is not None:
-            state_dict = {name: self._shard.part(tensor) for name, tensor in state_dict.items()}
+        shard = self._shard
+        if shard is not None:
+            fits = {name: isinstance(t, Tensor) and t.shape[:1] == (shard.total,) for name, t in state_dict.items()}
+            state_dict = {name: shard.own(t) if fits[name] else t for name, t in state_dict.items()}
         missing, extra = [n for n in held if n not in state_dict], [n for n in state_dict if n not in held]
         if missing or extra:
             raise StructureError(

@@ -92,6 +92,7 @@ class Statistics(Arithmetic):
             torch.Size([3, 3])
         """
         self._ready()
+        self._refuse_shard("the distance of every member to every other")
         whom = self if other is None else other
         matched(self._taken(torch.arange(0)), whom._taken(torch.arange(0)))  # type: ignore[attr-defined]
         total: Tensor | None = None
@@ -363,6 +364,7 @@ class Statistics(Arithmetic):
         return broadcast(self, factor) if isinstance(factor, Tensor) else [factor] * len(self.layout.groups)
 
     def _some(self, what: str) -> None:
+        self._refuse_shard(f"the {what}")
         if not self._count:
             raise ValueError(f"the {what} of no members")
 

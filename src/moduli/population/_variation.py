@@ -49,7 +49,9 @@ class Variation(Choosing):
             >>> torch.equal(whole.matrix[2:4], part.matrix)
             True
         """
-        return seeds(self._count, generator)
+        shard = self._shard
+        # All processes draw for all members, as one would.
+        return seeds(self._count, generator) if shard is None else shard.own(seeds(shard.total, generator))
 
     def rand(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
         """A population of values drawn uniformly from [0, scale).
@@ -270,7 +272,7 @@ class Variation(Choosing):
         References:
             R. Tanese, *Distributed genetic algorithms*, ICGA 1989.
         """
-        self._fits(fitness)
+        self._rank(fitness)
         if islands < 1 or self._count % islands:
             raise ValueError(f"{self._count} members cannot be divided into {islands} islands of equal size")
         size = self._count // islands
@@ -291,7 +293,7 @@ class Variation(Choosing):
 
     def _keys(self, generator: torch.Generator | None, given: Tensor | None) -> Tensor:
         if given is None:
-            return seeds(self._count, generator)
+            return self.seeds(generator)
         if generator is not None:
             raise ValueError("give a generator or seeds, not both")
         if not isinstance(given, Tensor) or given.shape != (self._count,) or given.dtype != torch.int64:

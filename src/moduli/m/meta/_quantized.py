@@ -44,8 +44,6 @@ class Quantized(Module):
         T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022.
     """
 
-    members = "batched"
-
     def __init__(self, modules: Chainable, *, bits: int = 8, block: int = 256) -> None:
         super().__init__()
         if bits != 8:

@@ -71,12 +71,7 @@ class PBT(Module):
         self.score = score
         if every < 1 or not 0 < share <= 0.5 or not 0 <= perturb < 1:
             raise ValueError("PBT: every is at least 1, share lies in (0, 0.5], perturb in [0, 1)")
-        for name, (low, high) in settings.items():
-            if "." not in name:
-                raise ValueError(f"PBT: {name!r} names no link; write 'lr.lr' or 'adam.beta1'")
-            if not low <= high:
-                raise ValueError(f"PBT: the limits of {name!r} are {low} and {high}; the lower comes first")
-        self.ranges = {name: (float(low), float(high)) for name, (low, high) in settings.items()}
+        self.ranges = {name: _check_limits(name, limits) for name, limits in settings.items()}
         self.every, self.share, self.perturb, self.seed = every, share, perturb, seed
 
     def attached(self, optimizer: Optimizer) -> None:
@@ -85,6 +80,8 @@ class PBT(Module):
             raise ChainError("PBT exchanges the state of all links, so it stands by itself in the chain, not in a link")
         if optimizer.modules[-1] is not self:
             after = type(optimizer.modules[optimizer.modules.index(self) + 1]).__name__
+            if after == type(self).__name__:
+                raise ChainError("one PBT exchanges the members; give it the settings of both")
             raise ChainError(
                 f"PBT comes last: a loser takes over where the winner goes, which {after} after it would change. Write "
                 f"Optimizer(pop, ..., {after}(...), PBT(...))"
@@ -170,7 +167,7 @@ class PBT(Module):
         if not isinstance(found, Tensor) or found.shape != (count,):
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ValueError(f"PBT: score returned {what} for {count} members; return one number per member")
-        return found
+        return found if found.is_floating_point() else found.to(torch.get_default_dtype())
 
     def _exploit(self, objective: Objective, optimizer: Optimizer, count: int, worst: Tensor, source: Tensor) -> None:
         params, updates = objective.params, objective.get_updates()
@@ -193,6 +190,17 @@ class PBT(Module):
                 _copy_state(link, count, worst, source, shard)
 
 
+def _check_limits(name: str, limits: Any) -> tuple[float, float]:
+    if "." not in name:
+        raise ValueError(f"PBT: {name!r} names no link; write 'lr.lr' or 'adam.beta1'")
+    if not isinstance(limits, tuple | list) or len(limits) != 2:
+        raise ValueError(f"PBT: the limits of {name!r} are {limits!r}; give two numbers, such as (1e-4, 1e-1)")
+    low, high = (float(limit) for limit in limits)
+    if not low <= high:
+        raise ValueError(f"PBT: the limits of {name!r} are {low} and {high}; the lower comes first")
+    return low, high
+
+
 def _optimizer(objective: Objective) -> Optimizer:
     if objective.modular is None:
         raise ChainError("PBT exchanges the state of the other links, so it has to be in an Optimizer")
@@ -208,6 +216,8 @@ def _target(optimizer: Optimizer, name: str) -> tuple[Module, str]:
     ]
     if len(found) != 1:
         raise ChainError(f"PBT: {len(found)} links of the chain are meant by {name!r}; it has to be one")
+    if isinstance(found[0].defaults[key], bool | str):
+        raise ChainError(f"PBT: {name!r} is {found[0].defaults[key]!r}, a choice and not a number between limits")
     return found[0], key
 
 

@@ -107,12 +107,8 @@ class GGTBasis(Module):
             self._turn(_pad(basis.mT @ torch.stack(old, 1), self.history_size))
         self.global_state["basis"] = new
 
-    def _key(self) -> str:
-        binding = self.settings.binding
-        return "modules" if binding is None or binding.member is None else f"modules {binding.member}"
-
     def _turn(self, turn: Tensor) -> None:
-        stand_ins = self._stand_ins.get(self._key())
+        stand_ins = self._stand_ins.get(self._stand_in_key("modules"))
         for fake in stand_ins.tensors if stand_ins is not None else []:
             for _, link in self.children["modules"].links():
                 link.on_get_projected_buffers()
@@ -138,7 +134,7 @@ class GGTBasis(Module):
         outside = vector - basis @ inside
         shown = vector.new_zeros(self.history_size)
         shown[: len(columns)] = inside
-        stand_ins = self._stand_ins.setdefault(self._key(), StandIns())
+        stand_ins = self._stand_ins.setdefault(self._stand_in_key("modules"), StandIns())
         self.children["modules"].check_shared(objective.params, every=True)
         with stand_ins.pointed_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
             made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]

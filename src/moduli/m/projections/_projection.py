@@ -169,9 +169,7 @@ class _Flat(Projection):
             self.reset()  # what is learnt about other numbers means nothing for these
         self.global_state["sizes"] = sizes
         super().prepare(params)
-        binding = self.settings.binding
-        member = "" if binding is None or binding.member is None else f" of {binding.member}"
-        return [f"modules {i}{member}" for i in range(len(self.sources(params)))]
+        return [f"modules {i}" for i in range(len(self.sources(params)))]
 
 
 class VectorProjection(_Flat):

@@ -110,8 +110,10 @@ class LBFGS(Transform):
     def _follow_members(self, params: list[Tensor]) -> None:
         binding = self.settings.binding
         here = sorted(describe_params(params, {} if binding is None else binding.names))
-        if self.global_state.get("members of") != here:
-            if "members of" in self.global_state:
+        known = self.global_state.get("members of")
+        if known != here:
+            # Sizes are those of all members in a process, of which a checkpoint may come from another number.
+            if known is not None and [_drop_size(part) for part in known] != [_drop_size(part) for part in here]:
                 self.reset()
             self.global_state["members of"] = here
 
@@ -242,3 +244,7 @@ def _powell(s: Tensor, y: Tensor, B: LinearOperator) -> Tensor:
         return y
     theta = 0.8 * sBs / (sBs - sy)
     return theta * y + (1 - theta) * Bs
+
+
+def _drop_size(part: str) -> str:
+    return part.rpartition(":")[0]
