@@ -141,3 +141,18 @@ def test_parts_of_a_split_may_have_values_of_their_own():
     for _ in range(3):
         opt.step(mo.closure(lambda: (a**2).sum() + (b**4).sum()))
     assert a.abs().max() < 1
+
+
+@pytest.mark.parametrize(
+    ("link", "key"),
+    [
+        (m.SOAP, "precond_freq"),
+        (m.LBFGS, "history_size"),
+        (m.SR1, "init_scale"),
+        (m.Normalize, "ord"),
+        (m.Dion, "rank"),
+    ],
+)
+def test_a_schedule_that_is_refused_is_called_one(link, key):
+    with pytest.raises(TypeError, match=f"{link.__name__}: {key} can't be a function of the step"):
+        link(**{key: lambda step: 2})

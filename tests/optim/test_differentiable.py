@@ -132,6 +132,9 @@ CHAINS = {
     "nag": lambda rate: [m.NAG(0.9), m.Centralize(), m.LR(rate)],
     "lion": lambda rate: [m.Lion(), m.LR(rate)],
     "amsgrad": lambda rate: [m.Adam(amsgrad=True), m.LR(rate)],
+    "nadam": lambda rate: [m.NAdam(), m.LR(rate)],
+    "cautious": lambda rate: [m.HeavyBall(0.9), m.Cautious(normalize=True), m.LR(rate)],
+    "lamb": lambda rate: [m.Adam(), m.TrustRatio(), m.LR(rate)],
 }
 
 
@@ -178,6 +181,32 @@ def test_a_pure_step_refuses_a_state_of_other_links():
     x = [torch.ones(2)]
     with pytest.raises(ValueError, match="make it with"):
         functional.step([m.LR(0.1)], x, x, functional.init([m.Adam(), m.LR(0.1)], x))
+
+
+@pytest.mark.parametrize(
+    ("grads", "state", "match"),
+    [
+        (2, None, "the parameters are 0, the gradients 0, 1"),
+        ({"w": 1}, None, "the parameters are 0, the gradients w"),
+        (1, {}, "not one of a pure step"),
+        (1, 2, "that of 2 parameters, but there are 1"),
+    ],
+)
+def test_a_pure_step_refuses_what_does_not_fit(grads, state, match):
+    links, x = [m.Adam(), m.LR(0.1)], [torch.ones(2)]
+    given = {"w": x[0]} if isinstance(grads, dict) else x * grads
+    if not isinstance(state, dict):
+        state = functional.init(links, x * (state or 1))
+    with pytest.raises(ValueError, match=match):
+        functional.step(links, x, given, state)
+
+
+def test_a_pure_step_leaves_parameters_without_a_gradient():
+    links, x = [m.Adam(), m.WeightDecay(0.1), m.LR(0.1)], [torch.ones(2), torch.ones(3)]
+    params, state = functional.step(links, x, [torch.ones(2), None], functional.init(links, x))
+    assert params[0].tolist() != [1.0, 1.0]
+    assert params[1].tolist() == [1.0, 1.0, 1.0]
+    functional.step(links, params, [None, torch.ones(3)], state)
 
 
 def test_a_pure_step_counts_for_schedules():

@@ -69,7 +69,7 @@ class LinkType(ABCMeta):
             args, kwargs, schedules = _make_schedules(cls, args, kwargs)
         try:
             link = super().__call__(*args, **kwargs)
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, ValueError) as error:
             said = _explain(cls, args, kwargs, schedules, error)
             if said is None:
                 raise
@@ -139,6 +139,9 @@ def _refuse_schedule(cls: type, key: str) -> str:
 def _explain(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], schedules: Mapping[str, Any], error: Exception
 ) -> str | None:
+    if isinstance(error, ValueError):
+        named = [key for key in schedules if f" {key} is " in str(error)]
+        return _refuse_schedule(cls, named[0]) if named else None
     name, known = cls.__name__, list(accepted(cls))
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     kinds = inspect.Parameter

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["apply", "init", "step", "step_tensors", "update"]
 
 Params = Sequence[Tensor] | Mapping[str, Tensor]
+Grads = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 State = dict[str, Any]
 
 
@@ -49,7 +50,7 @@ def step(objective: Objective, modules: Module | Sequence[Module], /, *, owner: 
 
 @overload
 def step(
-    modules: Chainable, params: Params, grads: Params, state: State, /, *, loss: Tensor | None = None
+    modules: Chainable, params: Params, grads: Grads, state: State, /, *, loss: Tensor | None = None
 ) -> tuple[Params, State]: ...
 
 
@@ -61,7 +62,8 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
 
     `step(links, params, grads, state)` returns new parameters and a new state (see `init`), and writes into neither its
     arguments nor the links. Gradients flow through it, also those of settings given as tensors, and `torch.func.grad`
-    may transform it; links that would cut them are refused. `params` and `grads` are lists, or dictionaries by name.
+    may transform it; links that would cut them are refused. `params` and `grads` are lists, or dictionaries by name; a
+    parameter whose gradient is None stays where it is.
 
     Example:
         >>> import torch, moduli as mo
@@ -90,20 +92,22 @@ def step(*args: Any, owner: Any = None, loss: Tensor | None = None) -> Any:
 
 
 def _pure_step(
-    modules: Chainable, params: Params, grads: Params, state: State, loss: Tensor | None
+    modules: Chainable, params: Params, grads: Grads, state: State, loss: Tensor | None
 ) -> tuple[Params, State]:
     from .chain import maybe_chain
 
     chain = maybe_chain(modules)
     links = list(chain.links())
     names = list(params) if isinstance(params, Mapping) else range(len(params))
-    given: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
-    slopes: list[Tensor] = [grads[name] for name in names]  # type: ignore[index]
-    if [path for path, _ in links] != list(state["links"]):
+    theirs = list(grads) if isinstance(grads, Mapping) else range(len(grads))
+    if set(names) != set(theirs):
         raise ValueError(
-            f"the state is that of {', '.join(state['links'])}, not of these links; make it with "
-            "optim.functional.init(links, params)"
+            f"the parameters are {', '.join(map(str, names))}, the gradients {', '.join(map(str, theirs))}; give one for "
+            "each, None where there is none"
         )
+    given: list[Tensor] = [params[name] for name in names]  # type: ignore[index]
+    slopes: list[Tensor | None] = [grads[name] for name in names]  # type: ignore[index]
+    _check_state(state, links, len(given))
     if _differentiable.wants_graph((*given, *slopes), [chain]):
         _differentiable.check([chain])
     held = [(link, link._state, link.global_state, link.settings.binding) for _, link in links]
@@ -119,7 +123,7 @@ def _pure_step(
             link.settings.binding = binding
         objective = Objective(given, None, loss, current_step=state["step"])
         objective.differentiable = True
-        objective.grads = slopes
+        objective.set_gradients(slopes)
         updates = _differentiable.run(objective, [chain]).get_updates()
         found = {
             path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
@@ -134,9 +138,24 @@ def _pure_step(
     finally:
         for link, own, shared, bound in held:
             link._state, link.global_state, link.settings.binding = own, shared, bound
-    moved = [param - update.to(param.dtype) for param, update in zip(given, updates, strict=True)]
+    moved = [
+        param if grad is None else param - update.to(param.dtype)
+        for param, grad, update in zip(given, slopes, updates, strict=True)
+    ]
     new: Any = dict(zip(names, moved, strict=True)) if isinstance(params, Mapping) else moved
     return new, {"step": state["step"] + 1, "links": found}
+
+
+def _check_state(state: State, links: Sequence[tuple[str, Module]], count: int) -> None:
+    known = state.get("links") if isinstance(state, Mapping) else None
+    remedy = "make it with optim.functional.init(links, params)"
+    if not isinstance(known, Mapping) or "step" not in state:
+        raise ValueError(f"the state is not one of a pure step; {remedy}")
+    if [path for path, _ in links] != list(known):
+        raise ValueError(f"the state is that of {', '.join(known)}, not of these links; {remedy}")
+    found = len(next(iter(known.values()))["state"])
+    if found != count:
+        raise ValueError(f"the state is that of {found} parameters, but there are {count}; {remedy}")
 
 
 def update(

@@ -42,6 +42,7 @@ class AdamMini(TensorTransform):
 
     members = "batched"
     across = Across.MATRICES
+    differentiable = True
     uses_params = False
 
     counts = True

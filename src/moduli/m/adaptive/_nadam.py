@@ -43,6 +43,7 @@ class NAdam(TensorTransform):
 
     members = "batched"
     across = Across.NOTHING
+    differentiable = True
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}

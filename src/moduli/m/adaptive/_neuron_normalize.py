@@ -38,6 +38,7 @@ class NeuronNormalize(TensorTransform):
 
     members = "batched"
     across = Across.MATRICES
+    differentiable = True
     uses_params = False
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:

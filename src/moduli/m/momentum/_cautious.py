@@ -22,13 +22,13 @@ def agreement(first: list[Tensor], second: list[Tensor], members: int | None) ->
         signs = [(a * b > 0).double() for a, b in zip(first, second, strict=True)]
         every = read(kernels.sum([torch.ones_like(sign) for sign in signs]))
         return read(kernels.sum(signs)) / larger(every, 1.0)
-    if members is None:
+    if members is None and not torch.is_grad_enabled():
         count = sum(tensor.numel() for tensor in first)
-        with torch.no_grad():
-            return read(kernels.sum(_signs_agree(first, second))) / max(count, 1)
-    count = sum(tensor[0].numel() for tensor in first)
-    rows = [(a * b > 0).reshape(members, -1).sum(1) for a, b in zip(first, second, strict=True)]
-    return torch.stack(rows).sum(0).double() / max(count, 1)
+        return read(kernels.sum(_signs_agree(first, second))) / max(count, 1)
+    # In a differentiable step numbers may be those of `torch.func`, which can't be read.
+    shape = () if members is None else (members,)
+    rows = [(a * b > 0).reshape(*shape, -1).sum(-1) for a, b in zip(first, second, strict=True)]
+    return torch.stack(rows).sum(0).double() / max(sum(tensor.numel() for tensor in first) // (members or 1), 1)
 
 
 def _agrees(first: Tensor, second: Tensor) -> Tensor:

@@ -67,8 +67,10 @@ class Params(_SourceLink):
         tensor([0.7500, 0.7500])
     """
 
+    differentiable = True
+
     def emit(self, objective: Objective) -> list[Tensor]:
-        return [param.detach().clone() for param in objective.params]
+        return [param.clone() for param in objective.params]
 
 
 class Fill(_SourceLink):

@@ -41,6 +41,7 @@ class TrustRatio(TensorTransform):
 
     members = "batched"
     across = Across.MATRICES
+    differentiable = True
 
     def __init__(
         self,
