@@ -355,3 +355,38 @@ def test_the_default_race_is_made_of_what_exists():
     assert len({entry.label for entry in field}) == len(field)
     assert len(lab.DEFAULT_PROBLEMS) >= 5
     assert all(math.isfinite(problems.get(name).optimum) for name in lab.DEFAULT_PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        (0, "problems", 3),
+        (0, "seeds", ["a"]),
+        (0, "contenders", [{"label": "x"}]),
+        (0, "command", None),
+        (0, "machine", float("nan")),
+        (0, "versions", []),
+        (1, "value", "<b>"),
+        (1, "value", 10**400),
+        (1, "history", [[1, 2]]),
+        (1, "history", 5),
+        (1, "reason", "tired"),
+        (1, "steps", []),
+        (1, "cloud", [[[1.0]]]),
+        (1, "seed", {}),
+    ],
+)
+def test_results_that_were_tampered_with_are_refused(line, key, value, tmp_path):
+    path = tmp_path / "race.jsonl"
+    lab.race(["sphere-10"], ["torch.SGD(lr=0.1)"], seeds=1, budget=5, workers=0, file=path)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lab.write_report(lab.Results.read(path), tmp_path / "report.html")
+    lines[line][key] = value
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with pytest.raises(lab.ResultsError, match=f"line {line + 1} of"):
+        lab.Results.read(path)
+    del lines[line][key]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    if key != "cloud":
+        with pytest.raises(lab.ResultsError, match=f"line {line + 1} of"):
+            lab.Results.read(path)

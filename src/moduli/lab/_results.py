@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ import numpy
 import torch
 
 from ..io import make_directory, write_bytes
+from ._reasons import RunReason
 from .problems import Problem
 
 __all__ = ["FORMAT", "Results", "ResultsError", "check_table", "environment", "flat_rows", "write_table"]
@@ -30,6 +32,25 @@ COLUMNS = (
 )  # fmt: skip
 
 FORMAT = 1
+
+# What every reader of results relies on: types, and lists and mappings of them. A key with a question mark may be missing.
+_NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
+_PLACES = {"path?": [[_NUMBER]], "cloud?": [[[_NUMBER]]], "generations?": [_NUMBER]}
+_HEADER: Any = {
+    "format": int, "command": [str], "started": str, "seeds": [int], "budget": _MAYBE, "seconds": _NUMBER, "threads": int,
+    "target?": _MAYBE, "versions": dict, "machine": dict, "contenders": [{"source": str, "label": str}],
+    "problems": [
+        {
+            "name": str, "reference": str, "optimum": _MAYBE, "exact": bool, "tolerance": _NUMBER, "noisy": bool,
+            "window": (list, type(None)), "minimisers": [[_NUMBER]],
+        }
+    ],
+}  # fmt: skip
+_RUN: Any = {
+    "problem": str, "contender": str, "source": str, "seed": int, "reason": str, "detail": str, "traceback": str, "value": _MAYBE,
+    "evaluations": _NUMBER, "gradients": _MAYBE, "steps": _MAYBE, "seconds": _MAYBE, "history": [[_MAYBE]], **_PLACES,
+}  # fmt: skip
 
 
 class ResultsError(ValueError):
@@ -125,14 +146,15 @@ class Results:
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                record = json.loads(line)
-                if record["kind"] == "race":
-                    if record["format"] > FORMAT:
-                        raise ResultsError(f"{path} has format {record['format']}; this moduli reads up to {FORMAT}")
-                    header = record
-                elif record["kind"] == "run":
-                    runs[cls.key(record)] = record
-            except (ValueError, KeyError, TypeError) as error:
+                record = json.loads(line, parse_float=_finite, parse_constant=_finite)
+                kind = record["kind"]
+                if kind == "race" and record["format"] > FORMAT:
+                    raise ResultsError(f"{path} has format {record['format']}; this moduli reads up to {FORMAT}")
+                if kind == "race":
+                    header = _checked_header(record)
+                elif kind == "run":
+                    runs[cls.key(record)] = _checked_run(record)
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, ResultsError):
                     raise
                 raise ResultsError(f"line {number} of {path} is no line of a race ({error})") from error
@@ -160,6 +182,60 @@ class Results:
         from ._statistics import summary
 
         return {**self.header, "complete": self.complete, "runs": self.runs, "summary": summary(self)}
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return float(text)
+
+
+def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
+    _check_shape(record, _HEADER, "the race")
+    for problem in record["problems"]:
+        if problem["window"] is not None:
+            _check_shape(problem["window"], [_NUMBER], "window")
+            if len(problem["window"]) != 4:
+                raise ValueError("a window has four sides")
+    return record
+
+
+def _checked_run(record: dict[str, Any]) -> dict[str, Any]:
+    _check_shape(record, _RUN, "a run")
+    RunReason(record["reason"])
+    for point in record["history"]:
+        if len(point) != 3 or None in point[:2]:
+            raise ValueError("a point of a history is a number of evaluations, seconds and a value")
+    if ("cloud" in record) != ("generations" in record):
+        raise ValueError("a cloud has generations")
+    return record
+
+
+def _check_shape(value: Any, shape: Any, what: str) -> None:
+    """Refuse what is not as others rely on.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If something is missing, or a number has no float.
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            raise TypeError(f"{what} is no mapping")
+        for key, inner in shape.items():
+            name = key.removesuffix("?")
+            if name in value:
+                _check_shape(value[name], inner, name)
+            elif name == key:
+                raise ValueError(f"{what} has no {name!r}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise TypeError(f"{what} is no list")
+        for each in value:
+            _check_shape(each, shape[0], what)
+    elif not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        raise TypeError(f"{what} is {type(value).__name__}")
+    elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{what} is no finite number")
 
 
 def flat_rows(results: Results) -> list[dict[str, Any]]:
