@@ -253,9 +253,26 @@ class VirtualTensor:
         if heir is None:
             # Copied by itself, it is another handle on the same owner's attribute.
             return self
+        twin = memo[id(self)] = self.rebind(heir)
+        twin._materializer = copy.deepcopy(self._materializer, memo)
+        return twin
+
+    def rebind(self, owner: nn.Module) -> "VirtualTensor":
+        """The virtual tensor of a copy of the owner, which has a reference buffer already.
+
+        Example:
+            >>> import copy
+            >>> import torch
+            >>> from moduli.nn import VirtualTensor
+            >>> m = torch.nn.Linear(2, 1)
+            >>> VirtualTensor.create(m, "row", lambda module, dtype, device: module.weight[0])
+            >>> twin = copy.copy(m)
+            >>> twin.row = m.row.rebind(twin)
+            >>> m.row.owner is m, twin.row.owner is twin
+            (True, True)
+        """
         twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin._bind(heir, self._name, copy.deepcopy(self._materializer, memo), self._persist)
+        twin._bind(owner, self._name, self._materializer, self._persist)
         return twin
 
     def __copy__(self) -> "VirtualTensor":
@@ -334,8 +351,7 @@ def adopt_virtual_tensors(replica: nn.Module) -> None:
     """Give a replica, whose attributes were copied one by one, virtual tensors that read from it."""
     for name, held in list(replica.__dict__.items()):
         if isinstance(held, VirtualTensor):
-            twin = replica.__dict__[name] = object.__new__(type(held))
-            twin._bind(replica, held._name, held._materializer, held._persist)
+            replica.__dict__[name] = held.rebind(replica)
 
 
 class _Replicator:

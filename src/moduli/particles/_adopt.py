@@ -9,7 +9,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
+from moduli.layout import LayoutError
+
+from ._identity import begin_here
 from ._particle import ParticleMethods
 from ._record import record_of
 from ._skeleton import RECORD
@@ -51,6 +55,7 @@ def adopt(module: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: If it is no module, or one compiled by TorchScript.
+        LayoutError: If it is lazy.
 
     Example:
         >>> from moduli.particles import adopt
@@ -67,6 +72,11 @@ def adopt(module: nn.Module) -> nn.Module:
         raise TypeError(f"adopt makes a particle of a torch.nn.Module, not of a {type(module).__name__}")
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("a module compiled by TorchScript cannot be rebuilt; adopt the module it was compiled from")
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise LayoutError(
+            f"this {type(module).__name__} is lazy: it becomes a module of another class when it has seen data; run one "
+            "forward pass first"
+        )
     made: Any = adopted_class(type(module))
     try:
         module.__class__ = made
@@ -89,6 +99,9 @@ def adopted_class(kind: type[nn.Module]) -> Any:
         }
         if hasattr(kind, "__deepcopy__"):
             names["__deepcopy__"] = _deepcopy
+        if "_wrapped_call" in vars(kind):
+            # A graph module that is recompiled calls what its class says, which would be the call that it wraps already.
+            names["__call__"] = nn.Module.__call__
         known = type(kind.__name__, (_Adopted, kind), names)
         _classes[kind] = known
     return known
@@ -100,20 +113,35 @@ class _Adopted(ParticleMethods):
     _adopted: type[nn.Module]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._adopted.__reduce__ is not object.__reduce__:
+            return _readopt, (_abandon(self), record_of(self))
         return _empty, (self._adopted,), self.__getstate__()
 
 
+# Graph modules of torch.fx have ways of their own to be copied and pickled: their particles are, without what makes them one.
+
+
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy in the way of the adopted class, where it has one of its own, as graph modules of torch.fx do."""
-    self._built()
-    plain: Any = object.__new__(self._adopted)
-    plain.__dict__.update({key: held for key, held in self.__dict__.items() if key != RECORD})
-    twin = memo[id(self)] = adopt(copy.deepcopy(plain, memo))
-    twin.__dict__[RECORD] = record = copy.deepcopy(record_of(self), memo)
-    if record.version is not None:
-        record.version.data.species.enter(twin)
-    adopt_children(twin)
+    twin = memo[id(self)] = _readopt(copy.deepcopy(_abandon(self), memo), copy.deepcopy(record_of(self), memo))
     return twin
+
+
+def _abandon(particle: Any) -> Any:
+    """An object of the adopted class around what a particle holds."""
+    particle._built()
+    plain: Any = object.__new__(particle._adopted)
+    plain.__dict__.update({key: held for key, held in particle.__dict__.items() if key != RECORD})
+    return plain
+
+
+def _readopt(plain: nn.Module, record: Any) -> Any:
+    made: Any = adopt(plain)
+    made.__dict__[RECORD] = record
+    begin_here(made, record)
+    if record.version is not None:
+        record.version.data.species.enter(made)
+    adopt_children(made)
+    return made
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:

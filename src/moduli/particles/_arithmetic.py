@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moduli._torch import set_grad_enabled
 from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
 
-from ._buffers import operating, result_buffers
+from ._buffers import result_buffers
 from ._memory import LARGE, allocate_like, is_large
 from ._mode import is_composing, make_leaves, refuse_graph
 from ._operand import Operand, broadcast, number, pair
@@ -21,7 +21,7 @@ from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes, un
 from .base import NytoModuleBase
 from .errors import StructureError
 
-__all__ = ["apply", "binary", "change", "derive", "duplicate", "pick", "rebuild", "unary"]
+__all__ = ["apply", "binary", "change", "derive", "duplicate", "overwrite", "pick", "rebuild", "unary"]
 
 Values = Sequence[Tensor]
 # One call for all tensors. The other functions are called tensor by tensor.
@@ -54,6 +54,7 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
 }
 # What gives tensors of the dtype and shape of its operands, if both have one.
 _CLOSED = frozenset((operator.add, operator.sub, operator.mul))
+_SIGNS = {operator.add: 1, operator.sub: -1}
 
 
 def binary(
@@ -78,18 +79,16 @@ def binary(
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other, spare=temporary[1]))
         first, second = (right, left) if reflected else (left, right)
-        others = operating(left, right) if left.buffers else None
-        compute: Callable[[list[int] | None], Values]
-        if (fn is operator.add or fn is operator.sub) and not is_composing() and not left.sharded:
-            sign = 1 if fn is operator.add else -1
-            compute = lambda places: _add(first, second, sign, places)  # noqa: E731
-        else:
-            compute = lambda places: apply(fn, pick(first.values(), places), pick(second.values(), places))  # noqa: E731
-        return derive(left, compute, fn, others, closed=fn in _CLOSED)
+        closed = fn in _CLOSED and not left.acting
+        if fn in _SIGNS and not is_composing() and not left.sharded:
+            return derive(left, lambda places: _add(first, second, _SIGNS[fn], places), closed)
+        return derive(
+            left, lambda places: apply(fn, pick(first.values(), places), pick(second.values(), places)), closed
+        )
     value = number(other)
     if value is None:
         return NotImplemented
-    if left.spare and fn is operator.mul and type(value) in (int, float) and not left.config() and not is_composing():
+    if left.spare and fn is operator.mul and type(value) in (int, float) and not (left.acting or left.config()):
         return _scale(left, value)
     parts = broadcast(left, value) if isinstance(value, Tensor) and value.dim() > 0 else None
 
@@ -98,15 +97,13 @@ def binary(
         given = value if parts is None else pick(parts, places)
         return apply(fn, given, held) if reflected else apply(fn, held, given)
 
-    if parts is not None:
-        return derive(left, act)
-    return derive(left, act, lambda held: fn(value, held) if reflected else fn(held, value), operating(left))
+    return derive(left, act)
 
 
 def unary(fn: Callable[[Any], Any], module: nn.Module, scope: tuple[str, ...] | None = None) -> nn.Module:
     """A function of the values of a particle."""
     left = Operand(module, scope)
-    return derive(left, lambda places: apply(fn, pick(left.values(), places)), fn, operating(left))
+    return derive(left, lambda places: apply(fn, pick(left.values(), places)))
 
 
 def pick(values: list[Any], places: list[int] | None) -> list[Any]:
@@ -154,7 +151,7 @@ def _apply_to_pieces(fn: Callable[..., Any], row: Sequence[Any]) -> Any:
 
 def _add(x: Operand, y: Operand, sign: int, places: list[int] | None) -> Values:
     """The sum x + sign y, with the numbers that are still to be multiplied in, over an operand that is not needed again."""
-    first, second = pick(x.tensors, places), pick(y.tensors, places)
+    first, second = pick(x.unscaled(), places), pick(y.unscaled(), places)
     a, b = x.scale, sign * y.scale
     if not first:
         return []
@@ -188,7 +185,7 @@ def _combine_large(fn: Callable[..., Tensor], first: list[Tensor], second: Any, 
 def _scale(left: Operand, value: float) -> nn.Module:
     """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
     with make_leaves():
-        buffers = result_buffers(left, lambda held: held * value, operating(left)) if left.buffers else []
+        buffers = result_buffers(left) if left.buffers else []
     made = Pending(left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]))
     made.scale, made.kinds = left.scale * value, left.kinds()
     return _make_shell(made)
@@ -197,62 +194,57 @@ def _scale(left: Operand, value: float) -> nn.Module:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def derive(
-    left: Operand,
-    compute: Callable[[list[int] | None], Values],
-    act: Callable[..., Tensor] | None = None,
-    others: dict[int, Tensor | None] | None = None,
-    closed: bool = False,
-) -> nn.Module:
+def derive(left: Operand, compute: Callable[[list[int] | None], Values], closed: bool = False) -> nn.Module:
     """Make a particle like an operand, with other values.
 
     Args:
         left: The operand.
-        compute: Gives the values at some places of the layout, or at all for None; each a tensor of its own.
-        act: What the operation does to a buffer that takes part in it.
-        others: Which buffers do, and what the right operand has there.
+        compute: Gives the values at some places of the operand's entries, or at all for None; each a tensor of its own.
+            Buffers that it gives no values for are copied.
         closed: Whether the values have the shapes and dtypes of the operand for sure.
     """
     if is_composing():
-        return _derive(left, compute, act, others, closed, True)
+        return _derive(left, compute, closed, True)
     if torch.is_inference_mode_enabled():
         with make_leaves():
-            return _derive(left, compute, act, others, closed, False)
+            return _derive(left, compute, closed, False)
     before = torch.is_grad_enabled()
     set_grad_enabled(False)
     try:
-        return _derive(left, compute, act, others, closed, False)
+        return _derive(left, compute, closed, False)
     finally:
         set_grad_enabled(before)
 
 
-def _derive(left: Operand, compute: Any, act: Any, others: Any, closed: bool, graph: bool) -> nn.Module:
+def _derive(left: Operand, compute: Any, closed: bool, graph: bool) -> nn.Module:
     kinds, states = left.kinds(), left.states()
     version = left.version(states)
     config = left.config()
     inert = {place: each for place, each in config.items() if not each.operational} if config else {}
+    places: list[int] | None = None
     if inert:
-        places: list[int] | None = [place for place in range(len(left.layout)) if place not in inert]
-        made = dict(zip(places or (), compute(places), strict=True)) if places else {}
-        values = left.values()
+        places, values = left.places(), left.values()
+        made = dict(zip(places, compute(places), strict=False)) if places else {}
         tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
     else:
-        places, tensors = None, list(compute(None))
+        tensors = list(compute(None))
     if left.sharded:
-        held = left.tensors
         # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
-        tensors = [cut_like(made, held[place]) for place, made in enumerate(tensors)]
+        tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=False)]
     if not closed:
+        entries = left.entries
         for place in range(len(tensors)) if places is None else places:
-            tensors[place] = _fit(left.layout.entries[place], tensors[place])
+            tensors[place] = _fit(entries[place], tensors[place])
+    shared = False
     for place, each in inert.items() if inert else ():
         if not each.clone:
-            tensors[place] = left.parameter(place)
-    buffers = result_buffers(left, act, others) if left.buffers else []
+            tensors[place], shared = left.parameter(place), True
+    buffers = []
+    if left.buffers:
+        count = len(left.layout)
+        buffers, tensors = result_buffers(left, tensors[count:]), tensors[:count]
     result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
-    result.graph, result.kinds = graph, kinds
-    if inert:
-        result.shared = any(not each.clone for each in inert.values())
+    result.graph, result.kinds, result.shared = graph, kinds, shared
     return _make_shell(result)
 
 
@@ -296,44 +288,60 @@ def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None
     left = Operand(module, scope, live=True)
     if isinstance(other, NytoModuleBase):
         left, right = pair(left, Operand(other))
-        places, others = left.places(), operating(left, right)
-        given: Any = [*pick(right.values(), places), *others.values()]
+        given: Any = right.values()
     else:
         given = number(other)
         if given is None:
             return False
-        places, others = left.places(), operating(left)
-        if isinstance(given, Tensor) and given.dim() > 0:
-            given, others = pick(broadcast(left, given), places), {}
-        else:
-            for place in places:
-                _check_kept(left.layout.entries[place], fn, given)
-    tensors = [*pick(left.tensors, places), *(left.buffers[p] for p in others)]
-    if left.sharded:
-        tensors = list(map(piece_of, tensors))
-        given = list(map(piece_of, given)) if isinstance(given, list) else given
-    with torch.no_grad():
-        if fn in _IN_PLACE and tensors and not (isinstance(given, Tensor) and given.dim() == 0):
-            _IN_PLACE[fn](tensors, given)
-        elif fn in _BY_NUMBER and tensors and _is_number_elsewhere(given):
-            getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
-        else:
-            act = getattr(operator, f"i{fn.__name__}")
-            for tensor, value in zip(
-                tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True
-            ):
-                act(tensor, value)
+        given = broadcast(left, given) if isinstance(given, Tensor) and given.dim() > 0 else given
+    overwrite(left, lambda tensors, values: _change(fn, tensors, values), given, fn is operator.truediv)
     return True
 
 
-def _check_kept(entry: Any, fn: Any, value: Any) -> None:
+def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any, divides: bool = False) -> None:
+    """Change the values of an operand in place, all or none.
+
+    Args:
+        left: The operand.
+        act: Changes a list of tensors, given another list or a number.
+        given: One tensor per entry of the operand, or one number.
+        divides: Whether the values become fractions, even of whole numbers.
+
+    Raises:
+        TypeError: If a parameter would have to become of another kind.
+    """
+    held, places = left.values(), [place for place in left.places() if left.entries[place].numel]
+    for place in places:
+        _check_kept(left.entries[place], given[place] if isinstance(given, list) else given, divides)
+    tensors = pick(held, places)
+    values = pick(given, places) if isinstance(given, list) else given
+    if left.sharded:
+        tensors = list(map(piece_of, tensors))
+        values = list(map(piece_of, values)) if isinstance(values, list) else values
+    if tensors:
+        with torch.no_grad():
+            act(tensors, values)
+
+
+def _change(fn: Any, tensors: list[Tensor], given: Any) -> None:
+    if fn in _IN_PLACE and not (isinstance(given, Tensor) and given.dim() == 0):
+        _IN_PLACE[fn](tensors, given)
+    elif fn in _BY_NUMBER and _is_number_elsewhere(given):
+        getattr(torch.ops.aten, _BY_NUMBER[fn] + "_").Tensor(tensors, given)
+    else:
+        act = getattr(operator, f"i{fn.__name__}")
+        for tensor, value in zip(tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True):
+            act(tensor, value)
+
+
+def _check_kept(entry: Any, value: Any, divides: bool) -> None:
     """Check that an operation in place keeps the dtype of a parameter, before anything is changed."""
     if entry.dtype.is_complex:
         return
     turned = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
     whole = not entry.dtype.is_floating_point
     real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
-    if turned or (whole and (real or fn is operator.truediv)):
+    if turned or (whole and (real or divides)):
         raise TypeError(
             f"the operation would turn {entry.name!r} from {entry.dtype} into another kind of number; convert the model "
             f"first, or leave the parameter out with set_param_config(operational=False, name={entry.name!r})"

@@ -211,6 +211,9 @@ class _Comparison:
             }
             for name in HOOKS:
                 old: Any = getattr(was.get(name), "value", None) or {}
-                new = {hook: held for hook, held in module.__dict__[name].items() if hook not in old}
-                if new:
-                    edit.hooks.setdefault(key, {})[name] = new
+                new = module.__dict__[name]
+                changes = {hook: held for hook, held in new.items() if hook not in old} | dict.fromkeys(
+                    old.keys() - new
+                )
+                if changes:
+                    edit.hooks.setdefault(key, {})[name] = changes

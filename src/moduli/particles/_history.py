@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from . import _arithmetic
-from ._config import restore_configs, saved_configs
+from ._config import public_name, restore_configs, saved_configs
 from ._record import Event, Species, record_of
 from ._skeleton import PENDING
 from ._species import require, touch_one, version_of
@@ -117,13 +118,20 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
     events = version_of(target._particle_root).data.species.events
     added = {name for event in events for name in event.added}
     removed = {name for event in events for name in event.removed}
-    given = dict(source.state_dict() if isinstance(source, nn.Module) else source)
+    given: Any = source.state_dict() if isinstance(source, nn.Module) else source
+    labels = {path: each.get("labels", {}) for path, each in getattr(given, "_metadata", {}).items()}
+    labelled = {f"{path}.{name}" if path else name for path, names in labels.items() for name in names}
     made = _arithmetic.duplicate(target)
     held = made.state_dict()
+    taken: Any = OrderedDict()
+    # Labels that a state dict tells are aligned when it is loaded.
+    taken._metadata = {path: {**own, "labels": labels.get(path, {})} for path, own in held._metadata.items()}
     for name, value in held.items():
         older = given.get(name)
-        if isinstance(value, Tensor) and isinstance(older, Tensor) and value.shape == older.shape:
-            held[name] = older
+        known = isinstance(value, Tensor) and isinstance(older, Tensor)
+        turned = known and public_name(name) in labelled and sorted(value.shape) == sorted(older.shape)
+        if known and (turned or value.shape == older.shape):
+            taken[name] = older
         elif older is None and name not in added:
             raise StructureError(
                 f"{name!r} is missing from the source, and no edit of the species added it: {_tell(events)}"
@@ -138,7 +146,10 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
             raise StructureError(
                 f"{name!r} is in the source but not here, and no edit of the species removed it: {_tell(events)}"
             )
-    made.load_state_dict(held)
+    try:
+        made.load_state_dict(taken, strict=False)
+    except RuntimeError as error:
+        raise StructureError(f"the source does not fit {type(target).__name__}: {error}") from error
     return made  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn  # noqa: F401 - nn is for the examples
 
+from moduli._torch import keep_from_tracing
 from moduli.layout import any_sharded, is_sharded, make_whole
 
 from . import _arithmetic
@@ -33,7 +34,7 @@ def operand_of(x: Any) -> Operand:
 def _taking_part(which: Operand) -> list[Tensor]:
     """The values of a model that the scope leaves, tensor by tensor."""
     outside = which.inert() if which.scope is not None else set()
-    return [tensor for place, tensor in enumerate(which.values()) if place not in outside]
+    return [tensor for place, tensor in enumerate(which.parameters()) if place not in outside]
 
 
 def _tensors(x: Any) -> list[Tensor]:
@@ -220,3 +221,6 @@ def from_vector(x: T, values: Tensor) -> T:
         return _arithmetic.pick(made, places)
 
     return _arithmetic.derive(left, compute)  # type: ignore[return-value]
+
+
+keep_from_tracing(norm, dot, cosine, distance, vector, from_vector)

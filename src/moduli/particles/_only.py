@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from torch import nn
 
+from moduli._torch import keep_from_tracing
+
 from . import _arithmetic
 from ._config import fits, refuse
 from ._operators import Operators
@@ -80,3 +82,6 @@ def only(module: Any, *patterns: str) -> Only:
         if not any(fits(name, [pattern]) for name in (*names, *buffers)):
             refuse(type(module).__name__, "parameter", pattern, names)
     return Only(particle, patterns)
+
+
+keep_from_tracing(only, Only._binary, Only._unary, Only._inplace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from moduli.layout import (
     show_pieces,
 )
 
-from ._buffers import policies_of
+from ._buffers import find_acting, policies_of
 from ._config import fits
 from ._record import ParticleRecord, Pending, build, record_of
 from ._skeleton import PENDING, RECORD, State, capture, facts_of
@@ -34,8 +34,12 @@ from ._species import bring_up, give_version
 from .errors import StructureError
 from .mtype import ParamConfig
 
+if TYPE_CHECKING:
+    from .base import VersionKernelImp
+
 __all__ = [
     "Operand",
+    "align",
     "broadcast",
     "buffer_policies",
     "inert_parameters",
@@ -51,7 +55,9 @@ _PLAIN = frozenset((nn.Parameter, Tensor))
 class Operand:
     """One particle in an operation: its values where they are, and what is needed to make another one like it."""
 
-    __slots__ = ("buffers", "module", "pending", "reading", "record", "scale", "scope", "spare", "structure", "tensors")
+    __slots__ = (
+        "acting", "at", "buffers", "module", "pending", "reading", "record", "scale", "scope", "spare", "structure", "tensors",
+    )  # fmt: skip
 
     module: nn.Module
     structure: Structure
@@ -59,12 +65,16 @@ class Operand:
     pending: Pending | None
     reading: Reading | None
     record: ParticleRecord | None
+    # The version of the species that the operand was read at; None while there is none.
+    at: VersionKernelImp | None
     # The values of parameters, one per entry of the layout, without a number that they are still to be multiplied with.
     tensors: list[Tensor]
     scale: float
     # Whether the tensors may be written over, because nothing refers to them after the operation.
     spare: bool
     buffers: list[Tensor]
+    # The places of buffers that take part like parameters.
+    acting: tuple[int, ...]
     # Patterns of names, if the operation is to act on those only.
     scope: tuple[str, ...] | None
 
@@ -76,7 +86,7 @@ class Operand:
         live: bool = False,
         spare: bool = False,
     ) -> None:
-        self.module, self.scope, self.spare, self.scale = module, scope, spare, 1
+        self.module, self.scope, self.spare, self.scale, self.acting = module, scope, spare, 1, ()
         pending: Pending | None = module.__dict__.get(PENDING)
         if pending is not None and (live or pending.parts or pending.version.next_version is not None):
             build(module)
@@ -84,23 +94,33 @@ class Operand:
         self.pending = pending
         if pending is not None:
             self.reading = self.record = None
-            self.structure, self.buffers = pending.structure, pending.buffers
+            self.structure, self.buffers, self.at = pending.structure, pending.buffers, pending.version
             # Another thread may multiply the number in, unless the result exists only inside this expression.
             self.tensors = pending.tensors if spare else pending.values()
             self.scale = pending.scale
-            return
-        self.record = record_of(module)
-        if self.record.wrapped and not wrapped:
-            raise StructureError(
-                f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
-            )
-        reading, version = read(module), self.record.version
-        if "torch.distributed.fsdp" in sys.modules and show_pieces(reading.modules):
-            reading = read(module)
-        if version is not None and (version.next_version is not None or not self.record.looks_like(reading)):
-            reading = bring_up(module, self.record)
-        self.reading = reading
-        self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
+        else:
+            self.record = record_of(module)
+            if self.record.wrapped and not wrapped:
+                raise StructureError(
+                    f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or "
+                    "`with GetNytoModule(wrapper)`"
+                )
+            self.reading = reading = self._read(self.record)
+            self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
+        if self.buffers:
+            self.acting = find_acting(self.policies(), self.buffers)
+
+    def _read(self, record: ParticleRecord) -> Reading:
+        """Read the module at the newest version of its species, whatever other threads edit meanwhile."""
+        while True:
+            # Asked before the module is read: an edit that comes between is noticed by the version.
+            version = self.at = record.version
+            reading = read(self.module)
+            if "torch.distributed.fsdp" in sys.modules and show_pieces(reading.modules):
+                reading = read(self.module)
+            if version is None or (version.next_version is None and record.looks_like(reading)):
+                return reading
+            bring_up(self.module, record)
 
     @property
     def layout(self) -> Layout:
@@ -113,23 +133,24 @@ class Operand:
         return not _PLAIN.issuperset(map(type, self.tensors)) and any_sharded(self.tensors)
 
     @property
+    def entries(self) -> Sequence[Any]:
+        """What the operation acts on: the entries of the layout, and those of buffers that take part."""
+        layout = self.structure.layout
+        return (*layout.entries, *(layout.buffers[place] for place in self.acting)) if self.acting else layout.entries
+
+    @property
     def lags(self) -> bool:
         """Whether an edit was made since the operand was read, from which it would differ."""
-        version = self.pending.version if self.pending is not None else self.record.version  # type: ignore[union-attr]
-        return version is not None and version.next_version is not None
+        return self.at is not None and self.at.next_version is not None
 
     def version(self, states: list[State]) -> Any:
         """The version of the species, which begins now if there was none."""
-        if self.pending is not None:
-            return self.pending.version
-        if self.reading is None or self.record is None:
-            raise StructureError(f"this {type(self.module).__name__} was not read")
-        version = self.record.version
-        if version is None:
-            return give_version(self.module, self.record, self.reading, states)
-        if self.record.structure is self.reading.structure:
-            self.record.states = states
-        return version
+        if self.reading is not None and self.record is not None:
+            if self.at is None:
+                self.at = give_version(self.module, self.record, self.reading, states)
+            elif self.record.structure is self.reading.structure:
+                self.record.states = states
+        return self.at
 
     def states(self) -> list[State]:
         """The plain attributes of every module."""
@@ -162,11 +183,19 @@ class Operand:
             found[place] = kind
         return found
 
-    def values(self) -> list[Tensor]:
-        """One tensor per entry of the layout."""
+    def parameters(self) -> list[Tensor]:
+        """The values of parameters, one per entry of the layout."""
         if self.scale != 1 and self.pending is not None:
             self.tensors, self.scale = self.pending.values(), 1
         return self.tensors
+
+    def values(self) -> list[Tensor]:
+        """One tensor per entry that the operation acts on."""
+        return self.unscaled() if self.scale == 1 else [*self.parameters(), *self.unscaled()[len(self.tensors) :]]
+
+    def unscaled(self) -> list[Tensor]:
+        """The same, without a number that parameters are still to be multiplied with."""
+        return [*self.tensors, *(self.buffers[place] for place in self.acting)] if self.acting else self.tensors
 
     def parameter(self, place: int) -> nn.Parameter:
         """One parameter itself."""
@@ -191,7 +220,7 @@ class Operand:
     def config(self) -> dict[int, ParamConfig]:
         """The configurations of parameters that have one, by place in the layout."""
         found: dict[int, ParamConfig] = {}
-        version = self.pending.version if self.pending is not None else self.record.version  # type: ignore[union-attr]
+        version = self.at
         if version is not None and version.data.species.configured:
             places = {entry.name: place for place, entry in enumerate(self.layout.entries)}
             names = version.data.names
@@ -214,12 +243,10 @@ class Operand:
     def places(self) -> list[int]:
         """The places of parameters that take part in operations."""
         inert = self.inert()
-        return [place for place in range(len(self.layout)) if place not in inert]
+        return [place for place in range(len(self.entries)) if place not in inert]
 
     def policies(self, scoped: bool = True) -> list[str]:
         """What becomes of each buffer."""
-        if not self.buffers:
-            return []
         states = self.pending.states if self.pending is not None else [vars(m) for m in self.reading.modules]  # type: ignore[union-attr]
         found = policies_of(self.structure, states)
         if scoped and self.scope is not None:
@@ -276,7 +303,7 @@ def matching_values(module: nn.Module, other: nn.Module) -> list[Tensor]:
         >>> matching_values(a, b)[1] is b.bias
         True
     """
-    return pair(Operand(module, wrapped=True), Operand(other, wrapped=True))[1].values()
+    return pair(Operand(module, wrapped=True), Operand(other, wrapped=True))[1].parameters()
 
 
 def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
@@ -293,6 +320,8 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
         )
     ours, theirs = left.layout, right.layout
     moved = _align(left, right)
+    if left.buffers or right.buffers:
+        _pair_buffers(left, right)
     if ours is not theirs and ours.entries != theirs.entries:
         if moved:
             pairs = zip(theirs, right.tensors, strict=True)
@@ -308,6 +337,33 @@ def pair(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     if left.sharded or right.sharded:
         _check_pieces(left, right)
     return left, right
+
+
+def _pair_buffers(left: Operand, right: Operand) -> None:
+    """Let the buffers that take part on the left meet those of the right.
+
+    Raises:
+        StructureError: If only one of the operands says that a buffer does, or has it.
+    """
+    ours, theirs = (
+        {e.name: p for e, p in zip(o.layout.buffers, o.policies(False), strict=True)} for o in (left, right)
+    )
+    for name in (*ours, *theirs):
+        if (ours.get(name) == "operate") != (theirs.get(name) == "operate"):
+            told = [f"has the policy {held[name]!r}" if name in held else "is missing" for held in (ours, theirs)]
+            raise StructureError(
+                f"the buffer {name!r} {told[0]} on the left and {told[1]} on the right; say "
+                "moduli.particles.buffer_policy for both"
+            )
+    places = {entry.name: place for place, entry in enumerate(right.layout.buffers)}
+    entries = [left.layout.buffers[place] for place in left.acting]
+    right.acting = tuple(places[entry.name] for entry in entries)
+    for entry, place in zip(entries, right.acting, strict=True):
+        if right.buffers[place].shape != entry.shape:
+            raise StructureError(
+                f"the buffer {entry.name!r} has shape {entry.shape} on the left and "
+                f"{tuple(right.buffers[place].shape)} on the right"
+            )
 
 
 def _check_pieces(left: Operand, right: Operand) -> None:
@@ -335,7 +391,7 @@ def _align(left: Operand, right: Operand) -> bool:
         return False
     moved = False
     tables: list[tuple[Sequence[Any], list[Tensor]]] = [
-        (right.layout.entries, right.values()),
+        (right.layout.entries, right.parameters()),
         (right.layout.buffers, right.buffers),
     ]
     for which, (entries, held) in enumerate(tables):
@@ -344,17 +400,11 @@ def _align(left: Operand, right: Operand) -> bool:
             axes, wanted = theirs.get(entry.name), ours.get(entry.name)
             if axes is None or wanted is None or axes == wanted:
                 continue
-            source = found[place]
-            shape = _shape_of(left, entry.name, which)
             try:
-                if len(shape) != source.dim():
-                    raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
-                labelled = LabelledTensor(source, axes.dims(tuple(source.shape)))
-                found[place] = labelled.align_to(wanted.dims(shape)).data
-            except ValueError as error:
+                found[place] = align(entry.name, found[place], axes, wanted, _shape_of(left, entry.name, which))
+            except StructureError as error:
                 raise StructureError(
-                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {entry.name!r} is labelled "
-                    f"differently on the left and on the right: {error}"
+                    f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {error}"
                 ) from error
             moved = True
         if which == 0:
@@ -362,6 +412,20 @@ def _align(left: Operand, right: Operand) -> bool:
         else:
             right.buffers = found
     return moved
+
+
+def align(name: str, source: Tensor, axes: Any, wanted: Any, shape: tuple[int, ...]) -> Tensor:
+    """A labelled tensor with its axes and labels in another order, in which it has a shape.
+
+    Raises:
+        StructureError: If they are not the same axes and labels.
+    """
+    try:
+        if len(shape) != source.dim():
+            raise ValueError(f"can't align {source.dim()} axes to {len(shape)}")
+        return LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(tuple(shape))).data
+    except ValueError as error:
+        raise StructureError(f"{name!r} is labelled differently on the left and on the right: {error}") from error
 
 
 def _shape_of(operand: Operand, name: str, which: int) -> tuple[int, ...]:
@@ -406,7 +470,7 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
     """
     parts = []
     inert = left.inert()
-    for place, entry in enumerate(left.layout):
+    for place, (entry, held) in enumerate(zip(left.entries, left.unscaled(), strict=True)):
         if place in inert:
             parts.append(torch.zeros((), dtype=entry.dtype, device=entry.device).expand(entry.shape))
             continue
@@ -419,5 +483,5 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
                 f"a tensor of shape {tuple(value.shape)} does not fit {entry.name!r} of shape {entry.shape}: operations keep "
                 "the shape of every parameter; use moduli.particles.only to act on some parameters"
             )
-        parts.append(cut_like(value.expand(entry.shape), left.tensors[place]))
+        parts.append(cut_like(value.expand(entry.shape), held))
     return parts

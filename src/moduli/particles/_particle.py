@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from moduli._torch import keep_from_tracing
 from moduli.labels import Tensor as LabelledTensor
@@ -383,8 +382,6 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        if is_compiling():
-            return _evaluate(fn, self, other, reflected)
         pending = self.__dict__.get(PENDING)
         spare = pending is not None and is_temporary(pending, count_operand(self), 0, reflected)
         if isinstance(other, NytoModuleBase):
@@ -395,8 +392,6 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, False))
 
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
-        if is_compiling():
-            return _evaluate_unary(fn, self)
         return _arithmetic.unary(fn, self)
 
     def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Self:
@@ -428,19 +423,9 @@ def _check_kind(module: nn.Module, other: Any) -> None:
         raise TypeError(f"a {type(other).__name__} is not a particle; write moduli.adopt(module) first")
 
 
-def _evaluate(fn: Callable[[Any, Any], Any], module: ParticleMethods, other: Any, reflected: bool) -> Any:
-    """An operation inside `torch.compile`, whose result must be a module at once."""
-    _check_kind(module, other)
-    made = _arithmetic.binary(fn, module, other, reflected)
-    if isinstance(made, nn.Module):
-        build(made)
-    return made
-
-
-def _evaluate_unary(fn: Callable[[Any], Any], module: ParticleMethods) -> Any:
-    made = _arithmetic.unary(fn, module)
-    build(made)
-    return made
-
-
-keep_from_tracing(_evaluate, _evaluate_unary)
+# `torch.compile` runs as it is what makes, builds and edits particles, and traces what is done with them.
+keep_from_tracing(
+    *(vars(ParticleMethods)[name] for name in ("_binary", "_unary", "_inplace", "_edit", "_kernel")),
+    *(vars(ParticleMethods)[name] for name in ("product", "product_", "clone_from", "detach", "touch")),
+    *(vars(ParticleMethods)[name] for name in ("set_param_config", "apply_param_config")),
+)

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moduli._torch import keep_from_tracing
+from moduli.labels import Axes
+
 from . import _arithmetic
-from ._buffers import acts_on
 from ._lambda_wrappers import binary_lambda_wrapper, unary_lambda_wrapper
 from ._mode import is_composing, record_nothing
-from ._operand import Operand, number
+from ._operand import Operand, align, number
 from ._record import build, record_of
 from ._skeleton import PENDING
 from ._species import kernel_of, touch_one, version_of
@@ -38,6 +40,7 @@ class ParamProduct(Product[Any]):
         module_id: Which module of the particle `module()` returns.
         params: The parameters.
         buffers: The buffers that operations act on, by name; see `buffer_policy`.
+        labels: The axes of labelled parameters and buffers, by identifier and name.
 
     Example:
         >>> from moduli.particles import adopt
@@ -51,17 +54,20 @@ class ParamProduct(Product[Any]):
     module_id: ModuleID
     params: ParamDict
     buffers: dict[str, Tensor]
+    labels: dict[int | str, Axes]
 
     def __init__(self, kernel: ParticleKernelImp, module_id: ModuleID, params: ParamDict) -> None:
         self.kernel = kernel
         self.module_id = module_id
         self.params = params
         self.buffers = {}
+        self.labels = {}
         # The kernel may move on; a product belongs to the version it was made at.
         self._version = kernel.version
 
     def __reduce__(self) -> Any:
         # A copy belongs to a copy of the particle, which is of the same species.
+        self._check_current()
         return _restore, (self.pdata.modules[0], self.module_id, list(self.params.items()), self.buffers)
 
     @property
@@ -96,12 +102,7 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             10.0
         """
-        config = self.vdata.config
-        with record_nothing():
-            return self._with(
-                OrderedDict((key, self._fit(key, fn(param, config[key]))) for key, param in self.params.items()),
-                {name: _as_buffer(fn(_as_parameter(held), ParamConfig()), held) for name, held in self.buffers.items()},
-            )
+        return self._map(lambda name, config, param: fn(param, config))
 
     def binary_operator(
         self, other: ParamProduct, fn: Callable[[nn.Parameter, nn.Parameter, ParamConfig], nn.Parameter]
@@ -123,19 +124,21 @@ class ParamProduct(Product[Any]):
             >>> new.module().bias.item()
             0.0
         """
-        other = self._same_version(other)
-        config = self.vdata.config
+        return self._map(lambda name, config, param, theirs: fn(param, theirs, config), self._same_version(other))
+
+    def _map(self, fn: Callable[..., Any], *others: ParamProduct) -> ParamProduct:
+        """Apply a function of a name, a configuration and values to every parameter, and to the buffers that take part."""
+        config, names, every = self.vdata.config, self.vdata.names, (self, *others)
         with record_nothing():
-            return self._with(
-                OrderedDict(
-                    (key, self._fit(key, fn(param, other.params[key], config[key])))
-                    for key, param in self.params.items()
-                ),
-                {
-                    name: _as_buffer(fn(_as_parameter(held), _as_parameter(other.buffers[name]), ParamConfig()), held)
-                    for name, held in self.buffers.items()
-                },
+            params = OrderedDict(
+                (key, self._fit(key, fn(names[key], config[key], *(each.params[key] for each in every))))
+                for key in self.params
             )
+            buffers = {
+                name: _as_buffer(fn(name, ParamConfig(), *(_as_parameter(each.buffers[name]) for each in every)), held)
+                for name, held in self.buffers.items()
+            }
+        return self._with(params, buffers)
 
     def clone(self) -> ParamProduct:
         """A product with copies of the values."""
@@ -257,6 +260,34 @@ class ParamProduct(Product[Any]):
         made = ParamProduct(self.kernel, self.module_id, params)
         made._version = self._version
         made.buffers = self.buffers if buffers is None else buffers
+        made.labels = self.labels
+        return made
+
+    def _check_current(self) -> None:
+        root = self.pdata.modules[0]
+        if record_of(root).version is not self._version:
+            raise StructureError(
+                f"this product was made at version {self.vdata.number} and its {type(root).__name__} has been edited since; "
+                "make a new product with product()"
+            )
+
+    def _in_order(self, labels: dict[int | str, Axes], like: ParamProduct) -> ParamProduct:
+        """The same values, with the axes and labels of some in another order.
+
+        Args:
+            labels: The wanted axes.
+            like: What has the wanted shapes.
+        """
+        if labels == self.labels:
+            return self
+        made = self._with(OrderedDict(self.params), dict(self.buffers))
+        tables: tuple[Any, Any] = (made.params, like.params), (made.buffers, like.buffers)
+        for held, wanted in tables:
+            for key in held.keys() & labels.keys() & self.labels.keys():
+                if labels[key] != self.labels[key]:
+                    name = self.vdata.names.get(key, key)
+                    held[key] = align(name, held[key], self.labels[key], labels[key], wanted[key].shape)
+        made.labels = labels
         return made
 
     def _fit(self, key: int, value: Any) -> nn.Parameter:
@@ -305,7 +336,7 @@ class ParamProduct(Product[Any]):
             raise StructureError(
                 f"the buffer {apart[0]!r} takes part on one side only; say moduli.particles.buffer_policy for both"
             )
-        return other
+        return other._in_order(self.labels, self)
 
 
 def _versions(left: ParamProduct, right: ParamProduct) -> str:
@@ -367,16 +398,25 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
     if key:
         below = kernel.version.data.get_sub_params(key)
         params = OrderedDict((pid, param) for pid, param in params.items() if pid in below)
-    made = ParamProduct(kept, key, params)
-    which = Operand(module)
-    policies = zip(which.layout.buffers, which.buffers, which.policies(), strict=True) if which.buffers else ()
-    made.buffers = {entry.name: held for entry, held, policy in policies if policy == "operate" and acts_on(held)}
+    return _adorn(ParamProduct(kept, key, params))
+
+
+def _adorn(made: ParamProduct) -> ParamProduct:
+    """Note which buffers take part in operations, and the labels as they are now."""
+    which = Operand(made.pdata.modules[made.module_id], wrapped=True)
+    made.buffers = {which.layout.buffers[place].name: which.buffers[place] for place in which.acting}
+    labels = which.labelled()
+    if labels:
+        keys = {id(param): key for key, param in made.pdata.params.items()}
+        named = zip(which.layout, which.tensors, strict=True)
+        made.labels = {keys[id(held)]: labels[entry.name] for entry, held in named if entry.name in labels}
+        made.labels |= {name: labels[name] for name in made.buffers if name in labels}
     return made
 
 
 def _restore(root: Any, module_id: ModuleID, params: list[Any], buffers: dict[str, Tensor]) -> ParamProduct:
     version = version_of(root)
-    made = ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params))
+    made = _adorn(ParamProduct(ParticleKernel(version, locate(root, version.data)), module_id, OrderedDict(params)))
     made.buffers = buffers
     return made
 
@@ -392,16 +432,14 @@ def product_to_module(product: ParamProduct) -> Any:
         >>> product_to_module(adopt(nn.Linear(2, 1)).product()).weight.shape
         torch.Size([1, 2])
     """
-    data = product.pdata
-    root = data.modules[0]
-    if record_of(root).version is not product._version:
-        raise StructureError(
-            f"this product was made at version {product.vdata.number} and its {type(root).__name__} has been edited since; make "
-            "a new product with product()"
-        )
-    source = data.modules[product.module_id]
-    exchanged = {id(data.params[pid]): param for pid, param in product.params.items()}
-    return _arithmetic.rebuild(source, exchanged, product.buffers)
+    product._check_current()
+    # Within a version, the particle may have been given other parameters since, and labels in another order.
+    root = product.pdata.modules[0]
+    live: ParticleKernelImp = ParticleKernel(product._version, locate(root, product.vdata))
+    own = _adorn(ParamProduct(live, product.module_id, live.data.params))
+    product = product._in_order(own.labels, own)
+    exchanged = {id(live.data.params[key]): param for key, param in product.params.items()}
+    return _arithmetic.rebuild(live.data.modules[product.module_id], exchanged, product.buffers)
 
 
 def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> None:
@@ -426,3 +464,14 @@ def product_assign_to_module(product: ParamProduct, module: NytoModuleBase) -> N
         for name, held in product.buffers.items():
             if own.buffers[name] is not held:
                 own.buffers[name].copy_(held)
+
+
+keep_from_tracing(
+    module_to_product,
+    product_to_module,
+    product_assign_to_module,
+    ParamProduct.unary_operator,
+    ParamProduct.binary_operator,
+    ParamProduct.from_vector,
+    ParamProduct._in_place,
+)

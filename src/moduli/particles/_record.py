@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import run_outside
+from moduli._torch import keep_from_tracing, run_outside
 from moduli.layout import Reading, Structure
 
 from ._mode import is_watched
@@ -263,3 +263,6 @@ def _make_parameters(pending: Pending, places: Iterable[int]) -> None:
     for place, kind in pending.kinds.items():
         if not isinstance(tensors[place], kind):
             tensors[place] = kind(tensors[place].detach(), requires_grad=flags[place])
+
+
+keep_from_tracing(build, get_part)

@@ -1,8 +1,8 @@
 """Modules without values: what is carried over from a model to the results of operations on it.
 
 Every module of a result is a `copy.copy` of the operand's: plain attributes are shared, whatever they are, while registries,
-hook dictionaries and labels are the result's own. Where an attribute refers to the model itself (a bound method, a small
-list, tuple or dict of its modules, parameters or buffers), the result's attribute refers to the result.
+hook dictionaries and labels are the result's own. Where an attribute refers to the model itself (a bound method, a virtual
+tensor, a small list, tuple or dict of its modules, parameters or buffers), the result's attribute refers to the result.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 
 from moduli.layout import Reading, Structure, read
 from moduli.nn import Module as LabellingModule
+from moduli.nn import VirtualTensor
 
 __all__ = [
     "HOOKS",
@@ -50,9 +51,9 @@ _HOOKS_OF = itemgetter(*HOOKS)
 # Plain attributes that every module has.
 _COMMON = tuple(key for key in _BLANK if key not in (*HOOKS, *_REGISTRIES, "_non_persistent_buffers_set"))
 # What is not carried over as a plain attribute. A compiled forward computes with the parameters it was compiled for.
-_NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", PENDING)) - frozenset(_COMMON)
+_NOT_PLAIN = frozenset((*_BLANK, "_compiled_call_impl", "_replicate_for_data_parallel", PENDING)) - frozenset(_COMMON)
 _CONTAINERS = (list, tuple, dict, OrderedDict)
-_LINKING = frozenset((*_CONTAINERS, types.MethodType))
+_LINKING = frozenset((*_CONTAINERS, types.MethodType, VirtualTensor))
 _SCALARS = frozenset((int, float, complex, bool, str, bytes, type(None)))
 _FSDP = "torch.distributed.fsdp"
 # Larger containers are shared without being looked into: they hold data, not layers.
@@ -71,6 +72,11 @@ class ModelPlace(NamedTuple):
 
 class _Method(NamedTuple):
     function: Any
+    owner: ModelPlace
+
+
+class _Virtual(NamedTuple):
+    tensor: VirtualTensor
     owner: ModelPlace
 
 
@@ -117,7 +123,7 @@ def capture(modules: Iterable[nn.Module], places: Mapping[int, ModelPlace] | Rea
 
 def _may_refer(value: Any) -> bool:
     """Whether a method or container may refer to a part of the model: most hold numbers and names only."""
-    if type(value) is types.MethodType:
+    if type(value) in (types.MethodType, VirtualTensor):
         return True
     return not _SCALARS.issuperset(map(type, value.values() if isinstance(value, dict) else value[:_MOST_ITEMS]))
 
@@ -166,6 +172,9 @@ def _link(value: Any, places: Mapping[int, ModelPlace], depth: int) -> Any:
     if kind is types.MethodType:
         owner = places.get(id(value.__self__))
         return value if owner is None else _Method(value.__func__, owner)
+    if kind is VirtualTensor:
+        owner = places.get(id(value.owner))
+        return value if owner is None else _Virtual(value, owner)
     if kind not in _CONTAINERS or not depth or len(value) > _MOST_ITEMS:
         return value
     items = list(value.values()) if isinstance(value, dict) else value
@@ -208,6 +217,8 @@ def _resolve(value: Any, tables: Sequence[Any]) -> Any:
         return tables[value.kind][value.key]
     if kind is _Method:
         return types.MethodType(value.function, _resolve(value.owner, tables))
+    if kind is _Virtual:
+        return value.tensor.rebind(_resolve(value.owner, tables))
     if kind not in _CONTAINERS:
         return value
     if isinstance(value, dict):

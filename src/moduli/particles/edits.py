@@ -78,7 +78,7 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
         touched: All modules that were edited.
         buffers: The buffers that are new, by module and name.
         attributes: Plain attributes that came with an edit of a plain module; None for those that went.
-        hooks: Hooks that came with it.
+        hooks: Hooks that came with it; None for those that went.
         labels: The labels of edited modules.
         text: The edit in words.
     """
@@ -179,8 +179,13 @@ class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
             state.update(registries)
         if not starts:
             for key, hooks in self.hooks.items():
-                for name, added_hooks in hooks.items():
-                    modules[key].__dict__[name].update(added_hooks)
+                for name, changed in hooks.items():
+                    held = modules[key].__dict__[name]
+                    for hook, function in changed.items():
+                        if function is None:
+                            held.pop(hook, None)
+                        else:
+                            held[hook] = function
         pdata.modules = OrderedDict((k, m) for k, m in modules.items() if k not in self.remove_modules)
         pdata.params = OrderedDict((k, p) for k, p in params.items() if k not in self.remove_params)
         if starts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import cut_like, piece_of
+from moduli._torch import keep_from_tracing
+from moduli.layout import cut_like
 
-from ._arithmetic import apply, derive, pick, unary
-from ._buffers import operating
+from ._arithmetic import apply, derive, overwrite, pick, unary
 from ._lambda_wrappers import unary_lambda_wrapper
 from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
 from ._mode import is_composing, refuse_graph
@@ -24,6 +23,7 @@ from ._species import require
 from .base import NytoModuleBase
 from .errors import StructureError
 from .kernel import Product
+from .mtype import ParamConfig
 
 __all__ = [
     "ON_PRODUCTS",
@@ -161,12 +161,12 @@ def lerp(x: T, y: Any, weight: Any) -> T:
             return apply(lambda a, b: torch.lerp(a, b, weight.to(a.dtype)), mine, theirs)
         return apply(torch.lerp, mine, theirs, weight)
 
-    return derive(left, compute, blend, operating(left, right))  # type: ignore[return-value]
+    return derive(left, compute)  # type: ignore[return-value]
 
 
 def _refuse_whole(left: Operand, places: list[int] | None, why: str) -> None:
     """Refuse parameters that hold whole numbers."""
-    for entry in pick(list(left.layout), places):
+    for entry in pick(list(left.entries), places):
         if not (entry.dtype.is_floating_point or entry.dtype.is_complex):
             raise TypeError(
                 f"{entry.name!r} holds {entry.dtype}, {why}; leave it out with "
@@ -183,7 +183,7 @@ def lerp_(x: T, y: Any, weight: float) -> T:
         >>> lerp_(net, net + 8, 0.25).bias.item()
         2.0
     """
-    return _in_place(x, y, lambda mine, theirs: torch._foreach_lerp_(mine, theirs, weight))
+    return _in_place(x, y, lambda mine, theirs: torch._foreach_lerp_(mine, theirs, weight), divides=True)
 
 
 def axpy_(x: T, alpha: float, y: Any) -> T:
@@ -195,24 +195,16 @@ def axpy_(x: T, alpha: float, y: Any) -> T:
         >>> axpy_(net, -0.5, net + 8).bias.item()
         -4.0
     """
-    return _in_place(x, y, lambda mine, theirs: torch._foreach_add_(mine, theirs, alpha=alpha))
+    return _in_place(
+        x, y, lambda mine, theirs: torch._foreach_add_(mine, theirs, alpha=alpha), divides=not isinstance(alpha, int)
+    )
 
 
-def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any]) -> T:
-    module = require(x.module if isinstance(x, Only) else x)
+def _in_place(x: T, y: Any, act: Callable[[list[Tensor], list[Tensor]], Any], divides: bool) -> T:
+    module, scope = (x.module, x.patterns) if isinstance(x, Only) else (x, None)
     refuse_graph()
-    left = Operand(module, x.patterns if isinstance(x, Only) else None, live=True)
-    left, right = pair(left, Operand(require(y)))
-    others = operating(left, right)
-    with torch.no_grad():
-        values = right.values()
-        places = [place for place in left.places() if values[place].numel()]
-        mine = [*(left.tensors[i] for i in places), *(left.buffers[i] for i in others)]
-        theirs = [*(values[i] for i in places), *(held for held in others.values() if held is not None)]
-        if left.sharded:
-            mine, theirs = list(builtins.map(piece_of, mine)), list(builtins.map(piece_of, theirs))
-        if mine:
-            act(mine, theirs)
+    left, right = pair(Operand(require(module), scope, live=True), Operand(require(y)))
+    overwrite(left, act, right.values(), divides)
     return x
 
 
@@ -237,7 +229,7 @@ def where(condition: Any, x: T, y: Any) -> T:
     right: Operand | None = None
     if isinstance(y, nn.Module):
         left, right = pair(left, Operand(require(y)))
-    layout = left.layout
+    layout, entries = left.layout, left.entries
     chosen: list[Any]
     if isinstance(condition, NytoModuleBase):
         chosen = [t != 0 for t in pair(left, Operand(condition))[1].values()]
@@ -250,14 +242,16 @@ def where(condition: Any, x: T, y: Any) -> T:
                 layout, torch.split(condition.bool(), [entry.numel for entry in layout]), strict=True
             )
         ]
+        # A vector says nothing of buffers: they stay.
+        chosen += [torch.as_tensor(True, device=entry.device) for entry in entries[len(layout) :]]
     else:
-        chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in layout]
+        chosen = [torch.as_tensor(bool(condition), device=entry.device) for entry in entries]
     if isinstance(condition, Tensor) and left.sharded:
-        chosen = [cut_like(each, held) for each, held in zip(chosen, left.tensors, strict=True)]
+        chosen = [cut_like(each, held) for each, held in zip(chosen, left.unscaled(), strict=True)]
 
     def compute(places: list[int] | None) -> Sequence[Tensor]:
         second = (
-            [torch.as_tensor(y, dtype=e.dtype, device=e.device) for e in layout] if right is None else right.values()
+            [torch.as_tensor(y, dtype=e.dtype, device=e.device) for e in entries] if right is None else right.values()
         )
         return apply(torch.where, *(pick(each, places) for each in (chosen, left.values(), second)))
 
@@ -280,15 +274,12 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
         4.0
     """
     if isinstance(x, ParamProduct):
-        names, lists = x.vdata.names, [x._same_version(other) for other in others]
-        keys = iter(list(x.params))
+        rest = [x._same_version(other) for other in others]
 
-        def each(param: Tensor) -> Tensor:
-            key = next(keys)
-            given = (names[key],) if named else ()
-            return fn(*given, param, *(other.params[key] for other in lists))
+        def each(name: str, config: ParamConfig, param: nn.Parameter, *row: Tensor) -> nn.Parameter:
+            return unary_lambda_wrapper(lambda p: fn(*((name,) if named else ()), p, *row))(param, config)
 
-        return x.unary_operator(lambda param, config: unary_lambda_wrapper(each)(param, config))  # type: ignore[return-value]
+        return x._map(each, *rest)  # type: ignore[return-value]
     left = operand_of(x)
     rights = []
     for other in others:
@@ -298,7 +289,7 @@ def map(fn: Callable[..., Tensor], x: T, *others: Any, named: bool = False) -> T
     def compute(places: list[int] | None) -> Sequence[Tensor]:
         columns = [pick(each.values(), places) for each in (left, *rights)]
         made = []
-        for entry, *row in zip(pick(list(left.layout), places), *columns, strict=True):
+        for entry, *row in zip(pick(list(left.entries), places), *columns, strict=True):
             value = fn(*((entry.name,) if named else ()), *row)
             if not isinstance(value, Tensor) or value.shape != entry.shape:
                 got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -316,7 +307,10 @@ def _draw(x: T, draw: Callable[..., Tensor], scale: float, generator: torch.Gene
     def compute(places: list[int] | None) -> Sequence[Tensor]:
         _refuse_whole(left, places, "for which nothing can be drawn")
         drawn = [draw(g.numel, dtype=g.dtype, device=g.device, generator=generator) for g in left.layout.groups]
-        return apply(lambda part: scale * part, pick(left.layout.views(drawn), places))
+        parts = left.layout.views(drawn)
+        for e in left.entries[len(parts) :]:
+            parts.append(draw(e.shape, dtype=e.dtype, device=e.device, generator=generator))
+        return apply(lambda part: scale * part, pick(parts, places))
 
     return derive(left, compute)  # type: ignore[return-value]
 
@@ -366,6 +360,7 @@ def zeros_like(x: T) -> T:
     if isinstance(x, Product):
         return _elementwise(x, torch.zeros_like)
     left = operand_of(x)
-    return derive(  # type: ignore[return-value]
-        left, lambda places: apply(torch.zeros_like, pick(left.values(), places)), torch.zeros_like, operating(left)
-    )
+    return derive(left, lambda places: apply(torch.zeros_like, pick(left.values(), places)))  # type: ignore[return-value]
+
+
+keep_from_tracing(_elementwise, lerp, _in_place, where, map, _draw, zeros_like)

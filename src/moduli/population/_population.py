@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli.layout import Layout, diff, layout_and_tensors
+from moduli.nn import labels_of
 from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
@@ -137,6 +138,7 @@ class Population(State, Calls, Variation, Statistics):
         columns: list[list[Tensor]] = [[t] for t in tensors]
         buffers: dict[str, list[Tensor]] = {name: [held] for name, held in nets[0].named_buffers()}
         for index, net in enumerate(nets[1:], 1):
+            net = _align_labels(index, nets[0], net)
             other, values = layout_and_tensors(net)
             _matching(index, layout, other, [t.requires_grad for t in tensors], [t.requires_grad for t in values])
             theirs = dict(net.named_buffers())
@@ -201,6 +203,21 @@ def _counted(n: Any) -> int:
     if n < 0:
         raise ValueError(f"a population cannot have {n} members")
     return n
+
+
+def _align_labels(index: int, first: nn.Module, net: nn.Module) -> nn.Module:
+    """A member with its labels in the order that the first one has: the module itself, or a copy."""
+    ours, theirs = ({name: labels_of(m) for name, m in each.named_modules() if labels_of(m)} for each in (first, net))
+    if ours == theirs:
+        return net
+    twin = copy.deepcopy(first)
+    try:
+        twin.load_state_dict(net.state_dict())
+    except RuntimeError as error:
+        raise StructureError(f"members 0 and {index} cannot be stacked: {error}") from error
+    for mine, its in zip(twin.parameters(), net.parameters(), strict=True):
+        mine.requires_grad_(its.requires_grad)
+    return twin
 
 
 def _matching(index: int, ours: Layout, theirs: Layout, flags: Sequence[bool], others: Sequence[bool]) -> None:
