@@ -116,6 +116,12 @@ def make_groups(params: Any, patterns: Mapping[str, Mapping[str, Any]]) -> list[
         )
     matched: dict[str, list[str]] = {name: [] for name, _ in named}
     for pattern, settings in patterns.items():
+        if not isinstance(pattern, str):
+            raise TypeError(f"groups goes by patterns of names, got {pattern!r}; write {{'*.bias': {{'lr': 1e-3}}}}")
+        if isinstance(settings, Mapping) and "params" in settings:
+            raise ValueError(
+                f"groups[{pattern!r}] has 'params', but the pattern says which they are; give settings only"
+            )
         if not isinstance(settings, Mapping):
             raise TypeError(f"groups[{pattern!r}] is {settings!r}; give a dictionary of settings, {{'lr': 1e-3}}")
         for name, _ in select(named, pattern):
