@@ -3,6 +3,7 @@
 import copy
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 import sharded_values
@@ -141,7 +142,7 @@ def train_labelled(model, opt, rank):
 
 
 def differing(found, expected, what):
-    away = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    away = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True) if b.numel())
     return [] if away < 1e-9 else [f"{what}: {away:.1e} away from one process"]
 
 
@@ -176,6 +177,12 @@ def labelled_outputs_with_unused_parameters(rank):
 def populations_are_shared_only_when_told_how(rank):
     pop = mo.Population.of(network(), 3)
     problems = []
+    try:
+        DistributedDataParallel(pop)
+        problems.append("a population was taken for a module")
+    except AttributeError as error:
+        if "pop.shard(mesh)" not in str(error):
+            problems.append(str(error))
     try:
         mo.Optimizer(pop, m.Adam(), m.LR(0.1))
         problems.append("accepted without a word about the processes")
@@ -223,13 +230,21 @@ def shards_beside_whole_parameters(rank):
 
     def run(make, sharded):
         generator = torch.Generator().manual_seed(0)
-        shapes = [(5, 3), (5,)]
+        # Of some pieces a process has none; a number, as the scale of a norm, stays whole.
+        shapes = [(5, 3), (1, 3), (3, 2, 2), (0, 3), (1,), (5,), ()]
+        pieces = [sharded and len(shape) > 1 for shape in shapes]
         draws = [[torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes] for _ in range(4)]
-        params = [nn.Parameter(laid(draws[0][0], sharded)), nn.Parameter(draws[0][1])]
-        opt = mo.Optimizer(params, *make())
-        for matrix, bias in draws[1:]:
-            params[0].grad, params[1].grad = laid(matrix, sharded), bias
+        params = [nn.Parameter(laid(value.clone(), cut)) for value, cut in zip(draws[0], pieces, strict=True)]
+        opt = mo.Optimizer(params, *make(), **({} if sharded else {"reduce": None}))
+        for grads in draws[1:]:
+            for param, grad, cut in zip(params, grads, pieces, strict=True):
+                param.grad = laid(grad, cut)
             opt.step()
+        again = mo.Optimizer(params, *make(), **({} if sharded else {"reduce": None}))
+        again.load_state_dict(opt.state_dict())
+        for param, grad, cut in zip(params, draws[0], pieces, strict=True):
+            param.grad = laid(grad, cut)
+        again.step()
         return [full(param) for param in params]
 
     problems = []
@@ -237,8 +252,65 @@ def shards_beside_whole_parameters(rank):
         "LR": lambda: [m.LR(0.1)],
         "AdamW": lambda: [m.Adam(), m.WeightDecay(0.01), m.LR(0.1)],
         "ClipNorm": lambda: [m.ClipNorm(0.5), m.Adam(), m.LR(0.1)],
+        "SOAP": lambda: [m.SOAP(), m.LR(0.1)],
+        "Muon": lambda: [presets.muon()],
+        "Adafactor": lambda: [m.Adafactor(), m.LR(0.1)],
+        "TrustRatio": lambda: [m.Adam(), m.TrustRatio(), m.LR(0.1)],
+        "PSGD": lambda: [m.PSGDKronWhiten(), m.LR(0.1)],
     }.items():
         problems += differing(run(make, True), run(make, False), name)
+    return problems
+
+
+class NormalizedSOAP(mo.Optimizer):
+    """As ZeroRedundancyOptimizer wants it: a class whose links are known."""
+
+    links = (m.Normalize, m.SOAP)
+
+    def __init__(self, params, **options):
+        super().__init__(params, *[link() for link in self.links], m.LR(0.1), **options)
+
+
+class OnlySOAP(NormalizedSOAP):
+    links = (m.SOAP,)
+
+
+@check
+def shares_of_zero_are_not_taken_for_all_parameters(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    try:
+        ZeroRedundancyOptimizer(network().parameters(), optimizer_class=NormalizedSOAP)
+        return ["a norm of some parameters was not refused"]
+    except optim.ChainError as error:
+        problems = [] if "ZeroRedundancyOptimizer" in str(error) and "Normalize" in str(error) else [str(error)]
+    model, other = network(), network()
+    opt = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=OnlySOAP)
+    train_plain(model, opt)
+    train_plain(other, OnlySOAP(other.parameters()))
+    return problems + differing([p.detach() for p in model.parameters()], [p.detach() for p in other.parameters()], "Z")
+
+
+@check
+def pieces_that_several_hold_are_refused_without_the_module(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    def wrap(strategy):
+        return FullyShardedDataParallel(
+            network(), device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=strategy
+        )
+
+    mo.Optimizer(wrap(ShardingStrategy.FULL_SHARD).parameters(), m.ClipNorm(1.0), m.LR(0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch would rather have DistributedDataParallel
+        whole = wrap(ShardingStrategy.NO_SHARD)
+    problems = []
+    for given, says in ((whole.parameters(), "the module itself"), (whole, "NO_SHARD")):
+        try:
+            mo.Optimizer(given, m.ClipNorm(1.0), m.LR(0.1))
+            problems.append("pieces that all processes hold were not refused")
+        except optim.ChainError as error:
+            problems += [] if says in str(error) else [str(error)]
     return problems
 
 

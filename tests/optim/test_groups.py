@@ -165,3 +165,14 @@ def test_wrapped_modules_have_the_names_of_what_they_wrap():
     compiled = torch.compile(net)
     opt = mo.Optimizer(compiled, m.LR(1e-2), groups={"0.*": {"lr": 1.0}})
     assert opt.link("LR").settings[net[0].weight]["lr"] == 1.0
+
+
+def test_parameters_without_memory_are_refused():
+    with torch.device("meta"):
+        net = torch.nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=r"to_empty\(device='cpu'\)"):
+        mo.Optimizer(net, m.Adam(), m.LR(0.1))
+    opt = mo.Optimizer(net.to_empty(device="cpu"), m.Adam(), m.LR(0.1))
+    with pytest.raises(ValueError, match="meta device"):
+        opt.add_param_group({"params": [torch.nn.Parameter(torch.empty(2, device="meta"))]})
+    assert len(opt.param_groups) == 1

@@ -95,6 +95,73 @@ def test_another_algorithm_is_refused():
         Optimizer(net(), presets.adamw()).load_state_dict(torch.optim.Rprop(model.parameters()).state_dict())
 
 
+def decayed(p):
+    return torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "links", "says"),
+    [
+        (lambda p: torch.optim.Adam(p, maximize=True), lambda: [presets.adam()], "maximize=True"),
+        (torch.optim.AdamW, lambda: [m.Adam(), m.LR(0.1)], "which is WeightDecay after Adam"),
+        (torch.optim.AdamW, lambda: [presets.adam(weight_decay=0.1)], "which is WeightDecay after Adam"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), lambda: [presets.adamw()], "WeightDecay before Adam"),
+        (decayed, lambda: [presets.momentum()], "which is WeightDecay before HeavyBall"),
+        (lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.2), lambda: [presets.sgd()], "WeightDecay before HeavyBall"),
+        (lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), lambda: [presets.sgd()], "HeavyBall or NAG keeps here"),
+    ],
+)
+def test_what_the_chain_would_not_do_is_refused(make, links, says):
+    model = net()
+    theirs = make(model.parameters())
+    train(model, theirs, 1)
+    ours = Optimizer(net(), *links())
+    with pytest.raises(ValueError, match=says):
+        ours.load_state_dict(theirs.state_dict())
+    assert not ours.state
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+
+
+def test_decay_is_found_on_its_side_of_the_chain():
+    model = net()
+    theirs = decayed(model.parameters())
+    train(model, theirs, 2)
+    other = copy.deepcopy(model)
+    ours = Optimizer(other, m.WeightDecay(0.5), m.HeavyBall(0.1), m.LR(0.3))
+    ours.load_state_dict(theirs.state_dict())
+    train(model, theirs, 2)
+    train(other, ours, 2)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_state_of_other_shapes_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)).to(D)
+    theirs = torch.optim.Adam(model.parameters())
+    train(model, theirs, 1)
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \(5, 4\), its saved state is for \(6, 4\)"):
+        Optimizer(net(), presets.adam()).load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_settings_of_groups_that_are_one_here_are_not_lost(of_torch):
+    model = net()
+    groups = [{"params": list(model[0].parameters()), "lr": 0.1}, {"params": list(model[2].parameters())}]
+    saved = torch.optim.AdamW(groups, lr=0.01) if of_torch else Optimizer(groups, presets.adamw(lr=0.01))
+    train(model, saved, 1)
+    other = net()
+    ours = Optimizer(list(other.parameters()), presets.adamw())
+    with pytest.raises(ValueError, match=r"lr=0.1 and .* with 0.01, and both are in group 0"):
+        ours.load_state_dict(saved.state_dict())
+    ours.load_state_dict(saved.state_dict(), strict=False)
+    assert ours.param_groups[0]["lr"] == 0.1
+    one = Optimizer(net(), presets.adamw(lr=0.3))
+    parts = Optimizer([{"params": other[0].parameters()}, {"params": other[2].parameters()}], presets.adamw())
+    parts.load_state_dict(one.state_dict())
+    assert [group["lr"] for group in parts.param_groups] == [0.3, 0.3]
+
+
 def test_state_shows_what_links_keep():
     model = net()
     opt = Optimizer(model, m.ClipNorm(1.0), m.Adam(), m.HeavyBall(0.5), m.LR(0.1))

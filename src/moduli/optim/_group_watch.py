@@ -124,6 +124,11 @@ def prepare_group(
     tensors = _groups.tensors_of(group["params"])
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
+    if any(tensor.is_meta for tensor in tensors):
+        raise ValueError(
+            "parameters are on the meta device, where they have no values; give them memory first, "
+            "net.to_empty(device='cpu'), and make the optimizer then"
+        )
     taken = {name for other in others for name in other.get("param_names", ())}
     for name in _groups.names_of(group["params"]):
         if name in taken:

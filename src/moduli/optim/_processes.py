@@ -7,13 +7,16 @@ what it draws at random. A link that used these as they are would take another s
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._needs import ChainError, Need, keeps_graph
+from ._needs import Across, ChainError, Need, keeps_graph
+from ._shards import find_across
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -23,6 +26,7 @@ __all__ = [
     "COMMON_SEED",
     "OverProcesses",
     "are_several",
+    "check_shares",
     "choose_reduction",
     "reduce_derivatives",
     "reduce_gradients",
@@ -142,6 +146,21 @@ def choose_reduction(
     for link in links:
         _check(chosen, link.needs, type(link).__name__)
     return chosen
+
+
+def check_shares(links: Sequence[Module]) -> None:
+    """Refuse links that need all parameters where torch's ZeroRedundancyOptimizer gives each process some of them."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    frame = None if module is None else inspect.currentframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):  # type: ignore[union-attr]
+        frame = frame.f_back
+    for link in () if frame is None else links:
+        across = find_across(link)
+        if across in (Across.SUMS, Across.EVERYTHING):
+            raise ChainError(
+                f"{type(link).__name__} needs {across.value}, but ZeroRedundancyOptimizer gives each process some of the "
+                "parameters and does not say what the others have. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )
 
 
 def _check(reduce: Callable[[Tensor], Tensor], needs: frozenset[Need], name: str) -> None:

@@ -122,7 +122,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         saved = read_portable(saved)
     elif is_of_torch(saved):
         refuse_flattened(saved)
-        saved = read_torch(optimizer, saved)
+        saved = read_torch(optimizer, saved, strict)
     _check_format(saved)
     binding = optimizer.binding
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -255,6 +255,8 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     for group in _known_options(optimizer, saved) if not strict else saved["param_groups"]:
         options = {key: decode(value, None) for key, value in _groups.options(group).items()}
         _groups.check_keys(options, [link for _, link in optimizer._links])
+    if strict:
+        _check_groups(optimizer, saved)
     by_name = _names(optimizer)
     for name, shape in saved["shapes"].items():
         if name in by_name and shape is not None and tuple(by_name[name].shape) != tuple(shape):
@@ -287,6 +289,27 @@ def _known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[
         {key: value for key, value in group.items() if key == "params" or _groups.known(key, links)}
         for group in saved["param_groups"]
     ]
+
+
+def _check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Refuse a group here whose parameters had different settings when they were saved: some would be lost."""
+    where = {name: group for group in saved["param_groups"] for name in group["params"]}
+    for i, group in enumerate(optimizer.param_groups):
+        names = [name for param in group["params"] if (name := optimizer.binding.names[param]) in where]
+        for name in names:
+            one, other = ({**where[each], "params": None} for each in (names[0], name))
+            key = next((key for key in {**one, **other} if not _are_equal(one.get(key), other.get(key))), None)
+            if key is not None:
+                raise ValueError(
+                    f"{names[0]!r} was saved with {key}={one.get(key)!r} and {name!r} with {other.get(key)!r}, and both are in "
+                    f"group {i} here; make the groups that were saved, or load with strict=False for the settings of the first"
+                )
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
 
 
 def _take_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

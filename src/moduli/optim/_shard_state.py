@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._shards import ShardedParams
     from .module import Module
 
-__all__ = ["find_key", "join_owned", "map_tensors", "pack_value", "unpack_value"]
+__all__ = ["find_key", "hollow", "join_owned", "map_tensors", "pack_value", "unpack_value"]
 
 
 def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
@@ -31,9 +31,13 @@ def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
         return None
     known = shards.wholes.get(i)
     if known is None:
-        value = torch.empty(1, dtype=param.dtype, device=shards.locals[i].device).expand(param.shape)
-        known = shards.keep_whole(i, value)
+        known = shards.keep_whole(i, hollow(param, shards.locals[i].device))
     return known
+
+
+def hollow(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the same shape and dtype with the memory of one element."""
+    return torch.empty((), dtype=like.dtype, device=device).expand(like.shape)
 
 
 def _find_place(shards: ShardedParams, param: Any) -> int:

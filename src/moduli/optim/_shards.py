@@ -20,6 +20,7 @@ from ._exchange import Exchange
 from ._flat_shards import check_flat, find_flat_group, is_flat_shard
 from ._needs import Across, ChainError, keeps_graph
 from ._shard_evaluators import WholeEvaluator
+from ._shard_state import hollow
 
 if TYPE_CHECKING:
     from .module import Module
@@ -73,7 +74,7 @@ class ShardedParams:
         self.places = {id(local): i for i, local in enumerate(self.locals)}
         self.exchange: Exchange | None = None
         if self.flat:
-            self.group = find_flat_group(optimizer.model)
+            self.group = find_flat_group(optimizer.model, self.params)
             self.counted = [is_flat_shard(p) or torch.distributed.get_rank(self.group) == 0 for p in self.params]
         else:
             self.group = find_group(self.params)
@@ -265,7 +266,7 @@ class ShardedParams:
         """Let go of the memory of whole tensors; their shapes stay."""
         for whole in wholes:
             whole.grad = None
-            whole.data = torch.empty(1, dtype=whole.dtype, device=whole.device).expand(whole.shape)
+            whole.data = hollow(whole, whole.device)
 
     def push(self, wholes: Sequence[Tensor]) -> None:
         """Write whole tensors into the pieces."""

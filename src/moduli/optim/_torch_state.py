@@ -46,8 +46,8 @@ def is_of_torch(given: Mapping[str, Any]) -> bool:
     return "format" not in given and {"state", "param_groups"} <= set(given)
 
 
-def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state as this chain would have saved it."""
+def read_torch(optimizer: Optimizer, given: Mapping[str, Any], strict: bool) -> dict[str, Any]:
+    """The saved state as this chain would have saved it; without what it has no place for, where that is asked for."""
     found = next(
         (name for name, (keys, _) in _ALGORITHMS.items() if all(keys <= set(group) for group in given["param_groups"])),
         None,
@@ -69,8 +69,9 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
     order = [key for group in given["param_groups"] for key in group["params"]]
     if len(order) != len(params):
         raise ValueError(f"the saved state is of {len(order)} parameters, here are {len(params)}")
-    names = {key: optimizer.binding.names[param] for key, param in zip(order, params, strict=True)}
     entries = _ALGORITHMS[found][1]
+    names = {key: optimizer.binding.names[param] for key, param in zip(order, params, strict=True)}
+    shapes = {optimizer.binding.names[param]: tuple(param.shape) for param in params}
     state: dict[str, dict[str, Any]] = {}
     dtypes: dict[str, str] = {}
     steps = 0
@@ -82,14 +83,18 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
             if field not in entries:
                 raise ValueError(f"torch's {found} keeps {field!r}, which no link here knows")
             kinds, own = entries[field]
-            path = _find_link(optimizer, found, kinds)
+            path = _find_link(optimizer, found, kinds, strict)
+            if path is None:
+                continue
             if field == "step":
                 steps = max(steps, int(value))
                 value = int(value)
             elif isinstance(value, Tensor):
-                dtypes[names[key]] = str(value.dtype)
+                dtypes[names[key]], shapes[names[key]] = str(value.dtype), tuple(value.shape)
                 into.setdefault(f"{path}/step", 1)
             into[f"{path}/{own}"] = value
+    for group in given["param_groups"] if strict else ():
+        _check_group(optimizer, found, group)
     known = {key for _, link in optimizer._links for key in (*link.defaults, *link.aliases)}
     groups = []
     for group in given["param_groups"]:
@@ -101,7 +106,7 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
         "state": state,
         "param_groups": groups,
         "links": {path: {"global": {}, "extra": encode(link._extra_pack(), path)} for path, link in optimizer._links},
-        "shapes": {optimizer.binding.names[param]: tuple(param.shape) for param in params},
+        "shapes": shapes,
         "dtypes": dtypes,
         "order": [optimizer.binding.names[param] for param in params if param.requires_grad],
         "current_step": steps,
@@ -113,8 +118,32 @@ def read_torch(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _find_link(optimizer: Optimizer, algorithm: str, kinds: tuple[str, ...]) -> str:
+def _check_group(optimizer: Optimizer, found: str, group: Mapping[str, Any]) -> None:
+    """Refuse settings of torch's optimizer that say what is no setting of a link here: the direction, and where decay acts."""
+    if bool(group.get("maximize")) != optimizer.maximize:
+        raise ValueError(
+            f"the state is that of torch's {found} with maximize={bool(group.get('maximize'))}, and this optimizer has "
+            f"maximize={optimizer.maximize}; say the same"
+        )
+    if not group.get("weight_decay"):
+        return
+    kinds = {kind for named, _ in _ALGORITHMS[found][1].values() for kind in named}
+    own = next((i for i, (_, link) in enumerate(optimizer._links) if type(link).__name__ in kinds), None)
+    decays = [i for i, (_, link) in enumerate(optimizer._links) if "weight_decay" in link.defaults]
+    decoupled = bool(group.get("decoupled_weight_decay"))
+    if not any(own is None or (place > own) is decoupled or place == own for place in decays):
+        where = "after" if decoupled else "before"
+        chain = ", ".join(path for path, _ in optimizer._links)
+        raise ValueError(
+            f"the state is that of torch's {found} with weight_decay={group['weight_decay']}, which is WeightDecay {where} "
+            f"{' or '.join(sorted(kinds))} here; the chain is {chain}"
+        )
+
+
+def _find_link(optimizer: Optimizer, algorithm: str, kinds: tuple[str, ...], strict: bool) -> str | None:
     found = [path for path, link in optimizer._links if type(link).__name__ in kinds]
+    if not found and not strict:
+        return None
     if len(found) != 1:
         chain = ", ".join(path for path, _ in optimizer._links)
         raise ValueError(

@@ -20,7 +20,7 @@ from ._group_watch import GroupWatch, prepare_group
 from ._matrices import MemberMatrices
 from ._needs import ChainError, join
 from ._portable import make_portable, wants_portable
-from ._processes import are_several, choose_reduction
+from ._processes import are_several, check_shares, choose_reduction
 from ._shards import ShardedParams, are_in_pieces
 from ._shown_state import OptimizerState
 from ._stepping import make_step
@@ -140,6 +140,7 @@ class Optimizer(torch.optim.Optimizer):
         self._built = True
         self._name_params()
         in_pieces = self.population is None and are_in_pieces(self.param_groups)
+        check_shares([link for _, link in self._links])
         self._reduce = choose_reduction(
             reduce, self.model, self.population, [link for _, link in self._links], in_pieces
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,14 @@ class Core:
         pop._evaluator = self._evaluator
         pop._shard = self._shard if count == self._count else None
         return pop
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(nn.Module, name):
+            raise AttributeError(
+                f"a Population is no torch.nn.Module, and has no {name!r}. Wrappers such as DistributedDataParallel take one "
+                "model; the members of a population are spread over processes by pop.shard(mesh)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- storage -----------------------------------------------------------------------------------------------------
 
