@@ -102,6 +102,7 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
             if row and param in binding.names
         },
         "order": [binding.names[param] for param in params if param.requires_grad],
+        **({"rehearsed": True} if optimizer.rehearsed else {}),
         "current_step": optimizer.current_step,
         "num_evaluations": optimizer.num_evaluations,
         "should_terminate": optimizer.should_terminate,
@@ -195,6 +196,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     optimizer.should_terminate = bool(saved["should_terminate"])
     optimizer.reasons = list(saved["reasons"])
     optimizer._carried = None
+    optimizer.rehearsed = bool(saved.get("rehearsed"))
     optimizer.state.own.clear()
     for name, row in saved.get("user", {}).items():
         if name in by_name:

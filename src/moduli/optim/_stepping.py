@@ -13,6 +13,7 @@ from ._ascent import NegatedEvaluator
 from ._closure import Evaluator
 from ._member_evaluator import MemberEvaluator, OtherPresenceError
 from ._needs import ClosureError, Need
+from ._portable import is_rehearsal, rehearse
 from ._shard_evaluators import ShardEvaluator
 from .objective import Objective
 
@@ -26,7 +27,20 @@ __all__ = ["make_step", "run_links"]
 def make_step(
     optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
 ) -> Tensor | None:
-    """One step of an optimizer, for parameters as they are, as matrices of members, or in pieces."""
+    """One step of an optimizer, or what torch's checkpoints need to know of one."""
+    if closure is None and loss is None and is_rehearsal():
+        rehearse(optimizer, lambda: _make_step(optimizer, None, None, storage))
+        return None
+    if optimizer.rehearsed:
+        optimizer.reset()
+        optimizer.rehearsed = False
+    return _make_step(optimizer, closure, loss, storage)
+
+
+def _make_step(
+    optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]
+) -> Tensor | None:
+    """One step, for parameters as they are, as matrices of members, or in pieces."""
     optimizer.binding.step = optimizer.current_step
     watch, groups = optimizer._watch, optimizer.param_groups
     watch.sync(groups, optimizer.modules)

@@ -112,6 +112,8 @@ class Optimizer(torch.optim.Optimizer):
         self.rows: MemberMatrices | None = None
         #: The parameters of which processes hold pieces, as the links see them; None where each is whole.
         self.shards: ShardedParams | None = None
+        #: Whether links have the state of a step that moved nothing, which torch's checkpoints ask for.
+        self.rehearsed = False
         given = self._parameters(params)
         if groups:
             given = _groups.make_groups(given, groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -102,13 +102,15 @@ class Core:
         pop._shard = self._shard if count == self._count else None
         return pop
 
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(nn.Module, name):
-            raise AttributeError(
-                f"a Population is no torch.nn.Module, and has no {name!r}. Wrappers such as DistributedDataParallel take one "
-                "model; the members of a population are spread over processes by pop.shard(mesh)"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # what has a type is found without it
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(nn.Module, name):
+                raise AttributeError(
+                    f"a Population is no torch.nn.Module, and has no {name!r}. Wrappers such as DistributedDataParallel take one "
+                    "model; the members of a population are spread over processes by pop.shard(mesh)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- storage -----------------------------------------------------------------------------------------------------
 
