@@ -15,10 +15,10 @@ _MADE_BY = ("_space._restore", "_axes.intern", "_tensor.wrap")
 
 def allow_labels() -> None:
     """Tell torch about these functions; the room they are in is imported when the first of them is called."""
-    torch.serialization.add_safe_globals([(_later(path), f"{__package__}.labels.{path}") for path in _MADE_BY])
+    torch.serialization.add_safe_globals([(_import_on_call(path), f"{__package__}.labels.{path}") for path in _MADE_BY])
 
 
-def _later(path: str) -> Callable[..., Any]:
+def _import_on_call(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
 
     def call(*args: Any) -> Any:

@@ -182,17 +182,17 @@ def batch_axis(tensor: torch.Tensor, above: int) -> int | None:
 _functorch: Final = _find("torch._C._functorch")
 
 
-def _always() -> bool:
+def _assume_true() -> bool:
     return True
 
 
-has_dispatch_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_dispatch_stack") or _always
+has_dispatch_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_dispatch_stack") or _assume_true
 """Whether a mode sees every operation before it runs (fake tensors, a tracer, a counter of operations).
 
 Since torch 2.0: `torch._C._len_torch_dispatch_stack`. Fallback: True.
 """
 
-has_function_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_function_stack") or _always
+has_function_mode: Final[Callable[[], int]] = _find("torch._C._len_torch_function_stack") or _assume_true
 """Whether a `torch.overrides.TorchFunctionMode` sees every call of a torch function; a default device is one.
 
 Since torch 2.0: `torch._C._len_torch_function_stack`. Fallback: True.
@@ -218,7 +218,7 @@ _module_hooks: Final = _find_all(*(f"torch.nn.modules.module._global_{kind}_hook
 
 
 _saved_hooks: Final = _find("torch._C._autograd._top_saved_tensors_default_hooks")
-has_saved_tensor_hooks: Final[Callable[[], Any]] = _always if _saved_hooks is None else partial(_saved_hooks, True)
+has_saved_tensor_hooks: Final[Callable[[], Any]] = _assume_true if _saved_hooks is None else partial(_saved_hooks, True)
 """Whether `torch.autograd.graph.saved_tensors_hooks` would be given what a graph keeps.
 
 Since torch 2.8: `torch._C._autograd._top_saved_tensors_default_hooks`. Fallback: True.
@@ -582,11 +582,11 @@ def register_collate(cls: type, function: Callable[..., Any]) -> None:
 # -- who else holds it -------------------------------------------------------------------------------------------------
 
 
-def _many(held: Any) -> int:
+def _assume_shared(held: Any) -> int:
     return UNKNOWN
 
 
-count_references: Final[Callable[[Any], int]] = _find("sys.getrefcount") or _many
+count_references: Final[Callable[[Any], int]] = _find("sys.getrefcount") or _assume_shared
 """How many references there are to an object, that of the call included.
 
 Since CPython 3.11: `sys.getrefcount`, an implementation detail. Fallback: more than any count.

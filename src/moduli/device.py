@@ -54,7 +54,7 @@ class Device:
     index: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", _checked_name(self.name))
+        object.__setattr__(self, "name", _check_name(self.name))
         index = self.index
         if index is not None:
             if isinstance(index, bool) or not isinstance(index, int):
@@ -159,7 +159,7 @@ DeviceLike: TypeAlias = Device | torch.device | str
 """Whatever `Device.new` accepts: a `Device`, a `torch.device`, or text such as `"gpu:1"`."""
 
 
-def _checked_name(name: object) -> str:
+def _check_name(name: object) -> str:
     """The name under which a device is kept, or an error that says what would have been a device."""
     if not isinstance(name, str):
         raise TypeError(f"a device name is text such as 'cpu' or 'gpu', not {name!r}; Device.new() takes other forms")

@@ -26,7 +26,7 @@ def check_ga_children():
     """A generation of children by loops, from the same random numbers: tournaments, crossover, mutation."""
     search = told(GA(torch.zeros(3, dtype=D), population=8, tournament=3, mutation=0.4, seed=3))
     x, fitness = search.state["x"].clone(), search.state["fitness"].clone()
-    g, n, dim = search._seeded(), 8, 3
+    g, n, dim = search._make_generator(), 8, 3
 
     def uniform(*shape):
         return torch.rand(*shape, generator=g, dtype=D)

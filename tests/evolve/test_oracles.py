@@ -10,7 +10,7 @@ from moduli.evolve import ARS, CMAES, DE, PGPE, SNES, XNES, GuidedES, OpenES, _b
 from moduli.evolve import cmaes as _cmaes
 from moduli.evolve import de as _de
 from moduli.evolve import pso as _pso
-from moduli.evolve._coordinates import midpoint, reflected
+from moduli.evolve._coordinates import midpoint, reflect
 from moduli.evolve._noise import KEPT, SEGMENT, Noise, key
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def test_replayed_noise_is_kept_noise(dim, directions, monkeypatch):
     for start, stop in [(1, 3), (directions - 1, directions), (0, 1)]:
         assert torch.equal(whole[start:stop], replayed.rows(3, 10, start, stop))
     w1, w2 = torch.randn(2, directions, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for a, b in zip(kept.weighted(3, 10, w1, w2), replayed.weighted(3, 10, w1, w2), strict=True):
+    for a, b in zip(kept.sum_weighted(3, 10, w1, w2), replayed.sum_weighted(3, 10, w1, w2), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert not torch.equal(whole, replayed.rows(3, 10 + kept.blocks, 0, directions))
     assert Noise(KEPT, 2, torch.float32, CPU).kept is False
@@ -56,7 +56,7 @@ def test_long_members_in_parts_are_members(kind):
     kept = before.clone()
     fitness = torch.arange(40.0).roll(5)
     rows, weights = search.rows(0, 40), torch.randn(search._noise.directions)
-    linear, square = search._noise.weighted(2, 0, weights, weights)
+    linear, square = search._noise.sum_weighted(2, 0, weights, weights)
     eps = search._noise.rows(2, 0, 0, search._noise.directions)
     torch.testing.assert_close(linear, weights @ eps, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(square, weights @ eps.square(), rtol=1e-4, atol=1e-4)
@@ -92,7 +92,7 @@ def test_low_rank_noise_has_rank_and_variance():
     assert rows[:, 600:].var() == pytest.approx(1, abs=0.1)
     noise.kept = False
     w = torch.randn(400, dtype=torch.float64)
-    torch.testing.assert_close(noise.weighted(0, 0, w)[0], w @ rows)
+    torch.testing.assert_close(noise.sum_weighted(0, 0, w)[0], w @ rows)
     for shapes, rank, error in [
         (None, 2, "needs the shapes"),
         ([(3, 3)], 0, "at least 1"),
@@ -120,7 +120,7 @@ def test_noise_is_standard_normal():
 def test_ranks_by_a_loop():
     f = torch.tensor([3.0, 1.0, math.inf, 1.0, -2.0, math.inf], dtype=torch.float64)
     expected = [sum((g < v) + 0.5 * (g == v) for g in f.tolist()) - 0.5 for v in f.tolist()]
-    assert _fitness.centred_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
+    assert _fitness.centre_ranks(f).tolist() == pytest.approx([r / 5 - 0.5 for r in expected])
     n = len(f)
     raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
     u = [v / sum(raw) - 1 / n for v in raw]
@@ -137,7 +137,7 @@ def test_reflection_is_a_triangle_wave():
         y = float(x)
         while not -1 <= y <= 2:
             y = -2 - y if y < -1 else 4 - y
-        assert float(reflected(x[None], lower.double(), upper.double())) == pytest.approx(y, abs=1e-9)
+        assert float(reflect(x[None], lower.double(), upper.double())) == pytest.approx(y, abs=1e-9)
 
 
 # -- gradient estimates against the closed form of a quadratic

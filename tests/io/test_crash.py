@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import moduli.io as mio
-from moduli.io._replace import replace_file, unfinished
+from moduli.io._replace import find_unfinished, replace_file
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
@@ -173,9 +173,9 @@ def test_links_and_permissions_stay(tmp_path):
 def test_what_another_writer_is_writing_is_left_alone(tmp_path):
     path = tmp_path / "net.safetensors"
     with replace_file(path, fsync=False):
-        (busy,) = unfinished(path)
+        (busy,) = find_unfinished(path)
         mio.save(path, state(1))
-        assert unfinished(path) == [busy]
+        assert find_unfinished(path) == [busy]
     # One that was killed holds no lock.
     left = busy.with_name(busy.name)
     left.write_bytes(b"half")

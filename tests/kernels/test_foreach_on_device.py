@@ -20,7 +20,7 @@ SHAPES = [(5, 3), (), (0,), (1, 2, 3, 2), (33,)]
 @pytest.fixture(autouse=True)
 def _device(monkeypatch):
     monkeypatch.setenv("MODULI_KERNELS", "foreach")
-    monkeypatch.setattr(_foreach, "on_host", lambda device: False)
+    monkeypatch.setattr(_foreach, "is_on_host", lambda device: False)
     monkeypatch.setattr(_fuse, "is_fake", lambda tensor: True)  # a scalar of the device is no number
 
 

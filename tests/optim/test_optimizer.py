@@ -272,11 +272,11 @@ def test_explain_says_which_form_ran_and_why(monkeypatch):
 
 
 def test_why_a_link_is_not_fused():
-    from moduli.optim._fusion import why_not
+    from moduli.optim._fusion import explain_unfused
 
     inner = Half()
     inner.set_child("inner", Half())
-    assert why_not(inner) == "it has inner links (inner)"
+    assert explain_unfused(inner) == "it has inner links (inner)"
 
     class Slow(Half):
         def __init__(self):
@@ -297,11 +297,11 @@ def test_why_a_link_is_not_fused():
             super().__init__()
             self.uses_loss = True
 
-    assert why_not(Slow()) == "it learns at every 3th step only"
-    assert why_not(Own()) == "it overrides multi_tensor_apply"
-    assert why_not(Flat()) == "it works on one vector of all parameters"
-    assert why_not(Looks()) == "it uses the loss"
-    assert why_not(Half()) is None
+    assert explain_unfused(Slow()) == "it learns at every 3th step only"
+    assert explain_unfused(Own()) == "it overrides multi_tensor_apply"
+    assert explain_unfused(Flat()) == "it works on one vector of all parameters"
+    assert explain_unfused(Looks()) == "it uses the loss"
+    assert explain_unfused(Half()) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

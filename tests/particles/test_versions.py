@@ -33,7 +33,7 @@ STEPS = [
     (_species, "locate"),
     (_species, "capture"),
     (_species, "read"),
-    (_species, "_known"),
+    (_species, "_read_known"),
     (edits, "clone_param"),
     (edits, "restore"),
     (edits.ParticleEdit, "settle"),

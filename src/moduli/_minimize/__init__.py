@@ -122,11 +122,11 @@ def minimize(
         runs = BatchedRuns(fun, Variables(point, low, high, True, batched=True), name, max_evals)
         with _bar(progress, runs) as show:
 
-            def shown(now: BatchedRuns) -> bool:
+            def show_batch(now: BatchedRuns) -> bool:
                 show(now)
                 return callback is not None and ask_to_stop(callback, now.result())
 
-            return minimize_batched(runs, tol=tol, max_steps=max_steps, after=shown)
+            return minimize_batched(runs, tol=tol, max_steps=max_steps, after=show_batch)
     links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
     projects = name in IN_BOX or name == "auto"
     transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and not projects))
@@ -144,7 +144,7 @@ def minimize(
     size = (1e-8 if exact else 1e-4) if tol is None else tol
     with _bar(progress, record) as show:
 
-        def after(now: RunRecord) -> bool:
+        def show_step(now: RunRecord) -> bool:
             show(now)
             return callback is not None and ask_to_stop(callback, _result(now, name))
 
@@ -154,10 +154,10 @@ def minimize(
                 record.gradient_norm = 0.0
                 record.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
-                _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, after)
+                _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, show_step)
             else:
                 chain = make_chain(name, variables) if links is None else links
-                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
+                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=show_step)
         except EndOfRun as stop:
             record.end(str(stop), False)
         record.finish(residuals, size)

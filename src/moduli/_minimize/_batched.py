@@ -90,7 +90,7 @@ class BatchedRuns:
             raise ValueError("minimize: with batched=True the function takes one point and returns a 0-d tensor")
         return data
 
-    def inside(self, z: Tensor, rows: Tensor) -> Tensor:
+    def transform_rows(self, z: Tensor, rows: Tensor) -> Tensor:
         """What the function sees of the variables of these runs."""
         if not self.variables.bounded:
             return z
@@ -123,10 +123,10 @@ class BatchedRuns:
         else:
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
-                seen = self.inside(z, rows)
+                seen = self.transform_rows(z, rows)
             x = seen.detach()
             g, f = self._pair(x)
-            norms = self._projected(x, g, rows)
+            norms = self._measure_gradients(x, g, rows)
             (g,) = torch.autograd.grad(seen, z, g)
         f, g = f.detach(), g.detach()
         f = torch.where(f.isnan(), math.inf, f)
@@ -142,7 +142,7 @@ class BatchedRuns:
         if bool(falls.any()):
             self.end(torch.zeros_like(self.active).index_put((rows,), falls), False, UNBOUNDED)
 
-    def _projected(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
+    def _measure_gradients(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
         """The largest component of each gradient, as far as bounds let it be followed."""
         out = torch.zeros_like(x[:, 0])
         ends = zip(self.leaves(x), self.leaves(g), self.variables.low, self.variables.high, strict=True)

@@ -49,9 +49,9 @@ def read_constraints(given: Any) -> list[Constraint]:
                 raise TypeError("minimize: a constraint's args are not passed on; close over them in its fun")
             out.append(Constraint(fun, kind == "ineq"))
         elif callable(getattr(one, "fun", None)) and hasattr(one, "lb"):  # scipy.optimize.NonlinearConstraint
-            out += _between(one.fun, one.lb, one.ub)
+            out += _constrain_between(one.fun, one.lb, one.ub)
         elif hasattr(one, "A") and hasattr(one, "lb"):  # scipy.optimize.LinearConstraint
-            out += _between(partial(_product, torch.as_tensor(one.A, dtype=torch.float64)), one.lb, one.ub)
+            out += _constrain_between(partial(_product, torch.as_tensor(one.A, dtype=torch.float64)), one.lb, one.ub)
         else:
             raise TypeError(
                 f"minimize: a constraint is a dictionary with 'type' and 'fun', not a {type(one).__name__}; write a linear "
@@ -65,7 +65,7 @@ def _product(A: Tensor, x: Any) -> Tensor:
     return A.to(vector) @ vector
 
 
-def _between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> list[Constraint]:
+def _constrain_between(fun: Callable[[Any], Any], lower: Any, upper: Any) -> list[Constraint]:
     """Equalities where both ends are the same, inequalities where an end is finite."""
     low, high = torch.as_tensor(lower, dtype=torch.float64), torch.as_tensor(upper, dtype=torch.float64)
     own = Constraint(fun, False)
@@ -116,7 +116,7 @@ def minimize_constrained(
     x, history, steps, last = x0, [], 0, None
     reason, success, kkt = f"The limit of {limit} evaluations was reached.", False, math.inf
 
-    def augmented(p: Any) -> Any:
+    def evaluate_augmented(p: Any) -> Any:
         loss = fun(p)
         values = [one.values(p) for one in constraints]
         if residuals:
@@ -136,7 +136,7 @@ def minimize_constrained(
         if left == 0:
             reason = f"The limit of {max_steps} steps was reached."
             break
-        last = minimize(augmented, x, tol=inner_tol, max_evals=limit - spent - 1, max_steps=left, **options)
+        last = minimize(evaluate_augmented, x, tol=inner_tol, max_evals=limit - spent - 1, max_steps=left, **options)
         x, spent, steps = last.x, spent + last.evaluations, steps + last.steps
         with torch.no_grad():
             seen = [one.values(x).detach() for one in constraints]
@@ -198,5 +198,7 @@ def minimize_constrained(
         "auto" if last is None else last.method,
         multipliers=tuple(multipliers),
         kkt_residual=kkt,
-        problem=FoundProblem(fun, point, [None] * len(point.leaves) if last is None else last._known().fixed, active),
+        problem=FoundProblem(
+            fun, point, [None] * len(point.leaves) if last is None else last._require_problem().fixed, active
+        ),
     )

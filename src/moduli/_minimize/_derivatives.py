@@ -49,7 +49,7 @@ class FoundProblem:
         empty = torch.zeros(0, to_vector(leaves).numel(), dtype=vector.dtype)
         return vector.detach(), torch.stack(rows) if rows else empty, found
 
-    def _second(self, x: Any) -> Tensor:
+    def _compute_hessian(self, x: Any) -> Tensor:
         """The Hessian of the value by the real vector of all leaves."""
         leaves = [leaf.clone().requires_grad_() for leaf in self.point.leaves_of(x)]
         with torch.enable_grad():
@@ -66,7 +66,7 @@ class FoundProblem:
     def _spread(self, x: Any) -> Tensor:
         vector, J, _ = self._differentiate(self.fun, x)
         if vector.numel() == 1:
-            curvature, scale = self._second(x), 1.0
+            curvature, scale = self._compute_hessian(x), 1.0
         else:
             curvature, scale = J.T @ J, None
         normals = [J.new_zeros(0, J.shape[1])]
@@ -115,7 +115,7 @@ class FoundProblem:
 
     def hessian(self, x: Any) -> Any:
         """Blocks of the Hessian by pairs of leaves."""
-        return self._blocks(self._second(x))
+        return self._blocks(self._compute_hessian(x))
 
     def covariance(self, x: Any) -> Any:
         """Blocks of the covariance by pairs of leaves."""

@@ -204,7 +204,7 @@ class _GradientWatch(Module):
         if variables.plain and not variables.transform:
             norm = variables.gradient_norm(objective.params, grads)
         else:
-            free = grads if variables.transform else variables.free(objective.params, grads)
+            free = grads if variables.transform else variables.find_free(objective.params, grads)
             held = [g if g is f else g * f for g, f in zip(grads, free, strict=True)]
             norm = _largest(held)
         if record.steps == 0 and record.first is not None and math.isfinite(norm):

@@ -46,16 +46,16 @@ RESIDUALS = frozenset({"lm", "gn"})
 VALUES_ONLY = frozenset({"spsa"})
 
 
-def _projected(direction: list[Module], along: list[Module]) -> Callable[[Variables], list[Module]]:
+def _project_both(direction: list[Module], along: list[Module]) -> Callable[[Variables], list[Module]]:
     return lambda variables: [Free(variables), *direction, Free(variables), *along]
 
 
 IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
-    "bfgs": lambda v: _projected([m.LBFGS(history_size=30)], [m.Backtracking(maxiter=40)])(v),
-    "lbfgs": lambda v: _projected([m.LBFGS(history_size=10)], [m.Backtracking(maxiter=40)])(v),
-    "cg": lambda v: _projected([m.PolakRibiere()], [m.AdaptiveBacktracking(maxiter=40)])(v),
-    "gd": lambda v: _projected([], [m.AdaptiveBacktracking(maxiter=40)])(v),
-    "adam": lambda v: _projected([m.Adam(), m.LR(1e-2)], [])(v),
+    "bfgs": lambda v: _project_both([m.LBFGS(history_size=30)], [m.Backtracking(maxiter=40)])(v),
+    "lbfgs": lambda v: _project_both([m.LBFGS(history_size=10)], [m.Backtracking(maxiter=40)])(v),
+    "cg": lambda v: _project_both([m.PolakRibiere()], [m.AdaptiveBacktracking(maxiter=40)])(v),
+    "gd": lambda v: _project_both([], [m.AdaptiveBacktracking(maxiter=40)])(v),
+    "adam": lambda v: _project_both([m.Adam(), m.LR(1e-2)], [])(v),
     "lm": lambda v: [BoundedLevenbergMarquardt(v, m.GaussNewton(), max_attempts=30)],
     "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }

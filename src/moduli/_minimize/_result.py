@@ -71,14 +71,14 @@ class Result:
 
         In the form of x0, labelled where x0 is (the axis of residuals is called "residual", or as they call it).
         """
-        return self._known().jacobian(self.x)
+        return self._require_problem().jacobian(self.x)
 
     def hessian(self) -> Any:
         """The second derivatives of the value at `x`: for each tensor of x0, in its form, a block for each tensor of x0.
 
         For one tensor of shape S it has shape S + S. Where x0 is labelled, the second axes have a prime in their name.
         """
-        return self._known().hessian(self.x)
+        return self._require_problem().hessian(self.x)
 
     def covariance(self) -> Any:
         r"""The covariance of the parameters, in the form of `hessian`.
@@ -87,14 +87,14 @@ class Result:
         its Hessian, which is the covariance if the loss is a negative log-likelihood. What is fixed, and what constraints
         determine, does not vary; what the function does not determine has an infinite variance.
         """
-        return self._known().covariance(self.x)
+        return self._require_problem().covariance(self.x)
 
     @property
     def stderr(self) -> Any:
         """The standard error of each parameter: roots of the diagonal of `covariance`, in the form of x0."""
-        return self._known().stderr(self.x)
+        return self._require_problem().stderr(self.x)
 
-    def _known(self) -> FoundProblem:
+    def _require_problem(self) -> FoundProblem:
         if self.starts:
             raise ValueError("this result is of many starts; ask one of them: result.starts[i].stderr")
         if self.problem is None:

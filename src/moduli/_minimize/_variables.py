@@ -93,7 +93,7 @@ class Variables:
                 for z, a, b in zip(self.leaves, self.low, self.high, strict=True):
                     z.copy_(_clamp(z, a, b))
 
-    def free(self, leaves: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    def find_free(self, leaves: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         """For each number whether it can go downhill: not where it is at a bound that the gradient pushes against."""
         out = []
         for z, g, low, high in zip(leaves, grads, self.low, self.high, strict=True):
@@ -161,7 +161,7 @@ class Free(Module):
 
     def apply(self, objective: Objective) -> Objective:
         """Zero where a variable is held by its bound."""
-        free = self.variables.free(objective.params, objective.get_grads())
+        free = self.variables.find_free(objective.params, objective.get_grads())
         objective.updates = [u * f for u, f in zip(objective.peek_updates(), free, strict=True)]
         return objective
 

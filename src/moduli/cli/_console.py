@@ -23,7 +23,7 @@ __all__ = [
     "out",
     "print_json",
     "print_table",
-    "wrong",
+    "exit_with_usage",
 ]
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
@@ -56,7 +56,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def wrong(message: str) -> NoReturn:
+def exit_with_usage(message: str) -> NoReturn:
     """End because the command was wrong."""
     fail(message, WRONG)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._console import fail, note, out, print_json, wrong
+from ._console import exit_with_usage, fail, note, out, print_json
 
 __all__ = ["inspect", "merge"]
 
@@ -31,7 +31,7 @@ def inspect(
     if file.is_dir() or file.suffix == ".json":
         _inspect_shards(file, verify, as_json)
         return
-    _existing(file)
+    _check_exists(file)
     try:
         found = io.inspect(file, verify=verify)
     except io.CheckpointError as error:
@@ -46,7 +46,7 @@ def _inspect_shards(path: Path, verify: bool, as_json: bool) -> None:
     from .. import io
 
     if not path.exists():
-        wrong(f"there is no file {path}")
+        exit_with_usage(f"there is no file {path}")
     try:
         files = io.TensorFiles(path)
         found = [io.inspect(file.path, verify=verify) for file in files.files]
@@ -102,20 +102,20 @@ def merge(
 
     written = Path(recipe).suffix in (".yml", ".yaml")
     if not written and recipe not in RECIPES:
-        wrong(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}, or give a FILE.yml")
+        exit_with_usage(f"{recipe!r} is not a recipe; choose from {', '.join(RECIPES)}, or give a FILE.yml")
     if output is None:
-        wrong("where to? Give the file or the directory to write with --out")
+        exit_with_usage("where to? Give the file or the directory to write with --out")
     for file in [Path(recipe)] if written else files or []:
         if not file.exists():
-            wrong(f"there is no file {file}")
+            exit_with_usage(f"there is no file {file}")
     if written and files:
-        wrong(f"{recipe} names its models itself; give no others")
+        exit_with_usage(f"{recipe} names its models itself; give no others")
     if not written and len(files or []) < 2:
-        wrong("give at least two checkpoints to merge")
+        exit_with_usage("give at least two checkpoints to merge")
     try:
         size = None if shard_size is None else io.parse_size(shard_size)
     except ValueError as error:
-        wrong(f"--shard-size: {error}")
+        exit_with_usage(f"--shard-size: {error}")
     given: dict[str, Any] = dict(_option(text) for text in option or [])
     if base is not None:
         given["base"] = base
@@ -127,7 +127,7 @@ def merge(
             io.merge_files(recipe, files or [], output, shard_size=size, **given)
         found = io.TensorFiles(output)
     except MergeError as error:
-        wrong(str(error))
+        exit_with_usage(str(error))
     except io.CheckpointError as error:
         fail(str(error))
     except OSError as error:
@@ -141,9 +141,9 @@ def merge(
         note().print(io.escape(f"{output}: {count:,} numbers in {len(found)} tensors{where}"), markup=False)
 
 
-def _existing(file: Path) -> None:
+def _check_exists(file: Path) -> None:
     if not file.is_file():
-        wrong(f"there is no file {file}")
+        exit_with_usage(f"there is no file {file}")
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -156,11 +156,11 @@ def _option(text: str) -> tuple[str, Any]:
         try:
             return name, layered(value)
         except MergeError as error:
-            wrong(f"--set {text}: {error}")
+            exit_with_usage(f"--set {text}: {error}")
     try:
         found = parse(f"option({text})")
     except ChainSyntaxError as error:
-        wrong(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
+        exit_with_usage(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
     if len(found.links) != 1 or found.links[0].args or len(found.links[0].kwargs) != 1:
-        wrong(f"--set {text}: write it as t=0.3 or weights=[2, 1]")
+        exit_with_usage(f"--set {text}: write it as t=0.3 or weights=[2, 1]")
     return found.links[0].kwargs[0]

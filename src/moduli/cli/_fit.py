@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._console import FAILED, INTERRUPTED, escape, fail, note, number, out, print_json, wrong
+from ._console import FAILED, INTERRUPTED, escape, exit_with_usage, fail, note, number, out, print_json
 from ._problems import blame, file_of, problem_of
 
 __all__ = ["fit"]
@@ -53,13 +53,13 @@ def fit(
     from ..lab import fit as fit_problem
 
     if resume and output is None:
-        wrong("--resume goes on from a file: give it with --out")
+        exit_with_usage("--resume goes on from a file: give it with --out")
     if resume and overwrite:
-        wrong("--resume goes on and --overwrite starts again: give one of them")
+        exit_with_usage("--resume goes on and --overwrite starts again: give one of them")
     if output is not None and output.is_dir():
-        wrong(f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}")
+        exit_with_usage(f"{output} is a directory; give the name of a file, such as {output / 'fit.safetensors'}")
     if output is not None and output.exists() and not resume and not overwrite:
-        wrong(f"{output} exists: go on from it with --resume, or start again with --overwrite")
+        exit_with_usage(f"{output} exists: go on from it with --resume, or start again with --overwrite")
     course = problem_of(problem)
     bar = Progress(
         TextColumn("{task.fields[name]}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
@@ -81,7 +81,7 @@ def fit(
                 out=output, resume=resume, overwrite=overwrite, every=every, listen=listen,
             )  # fmt: skip
         except ChainSyntaxError as error:
-            wrong(str(error))
+            exit_with_usage(str(error))
         except io.CheckpointError as error:
             fail(str(error))
         except ProblemFileError as error:
@@ -110,7 +110,7 @@ def fit(
         console.print(f"loss {number(result.start, 6)} -> {number(result.value, 6)}", markup=False)
         counts = f"{result.steps} steps, {result.evaluations} evaluations, {result.seconds:.1f} s"
         console.print(counts if result.path is None else f"{counts}, saved in {result.path}", markup=False)
-        for line in fitted_lines(result.parameters, result.errors):
+        for line in format_fit(result.parameters, result.errors):
             console.print(line, markup=False)
     if result.reason is Ended.INTERRUPTED:
         if output is not None:
@@ -120,7 +120,7 @@ def fit(
         raise typer.Exit(FAILED)
 
 
-def fitted_lines(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
+def format_fit(parameters: dict[str, Any], errors: dict[str, Any] | None) -> list[str]:
     """The fitted values, one to a line, with their standard errors where there are any."""
     flat = [(escape(name + place), value) for name, held in parameters.items() for place, value in _flat(held)]
     beside = [value for held in (errors or {}).values() for _, value in _flat(held)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ._catalogue import entries
-from ._console import out, print_json, wrong
+from ._console import exit_with_usage, out, print_json
 
 __all__ = ["links"]
 
@@ -36,7 +36,7 @@ def links(
     if query is not None and query in known and query not in families:
         entry = known[query]
         if as_json:
-            print_json(_about(entry, whole=True))
+            print_json(_describe_entry(entry, whole=True))
             return
         head, kind = f"{entry['name']}{entry['signature']}", f"{entry['called']}, family {entry['family']}\n"
         if not sys.stdout.isatty():
@@ -51,7 +51,7 @@ def links(
         return
     found = list(known.values()) if query is None else _search(known, query, families)
     if as_json:
-        print_json([_about(entry) for entry in found])
+        print_json([_describe_entry(entry) for entry in found])
         return
     _print_columns([("name", "family", "summary"), *((e["name"], e["family"], e["summary"]) for e in found)])
 
@@ -84,10 +84,10 @@ def _search(known: dict[str, dict[str, Any]], query: str, families: set[str]) ->
     if not found:
         near = [name for name in known if name.lower() == query.lower()] or difflib.get_close_matches(query, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; `moduli links` lists what there is"
-        wrong(f"nothing is called {query!r}, and no text has these words{hint}")
+        exit_with_usage(f"nothing is called {query!r}, and no text has these words{hint}")
     return sorted(found, key=rank)
 
 
-def _about(entry: dict[str, Any], whole: bool = False) -> dict[str, Any]:
+def _describe_entry(entry: dict[str, Any], whole: bool = False) -> dict[str, Any]:
     keys = ("name", "kind", "family", "summary", "arguments")
     return {key: entry[key] for key in (*keys, *(["documentation"] if whole else []))}

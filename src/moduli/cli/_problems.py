@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._console import fail, wrong
+from ._console import exit_with_usage, fail
 
 if TYPE_CHECKING:
     from ..lab.problems import Problem
@@ -30,7 +30,7 @@ def problem_of(reference: str) -> Problem:
     try:
         return problems.get(reference) if file is None else load_problem(reference)
     except (ProblemFileError, problems.UnknownProblemError) as error:
-        wrong(str(error))
+        exit_with_usage(str(error))
     except Exception as error:  # noqa: BLE001 - the user's file is run, and may raise anything
         fail(f"{reference} cannot be loaded: {blame(error, file) or f'{type(error).__name__}: {error}'}")
 

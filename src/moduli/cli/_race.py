@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._console import INTERRUPTED, escape, fail, note, number, out, print_json, print_table, wrong
+from ._console import INTERRUPTED, escape, exit_with_usage, fail, note, number, out, print_json, print_table
 from ._problems import file_of, problem_of
 
 if TYPE_CHECKING:
@@ -84,20 +84,20 @@ def race(
     for place in (kept, picture, table):
         _check_place(place)
     if picture is not None and find_spec("matplotlib") is None:
-        wrong("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
+        exit_with_usage("--picture is drawn by matplotlib, which is not installed: pip install 'moduli[docs]'")
     if picture is not None and picture.suffix not in (".svg", ".png", ".pdf"):
-        wrong(f"--picture {picture}: a picture ends in .svg, .png or .pdf")
+        exit_with_usage(f"--picture {picture}: a picture ends in .svg, .png or .pdf")
     if table is not None and table.suffix not in (".csv", ".jsonl"):
-        wrong(f"--table {table}: a table ends in .csv or .jsonl")
+        exit_with_usage(f"--table {table}: a table ends in .csv or .jsonl")
     if table == kept:
-        wrong(f"--table {table}: this is where the finished runs are kept; give another name")
+        exit_with_usage(f"--table {table}: this is where the finished runs are kept; give another name")
     if repeat is not None:
-        spec = _repeated(repeat, problem or [])
+        spec = _read_race(repeat, problem or [])
     else:
         try:
-            field = [_labelled(text) for text in chain] if chain else lab.default_field()
+            field = [_parse_contender(text) for text in chain] if chain else lab.default_field()
         except lab.ChainSyntaxError as error:
-            wrong(str(error))
+            exit_with_usage(str(error))
         given = budget if problem or budget else lab.DEFAULT_BUDGET
         spec = {
             "problems": problem or list(lab.DEFAULT_PROBLEMS),
@@ -113,11 +113,11 @@ def race(
                 **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=watch
             )
     except lab.ChainSyntaxError as error:
-        wrong(str(error))
+        exit_with_usage(str(error))
     except (lab.problems.UnknownProblemError, lab.ProblemFileError, ModuleNotFoundError) as error:
-        wrong(str(error))
+        exit_with_usage(str(error))
     except (lab.ResultsError, ValueError, TypeError) as error:
-        wrong(str(error))
+        exit_with_usage(str(error))
     except OSError as error:
         fail(f"the race cannot be kept: {error}")
     except KeyboardInterrupt:
@@ -157,12 +157,14 @@ def _check_place(place: Path | None) -> None:
     if place is None:
         return
     if place.is_dir():
-        wrong(f"{place} is a directory; give the name of a file, such as {place / 'race.html'}")
+        exit_with_usage(f"{place} is a directory; give the name of a file, such as {place / 'race.html'}")
     if place.exists() and not place.is_file():
-        wrong(f"{place} is not a regular file; give another name")
+        exit_with_usage(f"{place} is not a regular file; give another name")
     folder = next(each for each in place.absolute().parents if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        wrong(f"{place} cannot be written: {folder} is {'no directory' if not folder.is_dir() else 'read-only'}")
+        exit_with_usage(
+            f"{place} cannot be written: {folder} is {'no directory' if not folder.is_dir() else 'read-only'}"
+        )
 
 
 def _list(as_json: bool) -> None:
@@ -182,7 +184,7 @@ def _list(as_json: bool) -> None:
     out().print(table)
 
 
-def _labelled(text: str) -> lab.Contender:
+def _parse_contender(text: str) -> lab.Contender:
     """`LABEL: CHAIN`, or a chain. A colon has no meaning in a chain outside of strings, and labels have no quotes."""
     from .. import lab
 
@@ -196,9 +198,9 @@ def _seeds(text: str) -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        wrong(f"--seeds {text}: give a number of seeds, such as 3, or the seeds, such as 0,4,7")
+        exit_with_usage(f"--seeds {text}: give a number of seeds, such as 3, or the seeds, such as 0,4,7")
     if min(numbers) < 0 or (len(numbers) == 1 and numbers[0] == 0 and "," not in text):
-        wrong(f"--seeds {text}: there is at least one seed, and none is negative")
+        exit_with_usage(f"--seeds {text}: there is at least one seed, and none is negative")
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -206,23 +208,23 @@ def _count(seeds: int | list[int]) -> int:
     return seeds if isinstance(seeds, int) else len(seeds)
 
 
-def _repeated(path: Path, given: list[str]) -> dict[str, Any]:
+def _read_race(path: Path, given: list[str]) -> dict[str, Any]:
     from .. import lab
 
     if not path.is_file():
-        wrong(f"there is no file {path}")
+        exit_with_usage(f"there is no file {path}")
     try:
         header = lab.Results.read(path).header
         contenders = [lab.contender(c["source"], label=c["label"]) for c in header["contenders"]]
     except lab.ResultsError as error:
         fail(str(error))
     except lab.ChainSyntaxError as error:
-        wrong(f"{path} cannot be repeated: {error}")
+        exit_with_usage(f"{path} cannot be repeated: {error}")
     references = [p["reference"] for p in header["problems"]]
     unsaid = [each for each in references if file_of(each) is not None and each not in given]
     if unsaid:
         # What results name is never run because they name it.
-        wrong(
+        exit_with_usage(
             f"{path} is a race on {unsaid[0]}, which is a file to run; say so: moduli race {unsaid[0]} --repeat {path}"
         )
     keys = ("seeds", "budget", "seconds", "threads", "target")

@@ -92,7 +92,7 @@ class Search(ABC):
             "counter": 0,
             "generation": 0,
             "evaluations": 0,
-            "population": self._sized(population),
+            "population": self._check_population(population),
             "best": self.coordinates.rounded(best),
             "best_fitness": math.inf,
             "stalled": 0,
@@ -103,7 +103,7 @@ class Search(ABC):
         del best
         self._start(inside)
 
-    def _sized(self, population: int) -> int:
+    def _check_population(self, population: int) -> int:
         if isinstance(population, bool) or not isinstance(population, int):
             raise TypeError(f"population is a whole number of members; got {population!r}")
         if population < self.least:
@@ -146,7 +146,7 @@ class Search(ABC):
         """Make a member the best."""
         self.state["best"], self._lent = self._member(index), False
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         """A reason that only this method knows of."""
         return None
 
@@ -280,7 +280,7 @@ class Search(ABC):
             return Reason.STALLED
         if self._int("flat") >= 10 + 30 * self.dim / self.population:
             return Reason.FLAT
-        return self._converged()
+        return self._find_convergence()
 
     @property
     def best(self) -> Tensor:
@@ -346,13 +346,13 @@ class Search(ABC):
                 )
         self.state = {k: v.detach().clone().to(self.device) if isinstance(v, Tensor) else v for k, v in given.items()}
         self._pending = None
-        self._loaded()
+        self._restore_derived()
 
     def _optional(self) -> tuple[str, ...]:
         """Entries of the state that need not be there yet."""
         return ()
 
-    def _loaded(self) -> None:  # noqa: B027 - most methods have nothing to make
+    def _restore_derived(self) -> None:  # noqa: B027 - most methods have nothing to make
         """Make again what depends on the state."""
 
     def __repr__(self) -> str:
@@ -378,11 +378,11 @@ class Search(ABC):
             raise TypeError(f"{name!r} in the state of {type(self).__name__} is a {type(value).__name__}, not a tensor")
         return value
 
-    def _fresh(self, *shape: int) -> Tensor:
+    def _allocate_tensor(self, *shape: int) -> Tensor:
         """An uninitialised tensor to give away; its memory comes back when no reference is left."""
         return self._buffers.fresh(shape, self.dtype, self.device)
 
-    def _seeded(self, offset: int = 0) -> torch.Generator:
+    def _make_generator(self, offset: int = 0) -> torch.Generator:
         """The generator at the start of this generation's stream."""
         return self._generator.manual_seed(key(self._int("seed"), self._int("counter") + offset))
 
@@ -408,7 +408,7 @@ class MatrixSearch(Search):
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         """Change the state by what was learned from a proposal."""
 
-    def _first(self, x0: Tensor) -> Tensor:
+    def _draw_first(self, x0: Tensor) -> Tensor:
         """The first members: those given, uniform between finite bounds, or normal around x0 with deviation `spread`."""
         n, c = self.population, self.coordinates
         if self._initial is not None:
@@ -416,7 +416,7 @@ class MatrixSearch(Search):
             if x.shape != (n, self.dim):
                 raise ValueError(f"initial has shape {tuple(x.shape)}; {n} members of {self.dim} numbers were expected")
             return c.rounded(x.to(x0).clamp(c.lower, c.upper))
-        g = self._seeded()
+        g = self._make_generator()
         self.state["counter"] = 1
         normal = torch.randn(n, self.dim, generator=g, dtype=self.dtype, device=self.device)
         uniform = torch.rand(n, self.dim, generator=g, dtype=self.dtype, device=self.device)
@@ -475,7 +475,7 @@ class MatrixSearch(Search):
         """The average of the members that the search keeps."""
         return self._tensor("x").mean(0)
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         if self.population > 1 and self.generation > 0 and self._spread_of(self._tensor("x")) <= self.tol:
             return Reason.SMALL_STEP
         return None

@@ -36,7 +36,7 @@ class Buffers:
         """An uninitialised tensor that is the caller's for as long as the caller, or a view of it, lives."""
         for index in range(len(self._given)):
             held = self._given.pop(index)
-            if held.shape == shape and held.dtype == dtype and _alone(held):
+            if held.shape == shape and held.dtype == dtype and _is_unshared(held):
                 self._given.append(held)
                 return held
             self._given.insert(index, held)
@@ -45,7 +45,7 @@ class Buffers:
         return new
 
 
-def _alone(tensor: Tensor) -> bool:
+def _is_unshared(tensor: Tensor) -> bool:
     """Whether only the caller's own variable holds the tensor or its storage."""
     return count_references(tensor) <= _ALONE[0] and count_storage_uses(tensor) <= _ALONE[1]
 
@@ -74,7 +74,7 @@ def _words(generator: torch.Generator) -> np.random.SFC64:
     return np.random.SFC64(int(seed))
 
 
-def _drawn(words: np.random.SFC64, count: int) -> Tensor:
+def _draw_words(words: np.random.SFC64, count: int) -> Tensor:
     return torch.from_numpy(words.random_raw(count).view(np.int64))
 
 
@@ -84,7 +84,7 @@ def uniforms(out: Tensor, generator: torch.Generator) -> Tensor:
         return out.uniform_(generator=generator)
     words, half = _words(generator), torch.tensor(0.5)
     for part in torch.split(out.view(-1), _CHUNK):
-        part.copy_(_drawn(words, part.numel() // 2).view(torch.int32))
+        part.copy_(_draw_words(words, part.numel() // 2).view(torch.int32))
         torch.add(half, part, alpha=2.0**-32, out=part)
     return out
 
@@ -95,7 +95,7 @@ def draws(out: Tensor, generator: torch.Generator) -> Tensor:
         return out.random_(-32768, 32768, generator=generator)
     words = _words(generator)
     for part in torch.split(out.view(-1), _CHUNK):
-        part.copy_(_drawn(words, -(-part.numel() // 4)).view(torch.int16)[: part.numel()])
+        part.copy_(_draw_words(words, -(-part.numel() // 4)).view(torch.int16)[: part.numel()])
     return out
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Bounds", "Coordinates", "clamped", "midpoint", "reflected"]
+__all__ = ["Bounds", "Coordinates", "clamp_inside", "midpoint", "reflect"]
 
 Bounds: TypeAlias = tuple[Tensor | float, Tensor | float]
 """A lower and an upper bound: numbers for all coordinates, or one number per coordinate. Ends may be infinite."""
@@ -43,7 +43,9 @@ class Coordinates:
             # Two numbers, which broadcast, instead of two vectors.
             self.lower, self.upper = (torch.tensor(b, dtype=dtype, device=device) for b in (-torch.inf, torch.inf))
             return
-        self.lower, self.upper = (_bound(b, dim, dtype, device, side) for b, side in ((low, "lower"), (high, "upper")))
+        self.lower, self.upper = (
+            _expand_bound(b, dim, dtype, device, side) for b, side in ((low, "lower"), (high, "upper"))
+        )
         for index, count in self.categorical.items():
             self.lower[index], self.upper[index] = 0.0, float(count - 1)
         crossed = (~(self.lower <= self.upper)).nonzero()
@@ -79,7 +81,7 @@ def _indices(given: Iterable[int], dim: int, name: str) -> list[int]:
     return found
 
 
-def _bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.device, side: str) -> Tensor:
+def _expand_bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.device, side: str) -> Tensor:
     tensor = torch.as_tensor(bound, dtype=dtype, device=device)
     if tensor.shape not in ((), (dim,)):
         raise ValueError(f"the {side} bound has shape {tuple(tensor.shape)}; give a number or {dim} numbers")
@@ -88,7 +90,7 @@ def _bound(bound: Tensor | float, dim: int, dtype: torch.dtype, device: torch.de
     return tensor.expand(dim).clone()
 
 
-def reflected(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def reflect(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Fold the line into [lower, upper] by reflection at the ends.
 
     The fitness of the folded point is a continuous function of the unfolded one, so a distribution that lives outside
@@ -106,7 +108,7 @@ def reflected(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where((x >= lower) & (x <= upper), x, out).clamp(lower, upper)
 
 
-def clamped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def clamp_inside(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """The nearest point inside."""
     return x.clamp(lower, upper)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._base import Search
 from ._buffers import Buffers
-from ._coordinates import reflected
+from ._coordinates import reflect
 from ._noise import DirectionMemory, Noise, Share, member_signs
 from ._reason import Reason
 
@@ -50,26 +50,26 @@ class Distribution(Search):
     ) -> None:
         self.antithetic, self.rank, self.shapes = antithetic, rank, shapes
         super().__init__(x0, population=population, **options)
-        self._noise = self._planned()
+        self._noise = self._make_noise()
 
-    def _planned(self) -> Noise:
+    def _make_noise(self) -> Noise:
         directions, _ = member_signs(self.population, self.antithetic)
-        return Noise(self._drawn(), directions, self.dtype, self.device, self.shapes, self.rank, self.share)
+        return Noise(self._count_drawn(), directions, self.dtype, self.device, self.shapes, self.rank, self.share)
 
     def join(self, share: Share | None) -> None:
         """Take part in sums over noise of several processes that run this search."""
         self.share = share
-        self._noise = self._planned()
+        self._noise = self._make_noise()
 
-    def _drawn(self) -> int:
+    def _count_drawn(self) -> int:
         """How many numbers make one direction."""
         return self.dim
 
     def _draws(self) -> int:
         return self._noise.blocks
 
-    def _loaded(self) -> None:
-        self._noise = self._planned()
+    def _restore_derived(self) -> None:
+        self._noise = self._make_noise()
 
     @abstractmethod
     def _scale(self) -> Tensor | float:
@@ -84,7 +84,7 @@ class Distribution(Search):
         if self.antithetic and stop - start > 1:
             left = start // 2
             step = self._directions(left, -(-stop // 2))
-            pairs = self._fresh(len(step), 2, self.dim)
+            pairs = self._allocate_tensor(len(step), 2, self.dim)
             if isinstance(scale, Tensor):
                 torch.addcmul(mean, step, scale, out=pairs[:, 0])
                 torch.addcmul(mean, step, scale, value=-1, out=pairs[:, 1])
@@ -98,21 +98,21 @@ class Distribution(Search):
             sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
             step = self._directions(first, first + stop - start)
             # Directions that are not kept are not shared.
-            out = None if self._shared() else step
+            out = None if self._reuses_directions() else step
             if isinstance(scale, Tensor):
                 x = torch.addcmul(mean, step, scale, value=sign, out=out)
             else:
                 x = torch.add(mean, step, alpha=sign * scale, out=out)
         c = self.coordinates
-        return reflected(x, c.lower, c.upper) if c.bounded else x
+        return reflect(x, c.lower, c.upper) if c.bounded else x
 
-    def _shared(self) -> bool:
+    def _reuses_directions(self) -> bool:
         """Whether what `_directions` gives is used again."""
         return self._noise.kept
 
     def _member(self, index: int) -> Tensor:
         scale, c = self._scale(), self.coordinates
-        if isinstance(scale, Tensor) or c.bounded or not self._shared():
+        if isinstance(scale, Tensor) or c.bounded or not self._reuses_directions():
             # A single member is made anew, so there is nothing to copy.
             return self._propose(index, index + 1)[0]
         sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
@@ -122,7 +122,7 @@ class Distribution(Search):
         """Whether the noise of each coordinate depends on no other."""
         return True
 
-    def _in_parts(self) -> bool:
+    def _makes_parts(self) -> bool:
         """Whether members can be made in parts: directions are longer than a block, and drawn each time."""
         return self._noise.in_pieces and self._separable()
 
@@ -131,13 +131,13 @@ class Distribution(Search):
 
         None where members are stored, or so small that they are sent.
         """
-        if not self._in_parts() or self.device.type != "cpu" or self.dtype is torch.bfloat16:
+        if not self._makes_parts() or self.device.type != "cpu" or self.dtype is torch.bfloat16:
             return None
         out = copy.copy(self)
         wanted = ("seed", "counter", "population", *self._made_of)
         out.state = {name: self.state[name] for name in wanted if name in self.state}
         out._pending, out._buffers, out.share = None, Buffers(), None
-        out._noise = out._planned()
+        out._noise = out._make_noise()
         return out
 
     def remember(self, memory: DirectionMemory) -> None:
@@ -146,7 +146,7 @@ class Distribution(Search):
         self._noise.memory = memory if self.antithetic and self.rank is None else None
 
     def _parts(self, index: int) -> Iterator[tuple[int, Tensor]]:
-        if not self._in_parts() or self.coordinates.bounded:
+        if not self._makes_parts() or self.coordinates.bounded:
             yield from super()._parts(index)
             return
         mean, scale = self._tensor("mean"), self._scale()
@@ -159,7 +159,7 @@ class Distribution(Search):
             yield columns.start, step
 
     def _improve(self, index: int) -> None:
-        if self._lent or not self._in_parts() or self.coordinates.bounded:
+        if self._lent or not self._makes_parts() or self.coordinates.bounded:
             super()._improve(index)
             return
         best = self._tensor("best")
@@ -168,9 +168,9 @@ class Distribution(Search):
 
     def _moments(self, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ first ε and Σ second ε² over the directions of this generation."""
-        return self._noise.weighted(self._int("seed"), self._int("counter"), first, second)
+        return self._noise.sum_weighted(self._int("seed"), self._int("counter"), first, second)
 
-    def _paired(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _pair_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of members as weights of their directions and of the squares of these."""
         if not self.antithetic:
             return weights, weights
@@ -183,7 +183,7 @@ class Distribution(Search):
         """The centre of the distribution, inside the bounds."""
         c = self.coordinates
         mean = self._tensor("mean")
-        return reflected(mean, c.lower, c.upper) if c.bounded else mean.clone()
+        return reflect(mean, c.lower, c.upper) if c.bounded else mean.clone()
 
 
 class GradientSearch(Distribution):
@@ -280,7 +280,7 @@ class GradientSearch(Distribution):
         longest = float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
         self.state["step"] = max(self._float("step"), self.lr * longest)
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         # Adam divides by the size of the gradients, so its steps never become small.
         if self.optimizer == "adam" or self.generation == 0:
             return None

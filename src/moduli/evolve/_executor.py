@@ -22,9 +22,9 @@ __all__ = [
     "Executor",
     "InProcess",
     "Rows",
-    "evaluated",
+    "evaluate_generation",
     "member_seeds",
-    "seeded",
+    "evaluate_seeded",
 ]
 
 Rows = Callable[[int, int], Tensor]
@@ -87,7 +87,7 @@ class Executor(ABC):
             EvaluationError: If no row could be evaluated.
         """
         seeds = member_seeds(seed, 0, len(x))
-        return evaluated(self, fitness, lambda start, stop: x[start:stop], seeds)
+        return evaluate_generation(self, fitness, lambda start, stop: x[start:stop], seeds)
 
     def close(self) -> None:  # noqa: B027 - an executor without workers has nothing to close
         """Let go of the workers."""
@@ -99,7 +99,7 @@ class Executor(ABC):
         self.close()
 
 
-def evaluated(
+def evaluate_generation(
     executor: Executor,
     fitness: Callable[[Tensor], Any],
     rows: Rows,
@@ -118,7 +118,7 @@ def member_seeds(seed: int, first: int, count: int) -> list[int]:
     return [key(seed ^ 0x5EEDF17, first + i) for i in range(count)]
 
 
-def seeded(fitness: Callable[[Any], Any], row: Any, seed: int) -> float:
+def evaluate_seeded(fitness: Callable[[Any], Any], row: Any, seed: int) -> float:
     """Evaluate one member with the global generators seeded for it."""
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -153,7 +153,7 @@ class Faults:
         self.lost: dict[int, str] = {}
         self.said: list[str] = []
 
-    def again(self, member: int, why: str) -> bool:
+    def should_retry(self, member: int, why: str) -> bool:
         """Whether to evaluate a member once more; either way it is said when the generation is over."""
         self.attempts[member] = self.attempts.get(member, 0) + 1
         last = why.strip().splitlines()[-1]
@@ -209,7 +209,7 @@ class InProcess(Executor):
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
         with kept_generators():
             if self.vectorised:
-                return self._together(fitness, rows, seeds, known, report)
+                return self._evaluate_together(fitness, rows, seeds, known, report)
             return self._one_by_one(fitness, rows, seeds, known, report)
 
     def _one_by_one(
@@ -227,18 +227,18 @@ class InProcess(Executor):
         for member in todo:
             try:
                 if made_there is None:
-                    value = seeded(fitness, rows(member, member + 1)[0], seeds[member])
+                    value = evaluate_seeded(fitness, rows(member, member + 1)[0], seeds[member])
                 else:
-                    value = seeded(lambda index: made_there(index, rows), member, seeds[member])
+                    value = evaluate_seeded(lambda index: made_there(index, rows), member, seeds[member])
             except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-                faults.again(member, traceback.format_exc())
+                faults.should_retry(member, traceback.format_exc())
                 value = math.nan
             found[member] = value
             report(member, value)
         faults.check()
         return found
 
-    def _together(
+    def _evaluate_together(
         self,
         fitness: Callable[[Tensor], Any],
         rows: Rows,

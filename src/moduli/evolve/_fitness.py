@@ -12,7 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Numbers", "centred_ranks", "clean", "host", "nes_utilities", "numbers", "shaped", "standardised", "tensor"]
+__all__ = [
+    "Numbers",
+    "centre_ranks",
+    "clean",
+    "host",
+    "nes_utilities",
+    "numbers",
+    "shape_fitness",
+    "standardise",
+    "tensor",
+]
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,13 +55,13 @@ def numbers(fitness: Tensor) -> Numbers:
     return f
 
 
-def _tied(fitness: Tensor) -> tuple[Tensor, Tensor]:
+def _count_better(fitness: Tensor) -> tuple[Tensor, Tensor]:
     """For each member, how many are better, and how many are better or equal."""
     ordered = fitness.sort().values
     return torch.searchsorted(ordered, fitness), torch.searchsorted(ordered, fitness, right=True)
 
 
-def centred_ranks(fitness: Tensor) -> Tensor:
+def centre_ranks(fitness: Tensor) -> Tensor:
     """Ranks scaled to [-½, ½], the best member at -½ (Salimans et al. 2017, section 2.1).
 
     Equal members get the mean of their ranks, so a flat fitness gives zeros and moves nothing.
@@ -76,11 +86,11 @@ def nes_utilities(fitness: Tensor) -> Tensor:
     k = torch.arange(1, n + 1, dtype=torch.float64, device=fitness.device)
     raw = (math.log(n / 2 + 1) - k.log()).clamp(min=0)
     total = torch.cat([raw.new_zeros(1), raw.cumsum(0)])
-    below, upto = _tied(fitness)
+    below, upto = _count_better(fitness)
     return (total[upto] - total[below]) / (upto - below) / total[-1].clamp(min=1e-300) - 1 / n
 
 
-def standardised(fitness: Tensor) -> Tensor:
+def standardise(fitness: Tensor) -> Tensor:
     """(f - mean) / standard deviation; what is infinite counts as the worst finite value, and equal values as zero."""
     f = _finite(fitness)
     f = f - f.mean()
@@ -96,12 +106,12 @@ def _finite(fitness: Tensor) -> Tensor:
     return fitness.clamp(float(finite.min()), float(finite.max()))
 
 
-def shaped(fitness: Tensor, shape: str) -> Tensor:
+def shape_fitness(fitness: Tensor, shape: str) -> Tensor:
     """Fitness as it enters a gradient estimate: `"ranks"`, `"standardize"` or `"raw"`. Larger is worse in all of them."""
     if shape == "ranks":
-        return centred_ranks(fitness)
+        return centre_ranks(fitness)
     if shape == "standardize":
-        return standardised(fitness)
+        return standardise(fitness)
     if shape == "raw":
         return _finite(fitness)
     raise ValueError(f"shape={shape!r} is unknown; there are 'ranks', 'standardize' and 'raw'")

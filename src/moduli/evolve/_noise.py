@@ -26,11 +26,11 @@ def key(seed: int, counter: int) -> int:
     torch's CPU generator looks at 32 bits of a seed only. Each step below is a bijection of 32-bit numbers, so the first
     2³² counters of a run get different streams, whatever the seed of the run.
     """
-    x = (counter + _mixed(seed & 0xFFFFFFFF) + 0x9E3779B9 * (seed >> 32)) & 0xFFFFFFFF
-    return _mixed(x)
+    x = (counter + _mix(seed & 0xFFFFFFFF) + 0x9E3779B9 * (seed >> 32)) & 0xFFFFFFFF
+    return _mix(x)
 
 
-def _mixed(x: int) -> int:
+def _mix(x: int) -> int:
     """The 32-bit finaliser of MurmurHash3 (Appleby): xor-shifts and odd multipliers, hence a bijection."""
     x ^= x >> 16
     x = x * 0x85EBCA6B & 0xFFFFFFFF
@@ -121,10 +121,12 @@ class Noise:
         self._fill(seed, counter, start, stop, out)
         return out
 
-    def weighted(self, seed: int, counter: int, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sum_weighted(
+        self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
         first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
-        if not self._long():
+        if not self._has_long_directions():
             return self._sums_of_blocks(seed, counter, first, second)
         linear = torch.empty(self.dim, dtype=self.dtype, device=self.device)
         square = torch.empty_like(linear) if second is not None else linear[:0]
@@ -139,15 +141,15 @@ class Noise:
         """Whether `pieces` gives a direction in several, and nothing of it is kept."""
         return self.dim > SEGMENT and not self.kept
 
-    def _long(self) -> bool:
+    def _has_long_directions(self) -> bool:
         """Whether a direction is several blocks, and each of these some of its coordinates."""
         return self.in_pieces and self.rank is None
 
     def sums(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """`weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum)."""
-        if not self._long():
+        """`sum_weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum)."""
+        if not self._has_long_directions():
             yield slice(0, self.dim), *self._sums_of_blocks(seed, counter, first, second)
             return
         weights = first.tolist(), [] if second is None else second.tolist()
@@ -258,7 +260,7 @@ class Noise:
             self._draw(seed, counter + block * self.segments, target)
             if not inside:
                 a, b = max(low, start), min(high, stop)
-                out[a - start : b - start] = self._expanded(target[a - low : b - low])
+                out[a - start : b - start] = self._expand(target[a - low : b - low])
 
     def _draw(self, seed: int, counter: int, out: Tensor) -> None:
         if self.segments == 1:
@@ -271,7 +273,7 @@ class Noise:
         """One block of numbers, whose generator is seeded for it alone."""
         return out.normal_(generator=self._generator.manual_seed(key(seed, counter)))
 
-    def _expanded(self, drawn: Tensor) -> Tensor:
+    def _expand(self, drawn: Tensor) -> Tensor:
         """What was drawn as directions: the products of low rank multiplied out."""
         if self.rank is None:
             return drawn

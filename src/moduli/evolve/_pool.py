@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import seeded
+from ._executor import evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
@@ -270,7 +270,7 @@ def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
     try:
         _load()
         if isinstance(what, Tensor):
-            return seeded(_Worker.fitness, what, seed), None
+            return evaluate_seeded(_Worker.fitness, what, seed), None
         path, member = what
         if _Worker.draft is None or _Worker.draft[0] != path:
             _Worker.draft = None  # the last one, before there are two

@@ -54,7 +54,7 @@ class Ranks(Executor):
 
     def _reduce(self, vector: Tensor) -> None:
         there = vector.to(self.device)
-        with _lost_rank():
+        with _explain_lost_rank():
             dist.all_reduce(there, group=self.group)
         if there is not vector:
             vector.copy_(there)
@@ -82,7 +82,7 @@ class Ranks(Executor):
             value = mine.get(member, known.get(member, torch.nan))
             pairs[member // self.world] = torch.tensor([float(seeds[member]), value], dtype=torch.float64)
         gathered = torch.empty(self.world * width, 2, dtype=torch.float64, device=self.device)
-        with _lost_rank():
+        with _explain_lost_rank():
             dist.all_gather_into_tensor(gathered, pairs, group=self.group)
         if failure is not None:
             raise failure
@@ -102,7 +102,7 @@ class Ranks(Executor):
 
 
 @contextmanager
-def _lost_rank() -> Iterator[None]:
+def _explain_lost_rank() -> Iterator[None]:
     """Say what it means that the others can't be reached."""
     try:
         yield

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import EvaluationWarning, seeded
+from ._executor import EvaluationWarning, evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
@@ -192,7 +192,7 @@ class _Actor:
         # What the object store gives is read-only, and torch would warn of it; a row is copied once, here.
         row = torch.from_numpy(np.array(array)).view(getattr(torch, dtype.removeprefix("torch.")))
         try:
-            return seeded(self.fitness, row, seed), None
+            return evaluate_seeded(self.fitness, row, seed), None
         except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
             return math.nan, traceback.format_exc()
 

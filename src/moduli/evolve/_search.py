@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ._base import Search
 from ._checkpoint import Journal, load_state, save_state
 from ._chosen import Chosen, ModuleFitness
-from ._executor import EvaluationWarning, Executor, InProcess, evaluated, member_seeds
+from ._executor import EvaluationWarning, Executor, InProcess, evaluate_generation, member_seeds
 from ._reason import Reason
 from .ars import ARS
 from .cem import CEM
@@ -252,7 +252,7 @@ class _Run:
         searcher, now = self.searcher, self.searcher.generation
         seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
         if self.journal is None:
-            values = evaluated(executor, self.fitness, searcher.rows, seeds)
+            values = evaluate_generation(executor, self.fitness, searcher.rows, seeds)
         else:
             journal, known = self.journal, self.known
             self.known = {}
@@ -268,7 +268,7 @@ class _Run:
             if self.writes:
                 journal.begin(now, known)
             try:
-                values = evaluated(executor, self.fitness, searcher.rows, seeds, known, note)
+                values = evaluate_generation(executor, self.fitness, searcher.rows, seeds, known, note)
             finally:
                 if self.writes:
                     journal.end()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import Executor, Faults, Rows, seeded
+from ._executor import Executor, Faults, Rows, evaluate_seeded
 from ._noise import DirectionMemory
 
 __all__ = ["Answer", "Workers", "evaluate_draft", "pack", "unpack"]
@@ -95,7 +95,7 @@ class Workers(Executor):
                         if mirrored:
                             others = {member for each, (member, _) in busy.items() if each != worker}
                             _bring_forward(todo, last.get(worker, -1), others)
-                        member = last[worker] = self._next(todo, failed_on, worker)
+                        member = last[worker] = self._take_next(todo, failed_on, worker)
                         busy[worker] = member, monotonic() + (math.inf if self.timeout is None else self.timeout)
                         row = rows(member, member + 1)[0] if draft is None else None
                         self._submit(worker, member, row, seeds[member])
@@ -110,7 +110,7 @@ class Workers(Executor):
                     member, _ = busy.pop(answer.worker)
                     if answer.dead:
                         self._replace(answer.worker)
-                    if answer.error is not None and faults.again(member, answer.error):
+                    if answer.error is not None and faults.should_retry(member, answer.error):
                         failed_on[member] = answer.worker
                         todo.appendleft(member)
                         continue
@@ -124,7 +124,7 @@ class Workers(Executor):
         faults.check()
         return found
 
-    def _next(self, todo: deque[int], failed_on: dict[int, int], worker: int) -> int:
+    def _take_next(self, todo: deque[int], failed_on: dict[int, int], worker: int) -> int:
         """The next member for this worker: one that did not fail there, if there is such a one."""
         for _ in range(len(todo)):
             if len(self._ids()) == 1 or failed_on.get(todo[0]) != worker:
@@ -162,4 +162,4 @@ def evaluate_draft(fitness: Any, draft: Search, member: int, seed: int, memory: 
     """The fitness of a member that is made here; of mirrored ones the second is made of the noise of the first."""
     draft.remember(memory)
     fitness.parts = draft.parts
-    return seeded(lambda index: fitness.member(index, draft.rows), member, seed)
+    return evaluate_seeded(lambda index: fitness.member(index, draft.rows), member, seed)

@@ -91,4 +91,4 @@ def direction_weights(plus: Tensor, minus: Tensor, top: int) -> Tensor:
 
 def gradient(noise: Noise, seed: int, counter: int, fitness: Tensor, top: int) -> Tensor:
     """The update of line 7 as something to descend along: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions."""
-    return noise.weighted(seed, counter, direction_weights(fitness[0::2], fitness[1::2], top))[0]
+    return noise.sum_weighted(seed, counter, direction_weights(fitness[0::2], fitness[1::2], top))[0]

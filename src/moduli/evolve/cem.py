@@ -84,7 +84,7 @@ class CEM(MatrixSearch):
             self.state["table"] = table
 
     def _move(self) -> dict[str, Tensor]:
-        c, g = self.coordinates, self._seeded()
+        c, g = self.coordinates, self._make_generator()
         z = torch.randn(self.population, self.dim, generator=g, dtype=self.dtype, device=self.device)
         x = z.mul_(self._tensor("std")).add_(self._tensor("mean"))
         if c.bounded:
@@ -118,7 +118,7 @@ class CEM(MatrixSearch):
             mean[labels] = self._tensor("table").argmax(1).to(mean)
         return mean
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         real = torch.ones(self.dim, dtype=torch.bool, device=self.device)
         real[self.coordinates.whole] = False
         if not bool(real.any()) or self.generation == 0:

@@ -148,7 +148,7 @@ class CMAES(Distribution):
         """The same in the shape of the covariance, kept from `ask` to `tell`."""
         if self._pending is None:
             out = self._buffers.scratch("steps", (self.population, self.dim), self.dtype, self.device)
-            self._pending = shaped(self._normal(), self._tensor("root"), self.factor == "cholesky", out)
+            self._pending = apply_root(self._normal(), self._tensor("root"), self.factor == "cholesky", out)
         return self._pending  # type: ignore[no-any-return]
 
     def _directions(self, start: int, stop: int) -> Tensor:
@@ -160,8 +160,8 @@ class CMAES(Distribution):
     def _separable(self) -> bool:
         return self.covariance == "separable"
 
-    def _shared(self) -> bool:
-        return self.covariance == "full" or super()._shared()
+    def _reuses_directions(self) -> bool:
+        return self.covariance == "full" or super()._reuses_directions()
 
     def _learn(self, fitness: Tensor) -> None:
         state, k = self.state, self.constants
@@ -204,7 +204,7 @@ class CMAES(Distribution):
         C = self._tensor("C")
         weights = np.zeros(len(order))
         weights[order[: k.mu]] = k.weights[: k.mu]
-        z_w, square = self._moments(*self._paired(torch.from_numpy(weights).to(self.device)))
+        z_w, square = self._moments(*self._pair_weights(torch.from_numpy(weights).to(self.device)))
         h = self._follow(z_w, C.sqrt().mul_(z_w), age, k)
         self.state["C"] = update_variances(C, self._tensor("p_c"), square, h, k)
 
@@ -252,13 +252,13 @@ class CMAES(Distribution):
                 return Reason.FLAT
         return None
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         reason = self._run_over()
         return Reason.RESTARTS if reason and self.restarts and self.max_restarts else reason
 
     def _restart(self) -> None:
         state, c = self.state, self.coordinates
-        g = self._seeded(self._noise.blocks)
+        g = self._make_generator(self._noise.blocks)
         u1, u2 = torch.rand(2, generator=g, dtype=torch.float64, device=self.device).tolist()
         uniform = torch.rand(self.dim, generator=g, dtype=self.dtype, device=self.device)
         normal = torch.randn(self.dim, generator=g, dtype=self.dtype, device=self.device)
@@ -280,7 +280,7 @@ class CMAES(Distribution):
         state["population"] = size
         state["flat"] = state["stalled"] = 0
         self._begin(start.clamp(c.lower, c.upper), self._sigma0 * shrink)
-        self._loaded()
+        self._restore_derived()
 
     def _draws(self) -> int:
         # One more than the noise takes: a restart has a stream of its own.
@@ -419,7 +419,7 @@ def update_covariance(C: Tensor, p_c: Tensor, y: Tensor, weights: Tensor, h_sigm
     return C
 
 
-def shaped(z: Tensor, root: Tensor, triangular: bool, out: Tensor) -> Tensor:
+def apply_root(z: Tensor, root: Tensor, triangular: bool, out: Tensor) -> Tensor:
     """Rows z as rows root @ z: samples of the covariance that the root is of."""
     n = root.shape[0]
     if not triangular or n <= BLOCK:

@@ -87,7 +87,7 @@ class DE(MatrixSearch):
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
-        x = self._first(x0)
+        x = self._draw_first(x0)
         self.state["x"] = x
         self.state["fitness"] = torch.full((len(x),), torch.inf, dtype=torch.float64, device=self.device)
         if self.strategy == "current-to-pbest/1":
@@ -99,19 +99,19 @@ class DE(MatrixSearch):
             self.state["rates"], self.state["scales"], self.state["slot"] = half, half.clone(), 0
 
     def _move(self) -> dict[str, Tensor]:
-        x, c, g = self._tensor("x"), self.coordinates, self._seeded()
+        x, c, g = self._tensor("x"), self.coordinates, self._make_generator()
         if self.generation == 0:
             return {"x": x.clone()}
         scale, rate, extra = self._settings(g)
         if self.strategy == "current-to-pbest/1":
-            trial = self._towards_best(x, scale, g)
+            trial = self._mutate_towards_best(x, scale, g)
             draw = self._draw(x, g)
             trial = crossover(trial, x, draw < limit(rate))
             if c.bounded:
                 midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
             return {"x": c.rounded(trial), **extra}
         picks = distinct(len(x), 3, g, self.device)
-        base = self._fresh(*x.shape)
+        base = self._allocate_tensor(*x.shape)
         if self.strategy == "rand/1":
             torch.index_select(x, 0, picks[0], out=base)
         else:
@@ -148,7 +148,7 @@ class DE(MatrixSearch):
         scale = cauchy(around[1], 0.1, g)
         return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
 
-    def _towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> Tensor:
+    def _mutate_towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> Tensor:
         n, fitness, kept = len(x), self._tensor("fitness"), self._int("archived")
         top = fitness.argsort(stable=True)
         if self.adapt == "shade":  # p is drawn for each member from [2/N, 0.2]
@@ -165,7 +165,7 @@ class DE(MatrixSearch):
         for taken in torch.stack([here, first]).sort(0).values:
             second += second >= taken
         pool = torch.cat([x, self._tensor("archive")[:kept]])
-        base = self._fresh(*x.shape).copy_(x)
+        base = self._allocate_tensor(*x.shape).copy_(x)
         return mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
@@ -197,7 +197,7 @@ class DE(MatrixSearch):
         n = self.population
         if len(pool) > n:
             # Another stream of this generation: the first one made the trials.
-            order = torch.randperm(len(pool), generator=self._seeded(1), device=self.device)[:n]
+            order = torch.randperm(len(pool), generator=self._make_generator(1), device=self.device)[:n]
             pool = pool.index_select(0, order.sort().values)
         self._tensor("archive")[: len(pool)] = pool
         self.state["archived"] = len(pool)
@@ -237,11 +237,11 @@ def crossover(trial: Tensor, parent: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, trial, parent, out=trial)
 
 
-def _crossed(base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, scale: float, limit: float) -> Tensor:
+def _cross(base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, scale: float, limit: float) -> Tensor:
     return torch.where(draw < limit, base + scale * (a - b), x)
 
 
-def _crossed_inside(
+def _cross_inside(
     base: Tensor,
     a: Tensor,
     b: Tensor,
@@ -257,10 +257,10 @@ def _crossed_inside(
     return torch.where(trial > upper, 0.5 * (x + upper), trial)
 
 
-crossed = fuse(_crossed)
+crossed = fuse(_cross)
 """`mutant` of one difference and `crossover` in one pass; coordinates whose draw is below the limit are the mutant's."""
 
-crossed_inside = fuse(_crossed_inside)
+crossed_inside = fuse(_cross_inside)
 """The same, and `midpoint` of what lies outside of the bounds, which are matrices too."""
 
 

@@ -71,11 +71,11 @@ class GA(MatrixSearch):
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
-        self.state["x"] = self._first(x0)
+        self.state["x"] = self._draw_first(x0)
         self.state["fitness"] = torch.full((self.population,), torch.inf, dtype=torch.float64, device=self.device)
 
     def _move(self) -> dict[str, Tensor]:
-        x, fitness, c, g = self._tensor("x"), self._tensor("fitness"), self.coordinates, self._seeded()
+        x, fitness, c, g = self._tensor("x"), self._tensor("fitness"), self.coordinates, self._make_generator()
         if self.generation == 0:
             return {"x": x.clone()}
         n, dim = x.shape

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._distribution import GradientSearch
-from ._fitness import clean, shaped
+from ._fitness import clean, shape_fitness
 from .open_es import direction_weights
 
 __all__ = ["GuidedES"]
@@ -69,7 +69,7 @@ class GuidedES(GradientSearch):
             raise ValueError(
                 f"alpha={alpha}: the share of variance outside of the subspace lies above 0 and at most at 1"
             )
-        shaped(x0.new_zeros(1).double(), shape)
+        shape_fitness(x0.new_zeros(1).double(), shape)
         self.subspace = min(subspace, max(x0.numel(), 1))
         if self.subspace < 1:
             raise ValueError(f"subspace={subspace}: at least one surrogate is remembered")
@@ -99,23 +99,23 @@ class GuidedES(GradientSearch):
         """All variance is outside of a subspace that is still empty."""
         return self.alpha if self._int("given") else 1.0
 
-    def _drawn(self) -> int:
+    def _count_drawn(self) -> int:
         return self.dim + self.subspace
 
     def _separable(self) -> bool:
         return False
 
     def _directions(self, start: int, stop: int) -> Tensor:
-        return self._combined(super()._directions(start, stop))
+        return self._combine_noise(super()._directions(start, stop))
 
-    def _combined(self, drawn: Tensor) -> Tensor:
+    def _combine_noise(self, drawn: Tensor) -> Tensor:
         whole, inner = drawn[..., : self.dim], drawn[..., self.dim :]
         return directions(whole, inner, self._tensor("basis"), self._alpha())
 
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        weights = direction_weights(shaped(clean(fitness), self.shape), True)
-        total = self._combined(self._moments(weights)[0])
+        weights = direction_weights(shape_fitness(clean(fitness), self.shape), True)
+        total = self._combine_noise(self._moments(weights)[0])
         return gradient(total, len(weights), self.sigma, self.beta)
 
     def _learn(self, fitness: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._distribution import GradientSearch
-from ._fitness import clean, host, shaped, tensor
+from ._fitness import clean, host, shape_fitness, tensor
 from ._noise import Noise
 
 __all__ = ["OpenES"]
@@ -44,17 +44,17 @@ class OpenES(GradientSearch):
     """
 
     def __init__(self, x0: Tensor, *, shape: str = "ranks", **options: Any) -> None:
-        shaped(x0.new_zeros(1).double(), shape)
+        shape_fitness(x0.new_zeros(1).double(), shape)
         self.shape = shape
         super().__init__(x0, **options)
 
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        f = shaped(clean(fitness), self.shape)
+        f = shape_fitness(clean(fitness), self.shape)
         return gradient(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
 
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        f = shaped(fitness, self.shape)
+        f = shape_fitness(fitness, self.shape)
         return gradients(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._distribution import GradientSearch
-from ._fitness import clean, shaped
+from ._fitness import clean, shape_fitness
 from ._noise import Noise
 
 __all__ = ["PGPE"]
@@ -55,7 +55,7 @@ class PGPE(GradientSearch):
         shape: str = "ranks",
         **options: Any,
     ) -> None:
-        shaped(x0.new_zeros(1).double(), shape)
+        shape_fitness(x0.new_zeros(1).double(), shape)
         self.sigma_lr, self.max_change, self.shape = sigma_lr, max_change, shape
         super().__init__(x0, sigma=sigma, **options)
 
@@ -68,7 +68,7 @@ class PGPE(GradientSearch):
 
     def gradients(self, fitness: Tensor) -> tuple[Tensor, Tensor]:
         """The estimates for the mean and the deviations; the state stays as it is."""
-        f = shaped(clean(fitness), self.shape)
+        f = shape_fitness(clean(fitness), self.shape)
         seed, counter = self._int("seed"), self._int("counter")
         return gradients(self._noise, seed, counter, f, self._tensor("sigma"), self.antithetic)
 
@@ -102,6 +102,6 @@ def gradients(
             first, second = torch.cat([first, centred[paired:]]), torch.cat([second, centred[paired:]])
     else:
         first = second = centred
-    linear, square = noise.weighted(seed, counter, first, second)
+    linear, square = noise.sum_weighted(seed, counter, first, second)
     count = len(first)
     return linear / (sigma * count), (square - float(second.sum())) / (sigma * count)

@@ -83,7 +83,7 @@ class PSO(MatrixSearch):
         super().__init__(x0, population=population, **options)
 
     def _start(self, x0: Tensor) -> None:
-        x = self._first(x0)
+        x = self._draw_first(x0)
         self.state["x"], self.state["v"], self.state["own"] = x, torch.zeros_like(x), x.clone()
         self.state["own_fitness"] = torch.full((len(x),), torch.inf, dtype=torch.float64, device=self.device)
 
@@ -93,7 +93,7 @@ class PSO(MatrixSearch):
         if self.generation == 0:
             return {"x": c.rounded(x).clone(), "position": x, "v": v}
         # What is asked for is the caller's; the state keeps its own.
-        moved, position, asked = (self._fresh(*x.shape) for _ in range(3))
+        moved, position, asked = (self._allocate_tensor(*x.shape) for _ in range(3))
         if self.topology == "informed":
             draws = self._uniform(2 * self.radius + 1)
             total = self.cognitive + self.social
@@ -124,7 +124,7 @@ class PSO(MatrixSearch):
 
     def _uniform(self, count: int) -> Tensor:
         """`count` uniform matrices, in memory that is used again in every generation."""
-        return uniforms(self._scratch("draws", count), self._seeded())
+        return uniforms(self._scratch("draws", count), self._make_generator())
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         remember_best(proposal["x"], fitness, self._tensor("own"), self._tensor("own_fitness"))
@@ -149,7 +149,7 @@ def swarm_velocity(
     return pull
 
 
-def _moved(
+def _move_swarm(
     x: Tensor, v: Tensor, own: Tensor, social: Tensor, r1: Tensor, r2: Tensor, w: float, c1: float, c2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     faster = swarm_velocity(x, v, own, social, r1, r2, w, c1, c2)
@@ -157,7 +157,7 @@ def _moved(
     return there, there * 1.0, faster
 
 
-def _moved_inside(
+def _move_swarm_inside(
     x: Tensor,
     v: Tensor,
     own: Tensor,
@@ -176,10 +176,10 @@ def _moved_inside(
     return there, there * 1.0, there - x
 
 
-move = fuse(_moved)
+move = fuse(_move_swarm)
 """x + v, the same again, and `swarm_velocity`, in one pass, where `social` is a matrix too."""
 
-move_inside = fuse(_moved_inside)
+move_inside = fuse(_move_swarm_inside)
 """The same between bounds, which are numbers or matrices; the velocity is what was really moved."""
 
 

@@ -74,12 +74,12 @@ class SNES(Distribution):
 
     def _learn(self, fitness: Tensor) -> None:
         utilities = nes_utilities(fitness)
-        linear, square = self._moments(*self._paired(utilities))
+        linear, square = self._moments(*self._pair_weights(utilities))
         total = float(utilities.sum())
         new = update(self._tensor("mean"), self._tensor("sigma"), linear, square, total, self.lr_mean, self.lr_sigma)
         self.state["mean"], self.state["sigma"] = new
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         sigma, size = self._tensor("sigma"), max(1.0, float(self._tensor("mean").abs().max()))
         if float(sigma.max()) <= self.tol * size:
             return Reason.SMALL_STEP

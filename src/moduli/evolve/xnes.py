@@ -93,7 +93,7 @@ class XNES(Distribution):
             self.lr_shape,
         )
 
-    def _converged(self) -> Reason | None:
+    def _find_convergence(self) -> Reason | None:
         size = max(1.0, float(self._tensor("mean").abs().max()))
         widest = self._float("sigma") * float(self._tensor("B").norm(dim=1).max())
         if widest <= self.tol * size:

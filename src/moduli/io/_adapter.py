@@ -101,7 +101,7 @@ class Adapted(TensorMapping):
                 f"{tuple(a)} and B {tuple(b)}"
             )
 
-    def _scaling(self, name: str, rank: int) -> float:
+    def _find_scale(self, name: str, rank: int) -> float:
         module = name.removesuffix(".weight")
         alpha = _pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", rank))
         if not isinstance(alpha, int | float) or rank < 1:
@@ -128,7 +128,7 @@ class Adapted(TensorMapping):
             delta = delta.T
         # In the precision of the accumulation: rounding to the base's dtype would lose what an adapter learnt.
         return torch.add(
-            value.to(torch.promote_types(value.dtype, torch.float32)), delta, alpha=self._scaling(name, len(a))
+            value.to(torch.promote_types(value.dtype, torch.float32)), delta, alpha=self._find_scale(name, len(a))
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._errors import CheckpointError
 
-__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "Scratch", "array", "dtype_name", "stored"]
+__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "Scratch", "array", "dtype_name", "describe_stored"]
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "BOOL": torch.bool,
@@ -59,7 +59,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
+def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
     """The code and the shape under which a tensor is written.
 
     Raises:
@@ -80,7 +80,7 @@ def stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
     return code, shape
 
 
-def in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+def order_for_file(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """Tensors in the order of the data in a file, so that the disk sees one long write: those of wide numbers first."""
     return sorted(tensors.items(), key=lambda pair: -COMPLEX.get(pair[1].dtype, pair[1].dtype).itemsize)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ._dtypes import dtype_name
 from ._foreign import is_torch_file, read_torch_file
 from ._load import _SavedSource
-from ._match import listed
+from ._match import list_names
 from ._replace import PathLike
 from ._save import PARTS
 from ._saved import CONFIG
@@ -99,7 +99,7 @@ class Description:
             >>> io.inspect(path).as_dict()["tensors"][1]["name"]
             'bias'
         """
-        found: dict[str, Any] = _plain(asdict(self))
+        found: dict[str, Any] = _to_json(asdict(self))
         return found
 
     @property
@@ -114,16 +114,16 @@ class Description:
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.format} file of {self.size:,} bytes, checksums {self.checksums}"]
         if self.made:
-            lines.append("made by " + ", ".join(f"{key} {_shown(value)}" for key, value in self.made.items()))
+            lines.append("made by " + ", ".join(f"{key} {_format_value(value)}" for key, value in self.made.items()))
         lines += [f"{part}: {kind}" for part, kind in self.parts.items()]
         if self.history:
             lines.append(f"version {self.version}:")
             lines += [f"  {sentence}" for sentence in self.history]
         for label, names in (("virtual", self.virtual), ("frozen", self.frozen), ("extra", self.extra)):
             if names:
-                lines.append(f"{label}: {listed(names)}")
-        lines += [f"  {key}: {_shown(value)}" for key, value in self.notes.items()]
-        lines += [f"{name}: {_shown(values)}" for name, values in self.config.items()]
+                lines.append(f"{label}: {list_names(names)}")
+        lines += [f"  {key}: {_format_value(value)}" for key, value in self.notes.items()]
+        lines += [f"{name}: {_format_value(values)}" for name, values in self.config.items()]
         width = max((len(tensor.name) for tensor in self.tensors), default=0)
         for tensor in self.tensors:
             axes = "" if tensor.labels is None else "  [" + ", ".join(map(_axis, tensor.labels)) + "]"
@@ -139,7 +139,7 @@ def escape(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value of a file as text that has an end."""
     try:
         text = str(value)
@@ -151,7 +151,7 @@ def _shown(value: Any) -> str:
 def _axis(axis: dict[str, Any]) -> str:
     name = axis.get("name") or "_"
     if "labels" in axis:
-        return f"{name}: {listed(map(_shown, axis['labels']))}"
+        return f"{name}: {list_names(map(_format_value, axis['labels']))}"
     return f"{name}: {range(*axis['range'])}" if "range" in axis else str(name)
 
 
@@ -160,30 +160,30 @@ def _values(tensor: TensorInfo) -> str:
     axis = tensor.labels[0] if tensor.labels is not None and len(tensor.shape) == 1 else {}
     labels = axis.get("labels", range(*axis["range"]) if "range" in axis else None)
     if labels is None or len(tensor.values) != len(labels):
-        return _nested(tensor.values, tensor.dtype.startswith("complex"))
-    numbers = [_nested(each, tensor.dtype.startswith("complex")) for each in tensor.values]
-    return ", ".join(f"{_shown(label)}: {number}" for label, number in zip(labels, numbers, strict=True))
+        return _format_nested(tensor.values, tensor.dtype.startswith("complex"))
+    numbers = [_format_nested(each, tensor.dtype.startswith("complex")) for each in tensor.values]
+    return ", ".join(f"{_format_value(label)}: {number}" for label, number in zip(labels, numbers, strict=True))
 
 
-def _nested(values: Any, pairs: bool) -> str:
+def _format_nested(values: Any, pairs: bool) -> str:
     if not isinstance(values, list):
         return f"{values:.6g}" if isinstance(values, float) else str(values)
     if pairs and len(values) == 2 and not isinstance(values[0], list):
-        real, imaginary = (_nested(each, False) for each in values)
+        real, imaginary = (_format_nested(each, False) for each in values)
         return f"{real}{'' if imaginary.startswith('-') else '+'}{imaginary}j"
-    return "[" + ", ".join(_nested(each, pairs) for each in values) + "]"
+    return "[" + ", ".join(_format_nested(each, pairs) for each in values) + "]"
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """What a file says as JSON has it: what JSON does not have is text."""
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else _shown(key): _plain(each) for key, each in value.items()}
+        return {key if isinstance(key, str) else _format_value(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     small = isinstance(value, int) and abs(value) < 2**63
     if value is None or small or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return _shown(value)
+    return _format_value(value)
 
 
 def _read_small(tensor: Tensor) -> Any:
@@ -192,7 +192,7 @@ def _read_small(tensor: Tensor) -> Any:
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return _plain((tensor.double() if tensor.is_floating_point() else tensor).tolist())
+    return _to_json((tensor.double() if tensor.is_floating_point() else tensor).tolist())
 
 
 def inspect(path: PathLike, *, verify: bool = False) -> Description:

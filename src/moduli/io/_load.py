@@ -15,9 +15,9 @@ from . import _random
 from ._errors import CheckpointError, DamagedFileError
 from ._foreign import is_torch_file, read_torch_file
 from ._in_memory import InMemory
-from ._match import NameMap, renaming
+from ._match import NameMap, make_rename
 from ._module import ModulePlan, plan
-from ._optimizer import KnownState, class_name, fitted, parameter_names
+from ._optimizer import KnownState, class_name, fit_state, parameter_names
 from ._processes import choose_by_rank
 from ._read import Reader
 from ._replace import PathLike
@@ -144,7 +144,7 @@ def load(
     )
     used += tensor_names([source.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
     verified = source.reader.verify(source.known(used)) if checksums else False
-    known = _known(source.saved, module, plans, mapping, strict)
+    known = _match_known(source.saved, module, plans, mapping, strict)
     steps, fresh, dropped = Steps(), [], []
     if plans is not None:
         fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
@@ -152,7 +152,7 @@ def load(
         for one, saved in source.told(_pairs, part, value, source.content[part], strict):
             state = source.decode(saved.get("state"))
             if part == "optimizer" and hasattr(one, "param_groups"):
-                state, new, old = source.told(fitted, one, saved, state, known)
+                state, new, old = source.told(fit_state, one, saved, state, known)
                 fresh += [name for name in new if name not in fresh]
                 dropped += [name for name in old if name not in dropped]
             # Ours take over the links that agree.
@@ -161,7 +161,7 @@ def load(
             steps.load(one, state, **options)
     found = source.decode(source.content.get("extra"))
     if extra is not None:
-        _live(extra, found, "extra", steps)
+        _load_tree(extra, found, "extra", steps)
     states = None
     if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in source.content):
         source.require("rng")
@@ -263,11 +263,13 @@ def _module_plan(
     return plan(source.saved, module, mapping, strict, source.reader.path)
 
 
-def _known(saved: Saved, module: Any, plans: ModulePlan | None, mapping: NameMap | None, strict: bool) -> KnownState:
+def _match_known(
+    saved: Saved, module: Any, plans: ModulePlan | None, mapping: NameMap | None, strict: bool
+) -> KnownState:
     groups: dict[str, list[str]] = {}
     for name, first in saved.ties.items():
         groups.setdefault(first, [first]).append(name)
-    rename = plans.rename if plans is not None else renaming(mapping, saved.every)
+    rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
     fresh = set(plans.match.fresh) if plans is not None else set()
     dropped = set(plans.match.dropped) if plans is not None else set()
     return KnownState(
@@ -306,7 +308,7 @@ def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any,
     return pairs
 
 
-def _live(live: Any, found: Any, where: str, steps: Steps) -> None:
+def _load_tree(live: Any, found: Any, where: str, steps: Steps) -> None:
     """Find the objects in a tree that take the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator):
@@ -318,12 +320,12 @@ def _live(live: Any, found: Any, where: str, steps: Steps) -> None:
         if not isinstance(found, Mapping) or not live.keys() <= found.keys():
             raise CheckpointError(f"{where} has the keys {list(live)}, and the checkpoint {_keys(found)}")
         for key, each in live.items():
-            _live(each, found[key], f"{where}/{key}", steps)
+            _load_tree(each, found[key], f"{where}/{key}", steps)
     elif isinstance(live, list | tuple):
         if not isinstance(found, list | tuple) or len(live) != len(found):
             raise CheckpointError(f"{where} has {len(live)} entries, and the checkpoint has {_keys(found)}")
         for at, each in enumerate(live):
-            _live(each, found[at], f"{where}/{at}", steps)
+            _load_tree(each, found[at], f"{where}/{at}", steps)
 
 
 def _keys(found: Any) -> str:

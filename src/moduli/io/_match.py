@@ -13,7 +13,7 @@ from moduli.particles import Event, events_of
 
 from ._errors import CheckpointError
 
-__all__ = ["Edits", "Match", "NameMap", "Rename", "edits_between", "events_of", "listed", "match", "renaming"]
+__all__ = ["Edits", "Match", "NameMap", "Rename", "edits_between", "events_of", "list_names", "match", "make_rename"]
 
 NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
 """From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
@@ -23,14 +23,14 @@ Rename: TypeAlias = Callable[[str], str | None]
 _MOST_SHOWN: Final = 6
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Names for an error, the first few of them."""
     every = list(names)
     more = len(every) - _MOST_SHOWN
     return ", ".join(map(repr, every[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
-def renaming(mapping: NameMap | None, names: Iterable[str]) -> Rename:
+def make_rename(mapping: NameMap | None, names: Iterable[str]) -> Rename:
     """The function that a mapping stands for.
 
     Raises:
@@ -68,7 +68,7 @@ def renaming(mapping: NameMap | None, names: Iterable[str]) -> Rename:
     unused = table.keys() - used
     if unused:
         raise CheckpointError(
-            f"mapping has {listed(sorted(unused))}, which the checkpoint does not; it has {listed(names)}"
+            f"mapping has {list_names(sorted(unused))}, which the checkpoint does not; it has {list_names(names)}"
         )
     return rename
 
@@ -169,9 +169,9 @@ def match(
     unexpected = [source for new, source in sources.items() if new not in edits.removed]
     result.dropped += [*sources.values(), *left_out]
     if unexpected:
-        result.problems.insert(0, f"only the checkpoint has {listed(unexpected)}")
+        result.problems.insert(0, f"only the checkpoint has {list_names(unexpected)}")
     if missing:
-        result.problems.insert(0, f"only the module has {listed(missing)}")
+        result.problems.insert(0, f"only the module has {list_names(missing)}")
     return result
 
 

@@ -14,9 +14,9 @@ from .. import merge
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
 from ._adapter import Adapted, is_adapter
-from ._dtypes import CODES, stored
+from ._dtypes import CODES, describe_stored
 from ._replace import PathLike
-from ._save import made, strings
+from ._save import describe_writer, strings
 from ._shards import TensorFiles, side_files, write_directory
 from ._tensor_mapping import TensorMapping
 from ._vocabulary import align, read_vocabulary
@@ -91,9 +91,9 @@ def merge_files(
     values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
     # What can be found out without reading values is found out before a file is begun.
     first = next(values, None)
-    merged = _converted(_chained(first, values), dtype)
+    merged = _convert(_chain(first, values), dtype)
     if _is_directory(Path(out), sources.first, shard_size, os.fspath(out)):
-        like = [_stored(name, sources.models[0].meta(name), dtype) for name in sources.models[0]]
+        like = [_describe_stored(name, sources.models[0].meta(name), dtype) for name in sources.models[0]]
         plain = ((name, value) for names, value in merged for name in names)
         copied = side_files(sources.first.directory) if sources.first.path.is_dir() or shard_size else []
         write_directory(Path(out), plain, like, copied, shard_size=shard_size, fsync=fsync)
@@ -101,20 +101,20 @@ def merge_files(
         _write_file(out, sources, merged, dtype, checksums, fsync)
 
 
-def _chained(first: Any, rest: Merged) -> Merged:
+def _chain(first: Any, rest: Merged) -> Merged:
     if first is not None:
         yield first
     yield from rest
 
 
-def _converted(values: Merged, dtype: torch.dtype | None) -> Merged:
+def _convert(values: Merged, dtype: torch.dtype | None) -> Merged:
     for names, value in values:
         yield names, value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
-def _stored(name: str, meta: Tensor, dtype: torch.dtype | None) -> tuple[str, str, list[int]]:
+def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None) -> tuple[str, str, list[int]]:
     wanted = meta.dtype if dtype is None or not meta.is_floating_point() else dtype
-    code, shape = stored(torch.empty((), dtype=wanted), name)
+    code, shape = describe_stored(torch.empty((), dtype=wanted), name)
     return name, code, [*meta.shape, *shape]
 
 
@@ -190,7 +190,7 @@ def _write_file(
     """Write one file; what a checkpoint of ours says beside its tensors is carried over from the first."""
     model = sources.models[0]
     carried: list[str] = []
-    like = [_stored(name, model.meta(name), dtype) for name in model]
+    like = [_describe_stored(name, model.meta(name), dtype) for name in model]
     file = sources.first.files[0]
     reader, saved = file._reader, file._saved
     ours = len(sources.first.files) == 1 and reader.content is not None
@@ -205,7 +205,7 @@ def _write_file(
             reader.verify(carried)
         views = content.get("views", {})
         kept = {name: views[saved.source(name)] for name in [*model, *carried] if saved.source(name) in views}
-        metadata = strings({"format": 1, "made": made(), "module": part} | ({"views": kept} if kept else {}))
+        metadata = strings({"format": 1, "made": describe_writer(), "module": part} | ({"views": kept} if kept else {}))
     # C64 in files of others stays what it is; in ours complex tensors are pairs in either file.
     codes = {name: reader.slots[saved.source(name)] for name in model} if len(sources.first.files) == 1 else {}
     like = [

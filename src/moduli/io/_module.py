@@ -19,7 +19,7 @@ from moduli.particles import POLICY, buffer_policy
 
 from ..layout import cut_like, is_sharded, memory_of
 from ._errors import CheckpointError
-from ._match import Match, NameMap, Rename, edits_between, events_of, match, renaming
+from ._match import Match, NameMap, Rename, edits_between, events_of, make_rename, match
 from ._saved import CONFIG, EXTRA, LABELS, Saved
 from ._tree import Tensors, decode, encode
 
@@ -70,7 +70,9 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
                 ties[name] = first
                 continue
         found[name] = value
-    content: dict[str, Any] = {"metadata": encode(_plain(getattr(state, "_metadata", {})), ("metadata",), tensors)}
+    content: dict[str, Any] = {
+        "metadata": encode(_copy_metadata(getattr(state, "_metadata", {})), ("metadata",), tensors)
+    }
     if ties:
         content["ties"] = ties
     if extra:
@@ -78,7 +80,7 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
     if events:
         content["history"] = [[e.number, e.sentence, sorted(e.added), sorted(e.removed)] for e in events]
     if isinstance(module, nn.Module):
-        content |= _described(module)
+        content |= _describe_module(module)
     return found, content
 
 
@@ -95,11 +97,11 @@ def _check(name: str, value: Any) -> None:
         raise CheckpointError(f"{name!r} cannot be written as UTF-8; rename it") from None
 
 
-def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {path: dict(entry) for path, entry in metadata.items()}
 
 
-def _described(module: nn.Module) -> dict[str, Any]:
+def _describe_module(module: nn.Module) -> dict[str, Any]:
     """What is told about a module beside its tensors."""
     kind = type(module)
     found: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
@@ -162,7 +164,7 @@ def plan(saved: Saved, module: nn.Module, mapping: NameMap | None, strict: bool,
     if lazy:
         raise CheckpointError(f"{lazy[0]!r} is lazy and has no shape yet; call the module once before loading it")
     held: Mapping[str, Any] = module.state_dict()
-    rename = renaming(mapping, saved.every)
+    rename = make_rename(mapping, saved.every)
     labelled = saved.labels
     reader = saved.reader
     converted: list[str] = []
@@ -220,7 +222,7 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
                 tensors[place] = saved.reader.tensor(place)
             state[name] = cut_like(tensors[place], value)
     own = getattr(held, "_metadata", {})
-    state._metadata = _restated(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
+    state._metadata = _rename_metadata(saved.metadata, own, found, rename)  # type: ignore[attr-defined]
     policies = _policies_to_set(module, saved)
     try:
         load_all_or_nothing(module, state, lambda: module.load_state_dict(state))
@@ -242,7 +244,7 @@ def _policies_to_set(module: nn.Module, saved: Saved) -> list[tuple[nn.Module, s
     return found
 
 
-def _restated(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
+def _rename_metadata(saved: dict[str, dict[str, Any]], own: Mapping[str, Any], found: Match, rename: Rename) -> Any:
     """The metadata of a checkpoint under the names that its tensors have here."""
     if not found.fresh and all(name == source for name, source in found.taken.items()):
         return OrderedDict(saved)

@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
-from ._match import Rename, listed
+from ._match import Rename, list_names
 
-__all__ = ["KnownState", "class_name", "describe", "fitted", "parameter_names"]
+__all__ = ["KnownState", "class_name", "describe", "fit_state", "parameter_names"]
 
 
 def class_name(value: object) -> str:
@@ -34,7 +34,7 @@ def parameter_names(module: Any) -> dict[int, list[str]]:
 
 def describe(optimizer: Any, state: Any, names: Mapping[int, list[str]]) -> dict[str, Any]:
     """What tells the parameters of an optimizer apart, if its state is by position: their names, if known, and shapes."""
-    if not _by_position(state):
+    if not _is_by_position(state):
         return {}
     found: dict[str, Any] = {"shapes": [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]}
     called = _names(optimizer, names)
@@ -43,7 +43,7 @@ def describe(optimizer: Any, state: Any, names: Mapping[int, list[str]]) -> dict
     return found
 
 
-def _by_position(state: Any) -> bool:
+def _is_by_position(state: Any) -> bool:
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         return False
     groups = state.get("param_groups")
@@ -93,7 +93,9 @@ class KnownState:
         self.fresh, self.dropped, self.strict, self.every = fresh, dropped, strict, every
 
 
-def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
+def fit_state(
+    optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownState
+) -> tuple[Any, list[str], list[str]]:
     """The state of a checkpoint as an optimizer takes it.
 
     Args:
@@ -110,13 +112,13 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownStat
     """
     here = getattr(optimizer, "named_state_dict", optimizer.state_dict)()
     if "shapes" not in part:
-        if _by_position(here) and isinstance(state, dict) and not _by_position(state):
+        if _is_by_position(here) and isinstance(state, dict) and not _is_by_position(state):
             raise CheckpointError(
                 f"the checkpoint has the state of {part.get('class')}, which is by name, and {class_name(optimizer)} keeps "
                 "its state by position; load it into the kind of optimizer that wrote it"
             )
-        return _named(optimizer, state, here, known)
-    if not _by_position(state) or not _by_position(here):
+        return _fit_named(optimizer, state, here, known)
+    if not _is_by_position(state) or not _is_by_position(here):
         raise CheckpointError(
             f"the checkpoint has the state of {part.get('class')} by position, which {class_name(optimizer)} does not take; "
             "load it into the kind of optimizer that wrote it"
@@ -126,10 +128,10 @@ def fitted(optimizer: Any, part: Mapping[str, Any], state: Any, known: KnownStat
     if "names" not in part or called is None:
         _check_positions(optimizer, shapes)
         return state, [], []
-    return _by_name(optimizer, state, here, _lists(part["names"], state, "names"), shapes, called, known)
+    return _match_by_name(optimizer, state, here, _lists(part["names"], state, "names"), shapes, called, known)
 
 
-def _named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
+def _fit_named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tuple[Any, list[str], list[str]]:
     """A state that is by name, under the names here, without what finds nothing here."""
     new = {name: known.rename(name) for name in known.every}
     shapes, ours = (each.get("shapes") if isinstance(each, dict) else None for each in (state, here))
@@ -150,7 +152,7 @@ def _named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tuple[An
         if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
             fresh += [f"link {path}" for path in own if path not in links]
             dropped += [f"link {path}" for path in links if path not in own]
-    return _renamed(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
+    return _rename_keys(state, {name: here for name, here in new.items() if name != here}), fresh, dropped
 
 
 def _fits(here: Any, saved: Any) -> bool:
@@ -179,7 +181,7 @@ def _check_positions(optimizer: Any, shapes: list[list[Any]]) -> None:
         )
 
 
-def _by_name(
+def _match_by_name(
     optimizer: Any,
     state: dict[str, Any],
     here: dict[str, Any],
@@ -251,9 +253,9 @@ def _equal(left: Any, right: Any) -> bool:
 def _refuse(optimizer: Any, fresh: list[str], dropped: list[str]) -> None:
     problems = []
     if fresh:
-        problems.append(f"it has no state that fits {listed(fresh)}")
+        problems.append(f"it has no state that fits {list_names(fresh)}")
     if dropped:
-        problems.append(f"nothing here takes its state of {listed(dropped)}")
+        problems.append(f"nothing here takes its state of {list_names(dropped)}")
     if problems:
         raise CheckpointError(
             f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
@@ -261,7 +263,7 @@ def _refuse(optimizer: Any, fresh: list[str], dropped: list[str]) -> None:
         )
 
 
-def _renamed(tree: Any, new: Mapping[str, str | None]) -> Any:
+def _rename_keys(tree: Any, new: Mapping[str, str | None]) -> Any:
     """A tree in which every key that is a name in the checkpoint has become the name here; what is gone is left out."""
     if not new:
         return tree
@@ -270,10 +272,10 @@ def _renamed(tree: Any, new: Mapping[str, str | None]) -> Any:
         for key, value in tree.items():
             here = new.get(key, key) if isinstance(key, str) else key
             if here is not None:
-                found[here] = _renamed(value, new)
+                found[here] = _rename_keys(value, new)
         return found
     if isinstance(tree, list) and tree and all(isinstance(each, str) for each in tree):
         return [here for here in (new.get(each, each) for each in tree) if here is not None]
     if type(tree) in (list, tuple):
-        return type(tree)(_renamed(each, new) for each in tree)
+        return type(tree)(_rename_keys(each, new) for each in tree)
     return tree

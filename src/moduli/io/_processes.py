@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..layout import find_group, is_sharded, make_whole
-from ._dtypes import in_order
+from ._dtypes import order_for_file
 from ._errors import CheckpointError
 from ._replace import PathLike
 
@@ -34,7 +34,7 @@ def write_together(
     asked = gather_objects([name for name, tensor in tensors.items() if is_sharded(tensor)], tensors.values())
     if any(names != asked[0] for names in asked):
         raise CheckpointError(f"the processes save different tensors in {str(path)!r}; call save alike in all of them")
-    stream = _gather_each(in_order(tensors), writes=distributed.get_rank(group) == 0)
+    stream = _gather_each(order_for_file(tensors), writes=distributed.get_rank(group) == 0)
     failure: Exception | None = None
     if distributed.get_rank(group) == 0:
         try:

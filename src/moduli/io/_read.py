@@ -50,7 +50,7 @@ class Reader:
         try:
             self.header: Header = parse(self._map[: 8 + min(length, self.size)], self.size)
             self.content = self._content()
-            self._views = self._checked_views()
+            self._views = self._check_views()
         except DamagedFileError as error:
             raise self.damaged(str(error)) from None
         self._cache: dict[str, Tensor] = {}
@@ -81,7 +81,7 @@ class Reader:
         check_owners(content)
         return content
 
-    def _checked_views(self) -> dict[str, torch.dtype]:
+    def _check_views(self) -> dict[str, torch.dtype]:
         views = (self.content or {}).get("views", {})
         if not isinstance(views, dict):
             raise DamagedFileError("what it says about complex tensors is not a mapping")

@@ -18,7 +18,7 @@ try:
 except ImportError:  # only Unix has it; elsewhere what a killed writer left behind is not swept up
     fcntl = None
 
-__all__ = ["PathLike", "make_directory", "replace_file", "unfinished", "write_bytes"]
+__all__ = ["PathLike", "make_directory", "replace_file", "find_unfinished", "write_bytes"]
 
 PathLike = str | os.PathLike[str]
 
@@ -100,7 +100,7 @@ def make_directory(path: PathLike) -> None:
         _sync_directory(each.parent)
 
 
-def unfinished(path: PathLike) -> list[Path]:
+def find_unfinished(path: PathLike) -> list[Path]:
     """Files that writers have begun, to take the place of a file: those with names that `replace_file` made for it."""
     target = Path(os.path.realpath(path))
     with os.scandir(target.parent) as entries:
@@ -155,7 +155,7 @@ def _sweep(target: Path) -> None:
     """Remove what writers that were killed have left behind."""
     if fcntl is None:
         return
-    for name in unfinished(target):
+    for name in find_unfinished(target):
         with suppress(OSError):
             descriptor = os.open(name, os.O_RDWR)
             try:

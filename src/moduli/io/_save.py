@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..layout import any_sharded
 from . import _module, _random
-from ._dtypes import COMPLEX, dtype_name, in_order, stored
+from ._dtypes import COMPLEX, describe_stored, dtype_name, order_for_file
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
 from ._optimizer import class_name, describe, parameter_names
@@ -20,7 +20,7 @@ from ._replace import PathLike
 from ._tree import Tensors, encode
 from ._write import write_tensors
 
-__all__ = ["PARTS", "made", "save", "strings", "write"]
+__all__ = ["PARTS", "describe_writer", "save", "strings", "write"]
 
 PARTS = ("optimizer", "population", "scheduler")
 """The parts of a checkpoint that are objects with a state dict, besides the module."""
@@ -80,7 +80,7 @@ def save(
         True
     """
     tensors = Tensors()
-    content: dict[str, Any] = {"format": FORMAT, "made": made()}
+    content: dict[str, Any] = {"format": FORMAT, "made": describe_writer()}
     found: dict[str, Tensor] = {}
     if module is not None:
         found, content["module"] = _module.collect(module, tensors)
@@ -128,13 +128,13 @@ def write(
     like = []
     views: dict[str, str] = {}
     for name, tensor in tensors.items():
-        code, shape = stored(tensor, name)
+        code, shape = describe_stored(tensor, name)
         like.append((name, code, shape))
         if tensor.dtype in COMPLEX:
             views[name] = dtype_name(tensor.dtype)
     if views:
         content = {**content, "views": views}
-    stream = in_order(tensors) if stream is None else stream
+    stream = order_for_file(tensors) if stream is None else stream
     write_tensors(path, stream, like, strings(content), checksums=checksums, fsync=fsync)
 
 
@@ -143,7 +143,7 @@ def strings(content: dict[str, Any]) -> dict[str, str]:
     return {"format": "pt", CONTENT: json.dumps(content, separators=(",", ":"), allow_nan=False)}
 
 
-def made() -> dict[str, Any]:
+def describe_writer() -> dict[str, Any]:
     """What wrote a file."""
     return {
         "moduli": str(getattr(sys.modules.get("moduli"), "__version__", "")),

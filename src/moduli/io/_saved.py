@@ -87,7 +87,7 @@ class Saved:
         if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
             raise self.reader.damaged("its metadata is not a mapping of mappings")
         for path, entry in found.items():
-            if not _sound(entry.get(LABELS, {})) or not _configured(entry.get(CONFIG, {})):
+            if not _are_labels(entry.get(LABELS, {})) or not _is_configuration(entry.get(CONFIG, {})):
                 raise self.reader.damaged(f"its labels or configurations of {path!r} are malformed")
             self._check_labels(path, entry.get(LABELS, {}))
         return found
@@ -148,7 +148,7 @@ def _one_of(value: Any, choices: tuple[str, ...]) -> str:
     return _text(value)
 
 
-def _configured(found: Any) -> bool:
+def _is_configuration(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
 
 
@@ -160,7 +160,7 @@ def _length(axis: dict[str, Any]) -> int | None:
     return len(axis["labels"]) if "labels" in axis else None
 
 
-def _sound(labels: Any) -> bool:
+def _are_labels(labels: Any) -> bool:
     """Whether labels are lists of axes, each with a name and perhaps labels or a range."""
     if not isinstance(labels, dict):
         return False

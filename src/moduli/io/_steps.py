@@ -86,11 +86,11 @@ def _undo(value: Any) -> Callable[[], None]:
         # Loading gives it new dicts and leaves the old ones and the tensors in them alone.
         held = dict(value.__dict__)
 
-        def back() -> None:
+        def put_back() -> None:
             value.__dict__.clear()
             value.__dict__.update(held)
 
-        return back
+        return put_back
     try:
         state = copy.deepcopy(value.state_dict())
     except Exception as error:  # whatever an object says about its own state

@@ -83,12 +83,12 @@ class _Data:
             checksum = Checksum(values.nbytes) if checksums else None
             if values.nbytes >= BLOCK:
                 self._flush()
-                self._large(values, self._start + slot.begin, checksum)
+                self._write_large(values, self._start + slot.begin, checksum)
             elif values.nbytes:
                 copied = values.tobytes()
                 if checksum is not None:
                     checksum.update(copied)
-                self._small(copied, self._start + slot.begin)
+                self._write_small(copied, self._start + slot.begin)
             if checksum is not None:
                 sums[name] = checksum.value
         self._flush()
@@ -96,7 +96,7 @@ class _Data:
             raise CheckpointError(f"{sorted(left)[0]!r} is missing")
         return sums
 
-    def _large(self, values: Any, offset: int, checksum: Checksum | None) -> None:
+    def _write_large(self, values: Any, offset: int, checksum: Checksum | None) -> None:
         raw = values.reshape(-1).view(np.uint8)
         if checksum is None:
             _write_all(self._descriptor, [memoryview(raw)], offset)
@@ -109,7 +109,7 @@ class _Data:
             checksum.update(piece)
             _write_all(self._descriptor, [piece.data], offset + begin)
 
-    def _small(self, values: bytes, offset: int) -> None:
+    def _write_small(self, values: bytes, offset: int) -> None:
         if offset != self._to or len(self._waiting) >= _MOST_AT_ONCE or self._to - self._from >= BLOCK:
             self._flush()
             self._from = offset
@@ -125,18 +125,18 @@ class _Data:
 def _write_all(descriptor: int, parts: list[Any], offset: int) -> None:
     """Write buffers one after the other; the system may take fewer bytes at a time than it is offered."""
     total = sum(map(len, parts))
-    written = _some(descriptor, parts, offset)
+    written = _write_some(descriptor, parts, offset)
     if written == total:
         return
     view = memoryview(b"".join(parts)) if len(parts) > 1 else memoryview(parts[0])
     while written < total:
-        done = _some(descriptor, [view[written:]], offset + written)
+        done = _write_some(descriptor, [view[written:]], offset + written)
         if done == 0:
             raise OSError("the file system takes no more bytes")
         written += done
 
 
-def _some(descriptor: int, parts: list[Any], offset: int) -> int:
+def _write_some(descriptor: int, parts: list[Any], offset: int) -> int:
     if hasattr(os, "pwritev"):
         return os.pwritev(descriptor, parts, offset)
     os.lseek(descriptor, offset, os.SEEK_SET)

@@ -111,7 +111,7 @@ def kernel(source: str) -> Kernel | str:
         return found
 
 
-def built() -> list[Kernel]:
+def list_built() -> list[Kernel]:
     """The kernels of this process."""
     with _lock:
         return [found for found in _kernels.values() if isinstance(found, Kernel)]

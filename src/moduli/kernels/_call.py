@@ -22,7 +22,7 @@ from ._triton import UnbuiltError, report_unbuilt
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
 
-__all__ = ["Request", "call", "find_plan", "transformed"]
+__all__ = ["Request", "call", "find_plan", "is_transformed"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -30,14 +30,14 @@ Tensors = tuple[torch.Tensor, ...]
 _LARGE = 4 << 20
 
 
-def transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch is doing something with operations other than running them."""
     return torch.compiler.is_compiling() or in_transform() or in_forward_ad()
 
 
 def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
     """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
-    if transformed():
+    if is_transformed():
         return run_directly(fused, args, out, flat, offsets)
     request = Request(fused, args, out, flat, offsets, plans.owned)
     plan, state = find_plan(request, plans)

@@ -23,15 +23,15 @@ def _blocks(lists: Sequence[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tens
     start = held = 0
     for i, size in enumerate(sizes):
         if i > start and (held + size > _BLOCK or not (uniform or all(kind[i] == kind[start] for kind in kinds))):
-            yield _joined([row[start:i] for row in rows], into)
+            yield _join_columns([row[start:i] for row in rows], into)
             start, held = i, 0
         held += size
         if size > _BLOCK:  # alone, since what was held went before it
             for at in range(0, size, _BLOCK):
-                yield _joined([[row[i][at : at + _BLOCK]] for row in rows], into)
+                yield _join_columns([[row[i][at : at + _BLOCK]] for row in rows], into)
             start, held = i + 1, 0
     if held:
-        yield _joined([row[start:] for row in rows], into)
+        yield _join_columns([row[start:] for row in rows], into)
 
 
 _KIND, _DTYPE = operator.attrgetter("device", "dtype"), operator.attrgetter("dtype")
@@ -46,7 +46,7 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
 
 
-def _joined(columns: Sequence[Sequence[torch.Tensor]], into: list[torch.Tensor]) -> list[torch.Tensor]:
+def _join_columns(columns: Sequence[Sequence[torch.Tensor]], into: list[torch.Tensor]) -> list[torch.Tensor]:
     """Each column as one vector, in memory that the next block uses again: fresh memory costs more than the sum."""
     found = []
     for j, column in enumerate(columns):

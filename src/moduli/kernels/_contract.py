@@ -30,13 +30,13 @@ class _Contraction:
         self.graph = graph
         self.nodes = list(graph.nodes)
         self.placed = placed
-        live = graph.live()
+        live = graph.find_needed()
         self.uses = Counter(index for i in live for index in graph.nodes[i].refs())
         self.uses.update(graph.roots())
-        self.live = live
+        self.find_needed = live
 
     def run(self) -> Graph:
-        for index in self.live:
+        for index in self.find_needed:
             node = self.nodes[index]
             if not node.vector or not COMPUTE.get(node.dtype, torch.bool).is_floating_point:
                 continue
@@ -50,7 +50,7 @@ class _Contraction:
         """`x + s*y`, `x - s*y`, `x + s*(a/b)`, `x - s*(a/b)`."""
         node = self.nodes[index]
         for first, second in self._orders(node):
-            outer, rest = self._scaled(second, node)
+            outer, rest = self._split_scale(second, node)
             if self._put_ratio(index, first, rest, outer):
                 return
             if outer is not None:
@@ -61,10 +61,10 @@ class _Contraction:
     def _put_ratio(self, index: int, first: Ref, rest: Ref, scale: Any) -> bool:
         """`first + scale*rest`, or minus, where the rest is a ratio; False where it is not."""
         node, ratio = self.nodes[index], self.nodes[rest.index]
-        if ratio.op != "div" or len(ratio.args) != 2 or not self._alone(rest, node):
+        if ratio.op != "div" or len(ratio.args) != 2 or not self._is_used_once(rest, node):
             return False
         over = dict(ratio.args)
-        inner, top = self._scaled(over["self"], node)
+        inner, top = self._split_scale(over["self"], node)
         if not self._is_vector(top) or not self._is_vector(over["other"]):
             return False
         value = _multiply(self, scale, inner, -1 if node.op == "sub" else None)
@@ -77,7 +77,7 @@ class _Contraction:
         node, args = self.nodes[index], dict(self.nodes[index].args)
         sum_, rate = args["other"], args["alpha"]
         inner = self.nodes[sum_.index]
-        if node.op != "sub" or inner.op != "add" or not self._alone(sum_, node):
+        if node.op != "sub" or inner.op != "add" or not self._is_used_once(sum_, node):
             return
         below = dict(inner.args)
         decay, same = below["alpha"], below["other"]
@@ -97,7 +97,7 @@ class _Contraction:
         if args.get("value", 1) != 1 or isinstance(args.get("value", 1), Ref):
             return
         for name in ("tensor1", "tensor2"):
-            scale, rest = self._scaled(args[name], node)
+            scale, rest = self._split_scale(args[name], node)
             if scale is not None:
                 self.nodes[index] = replace(node, args=tuple({**args, name: rest, "value": scale}.items()))
                 return
@@ -114,14 +114,14 @@ class _Contraction:
     def _is_vector(self, value: Any) -> bool:
         return isinstance(value, Ref) and self.nodes[value.index].vector
 
-    def _alone(self, ref: Ref, user: Node) -> bool:
+    def _is_used_once(self, ref: Ref, user: Node) -> bool:
         """Whether a value has one use only, and the dtype that its user computes in."""
         node = self.nodes[ref.index]
         return self.uses[ref.index] == 1 and node.dtype is user.dtype
 
-    def _scaled(self, ref: Any, user: Node) -> tuple[Any, Any]:
+    def _split_scale(self, ref: Any, user: Node) -> tuple[Any, Any]:
         """(s, y) where a value is s*y, used once; (None, the value) where it is not."""
-        if not self._is_vector(ref) or not self._alone(ref, user) or self.nodes[ref.index].op != "mul":
+        if not self._is_vector(ref) or not self._is_used_once(ref, user) or self.nodes[ref.index].op != "mul":
             return None, ref
         args = dict(self.nodes[ref.index].args)
         for scale, rest in ((args["self"], args["other"]), (args["other"], args["self"])):

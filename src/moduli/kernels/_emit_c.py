@@ -82,7 +82,7 @@ def emit(graph: Graph, outputs: list[tuple[int, torch.dtype]]) -> str:
     `outputs` pairs the node to store with the dtype of the storage. Raises `NoFormError` for a graph beyond C.
     """
     preamble, loads, body = [], [], []
-    live = graph.live()
+    live = graph.find_needed()
     for index in live:
         node = graph.nodes[index]
         kind = C.name_type(node.dtype)

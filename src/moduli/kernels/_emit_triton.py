@@ -14,7 +14,7 @@ import torch
 from ._graph import Graph, Node, Ref
 from ._operations import TRITON, NoFormError, write_node
 
-__all__ = ["emit_reduction", "emit_result", "emit_triton", "needed_numbers"]
+__all__ = ["emit_reduction", "emit_result", "emit_triton", "find_needed_numbers"]
 
 _STORAGE = {
     torch.float64: "tl.float64",
@@ -27,17 +27,17 @@ _STORAGE = {
 _HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 
 
-def needed_numbers(graph: Graph, placed: Collection[int]) -> list[int]:
+def find_needed_numbers(graph: Graph, placed: Collection[int]) -> list[int]:
     """The scalar nodes that the kernel is given as numbers: those it reads and that follow from numbers of the host.
 
     `placed` are the scalar nodes that follow from 0-d tensors on the device.
     """
     found = []
-    for index in graph.live():
+    for index in graph.find_needed():
         node = graph.nodes[index]
         if node.vector or index in placed or _is_literal(node):
             continue
-        readers = [i for i in graph.live() if index in graph.nodes[i].refs()]
+        readers = [i for i in graph.find_needed() if index in graph.nodes[i].refs()]
         if any(graph.nodes[i].vector or i in placed for i in readers):
             found.append(index)
     return found
@@ -50,10 +50,10 @@ def _is_literal(node: Node) -> bool:
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
     """The source of a kernel: `kernel(rows, chunks, numbers..., tensors..., ALIGNED, BLOCK)`.
 
-    Numbers are `needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoFormError`.
+    Numbers are `find_needed_numbers` in order, tensors the 0-d tensors among the scalars in order. Raises `NoFormError`.
     """
-    live = graph.live()
-    numbers = set(needed_numbers(graph, placed))
+    live = graph.find_needed()
+    numbers = set(find_needed_numbers(graph, placed))
     scalars, tensors, body = [], [], []
     loaded: dict[int, str] = {}
     for index in live:
@@ -94,12 +94,12 @@ def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed
         *(f"        {line.replace(', other=0', '').replace('@MASK@', '')}" for line in body),
         "    else:",
         "        mask = at < size",
-        *(f"        {_with_mask(line)}" for line in body),
+        *(f"        {_add_mask(line)}" for line in body),
     ]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _with_mask(line: str) -> str:
+def _add_mask(line: str) -> str:
     return line.replace("@MASK@", ", mask=mask, other=0" if "tl.load(" in line else ", mask=mask")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _backend, _cache, _compiler
-from ._call import Request, find_plan, transformed
+from ._call import Request, find_plan, is_transformed
 from ._plan import CallPlan, PlanState, describe_dtypes
 from ._prepare import refuse_graphs
 
@@ -65,7 +65,7 @@ def _line(name: str, why: str, count: str, elements: int) -> str:
 
 def explain_call(fused: Fused, args: Sequence[Any], out: Any, flat: bool) -> Explanation:
     """What a call with these arguments would do, from the plan that it would run. Nothing is written."""
-    if transformed():
+    if is_transformed():
         return _explain_plain("torch.compile, a torch.func transform or forward mode sees its operations")
     request = Request(fused, args, out, flat, None)
     plan, state = find_plan(request, fused._plans)
@@ -149,7 +149,7 @@ def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool 
             + ("" if library.threaded else " asked for, but built without OpenMP: one is used"),
             f"  compiler {' '.join(tool.command)} {' '.join(library.flags)}",
             f"  cache {_cache.directory()}",
-            f"  kernels in this process: {len(_backend.built())}",
+            f"  kernels in this process: {len(_backend.list_built())}",
         ),
         library.source.read_text(encoding="utf-8") if library.source.exists() else None,
         library.source,

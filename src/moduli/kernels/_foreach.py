@@ -67,7 +67,7 @@ class Program:
             placed = find_placed(self.graph, tensors)
             sequence = self._sequences[tensors] = _Sequence(contract(self.graph, placed), self._outputs, placed)
         if not cuts:
-            cuts[:] = _cut(lists, targets)
+            cuts[:] = _cut_lists(lists, targets)
         if not cuts:
             return  # every tensor is empty
         sequence.run(lists, targets, scalars, cuts)
@@ -79,7 +79,7 @@ class _Sequence:
     def __init__(self, graph: Graph, outputs: Outputs, placed: frozenset[int]) -> None:
         self.graph = graph
         self._placed = placed
-        nodes, live = graph.nodes, graph.live()
+        nodes, live = graph.nodes, graph.find_needed()
         self._alias = {i: _origin(graph, i) for i in live}
         self._outputs = [(self._alias[index], role) for index, _, role in outputs]
         self._scalars = [i for i in live if not nodes[i].vector]
@@ -157,7 +157,7 @@ class _Sequence:
     def run(self, lists: Lists, targets: Lists, scalars: Sequence[Any], cuts: list[_Cut]) -> None:
         """Run over lists, as told in `Program.run`."""
         first = lists[0][0]
-        with nullcontext() if on_host(first.device) else cuts[0].kept.open(first) as memory:
+        with nullcontext() if is_on_host(first.device) else cuts[0].kept.open(first) as memory:
             numbers = evaluate_scalars(self.graph, self._scalars, scalars, self._placed, memory)
             for cut in cuts:
                 for group in _follow(cut, [*lists, *targets]):
@@ -185,14 +185,14 @@ class _Sequence:
                 if memory is None:
                     made = [self._single(node, values, i, lists[0][i]) for i in range(len(lists[0]))]
                 else:
-                    made = self._joined(node, values, lists[0], step.index, memory)
+                    made = self._run_joined(node, values, lists[0], step.index, memory)
                 if step.in_place:
                     torch._foreach_copy_(operands[0], made)
                     made = operands[0]
                 values[step.index] = made
         self._store(values, targets, memory)
 
-    def _joined(
+    def _run_joined(
         self, node: Node, values: dict[int, Any], like: Sequence[torch.Tensor], index: int, memory: Memory
     ) -> list[torch.Tensor]:
         """One operation that torch has no foreach function for, on all tensors as one vector: launches do not add up."""
@@ -312,7 +312,7 @@ def _call(
     def vector(value: Any) -> bool:
         return isinstance(value, Ref) and graph.nodes[value.index].vector
 
-    def alike(*values: Any) -> bool:
+    def have_one_dtype(*values: Any) -> bool:
         return all(COMPUTE[graph.nodes[v.index].dtype] is COMPUTE[node.dtype] for v in values if vector(v))
 
     name = node.op
@@ -337,7 +337,7 @@ def _call(
         if later or not vector(first):
             operands = [second, first]
     lists = len(call.lists)
-    if not all(map(vector, operands[:lists])) or not alike(*operands):
+    if not all(map(vector, operands[:lists])) or not have_one_dtype(*operands):
         return None
     if (call.number and vector(operands[-1])) or (call.either and not vector(operands[-1]) and not plain):
         return None
@@ -391,7 +391,7 @@ class _Cut:
     kept: KeptMemory = field(default_factory=KeptMemory)  # of values on a device
 
 
-def on_host(device: torch.device) -> bool:
+def is_on_host(device: torch.device) -> bool:
     """Whether tensors on a device are gone through in groups that fit the caches, and not all at once."""
     return device.type == "cpu"
 
@@ -399,7 +399,7 @@ def on_host(device: torch.device) -> bool:
 Cuts = list[_Cut]
 
 
-def _cut(lists: Lists, targets: Lists) -> Cuts:
+def _cut_lists(lists: Lists, targets: Lists) -> Cuts:
     """On the CPU large tensors are cut into blocks and small ones share a group; elsewhere one launch takes all."""
     every = [*lists, *targets]
     count = len(lists[0])
@@ -410,7 +410,7 @@ def _cut(lists: Lists, targets: Lists) -> Cuts:
         flat = [unlike[i] for i in chosen]
         return _Cut(None if len(chosen) == count else chosen, flat if any(flat) else None)
 
-    if not on_host(lists[0][0].device):
+    if not is_on_host(lists[0][0].device):
         return [close(list(range(count)))]
     found: Cuts = []
     waiting: list[int] = []

@@ -222,12 +222,12 @@ class Fused:
             elif isinstance(value, _STATIC):
                 marks.append(("constant", value))
             else:
-                mark, value = self._unusual(position, value)
+                mark, value = self._convert_unusual(position, value)
                 marks.append(mark)
                 (roles if mark == "role" else scalars).append(value)
         return tuple(marks), roles, scalars
 
-    def _unusual(self, position: int, value: Any) -> tuple[str, Any]:
+    def _convert_unusual(self, position: int, value: Any) -> tuple[str, Any]:
         name = self.names[position]
         if isinstance(value, torch.Tensor):
             if value.dim() == 0 and not value.dtype.is_complex:
@@ -260,7 +260,7 @@ class Fused:
         known = self._traces.get(key, ())
         changed = None
         for each in known:
-            changed = each.reads.changed()
+            changed = each.reads.find_change()
             if changed is None:
                 return each
         remaining, kinds = iter(dtypes), iter(whole)

@@ -69,7 +69,7 @@ class Graph:
         """Nodes whose values leave the graph."""
         return set(self.returned) | {node for _, node in self.mutated}
 
-    def live(self) -> list[int]:
+    def find_needed(self) -> list[int]:
         """Nodes that are needed, in order."""
         needed: set[int] = set()
         stack = list(self.roots())

@@ -148,7 +148,7 @@ def form_of(
         return Form("plain", plain, graph)
     if device.type == "meta":
         return Form("plain", "tensors on the meta device hold no data", graph)
-    live = [graph.nodes[index] for index in graph.live()]
+    live = [graph.nodes[index] for index in graph.find_needed()]
     strange = {node.dtype for node in live} | {node.compute for node in live} | {dtype for _, dtype, _ in outputs}
     strange -= set(COMPUTE)
     if strange:
@@ -320,7 +320,7 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     else:
         ranges = None if before is None else before.written
         if ranges is None or before is None or before.exact or before.overlap or any(moved >> i & 1 for i in written):
-            ranges = _sorted(plan, columns, written)
+            ranges = _sort_written(plan, columns, written)
         else:
             reads = [role for role in reads if moved >> min(role, 62) & 1]
         found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else set()
@@ -358,7 +358,7 @@ def make_tables(
     return tables
 
 
-def _sorted(plan: CallPlan, columns: Sequence[Addresses], written: Sequence[int]) -> Ranges | None:
+def _sort_written(plan: CallPlan, columns: Sequence[Addresses], written: Sequence[int]) -> Ranges | None:
     """What is written, or None where it overlaps itself."""
     if not written:
         nothing = np.empty(0, np.uint64)

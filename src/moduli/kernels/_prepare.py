@@ -54,7 +54,7 @@ def prepare(request: Request) -> CallPlan:
     for name, tensors in [*written, *(("out", place) for place in listed)]:
         _check_writable(fused, name, tensors)
     fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
-    opaque = None if fake else _opaque(request.lists)
+    opaque = None if fake else _explain_opaque(request.lists)
     memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
     for name, tensors in zip([*names, *["out"] * len(listed)], request.lists if memory else (), strict=False):
         _check_memory(fused, name, tensors)
@@ -90,7 +90,7 @@ def prepare(request: Request) -> CallPlan:
     )
     loose: list[int] = []
     if opaque is None:
-        plan.strides = [_preserved(tensor) for tensor in roles[0]]
+        plan.strides = [_preserve_strides(tensor) for tensor in roles[0]]
         loose = _find_runs(plan, request.lists, memory)
     for kind, indices in signatures.items():
         tight = [i for i in indices if i not in loose]
@@ -299,7 +299,7 @@ def _outputs(
     return found
 
 
-def _opaque(lists: Sequence[Tensors]) -> str | None:
+def _explain_opaque(lists: Sequence[Tensors]) -> str | None:
     """Why the memory of some tensor can't be read as plain numbers, if so."""
     for tensors in lists:
         for tensor in tensors:
@@ -312,7 +312,7 @@ def _opaque(lists: Sequence[Tensors]) -> str | None:
     return None
 
 
-def _preserved(tensor: torch.Tensor) -> tuple[int, ...]:
+def _preserve_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides that torch gives to the result of a pointwise operation: those of a dense tensor."""
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 

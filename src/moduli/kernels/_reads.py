@@ -51,7 +51,7 @@ _MOST = 4000
 _SMALL = 4096
 
 
-def _of_library(name: str | None) -> bool:
+def _is_of_library(name: str | None) -> bool:
     return name is not None and (name in _LIBRARIES or name.partition(".")[0] in _LIBRARIES)
 
 
@@ -79,11 +79,11 @@ class Watcher:
     def _see(self, frame: FrameType, event: str, result: Any) -> None:
         if event == "call":
             name = frame.f_globals.get("__name__")
-            if name in _HOLDERS or not _of_library(name):
+            if name in _HOLDERS or not _is_of_library(name):
                 self.frames.append((frame.f_code, frame.f_globals, _spread(frame.f_locals.values())))
         elif event == "return" and not isinstance(result, (*_VALUES, *_TENSORS)):
             caller = frame.f_back
-            if caller is not None and not _of_library(caller.f_globals.get("__name__")):
+            if caller is not None and not _is_of_library(caller.f_globals.get("__name__")):
                 self.frames.append((caller.f_code, {}, _spread([result])))
 
 
@@ -141,9 +141,9 @@ class Reads:
 
     def is_stale(self) -> bool:
         """Whether what was read is not as it was, or can't be compared."""
-        return self.problem is not None or self.changed() is not None
+        return self.problem is not None or self.find_change() is not None
 
-    def changed(self) -> str | None:
+    def find_change(self) -> str | None:
         """What is not as it was, in words; None where everything is."""
         for k, (values, before) in enumerate(zip(self._read(), self._before, strict=True)):
             if all(map(operator.is_, values, before)):
@@ -258,7 +258,7 @@ class _Walk:
             for part in (value.func, value.args, value.keywords):
                 self.follow(part, names, where)
         elif isinstance(value, ModuleType):
-            if not _of_library(value.__name__):
+            if not _is_of_library(value.__name__):
                 for name in names & vars(value).keys():
                     self._item(vars(value), name, names, f"{value.__name__}.{name}")
         elif isinstance(value, type):
@@ -270,14 +270,14 @@ class _Walk:
         elif isinstance(value, dict | MappingProxyType):
             # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
             if not any(isinstance(key, torch.Tensor) for key in value):
-                self._once(self.reads.sequences, value)
+                self._add_once(self.reads.sequences, value)
                 for key in list(value):
                     self._item(value, key, names, f"{key!r} of {where}")
             if hasattr(value, "__dict__"):
                 self._instance(value, names)
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
-                self._once(self.reads.sequences, value)
+                self._add_once(self.reads.sequences, value)
             for item in value:
                 self.follow(item, names, where)
             if hasattr(value, "__dict__"):
@@ -286,7 +286,7 @@ class _Walk:
             if value.dtype.hasobject or value.nbytes > _SMALL:
                 self.reads.problem = f"{where} reads an array of {value.nbytes} bytes"
             else:
-                self._once(self.reads.arrays, value)
+                self._add_once(self.reads.arrays, value)
         elif hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
             self._instance(value, names)
         elif not (callable(value) or hasattr(kind, "__get__")):
@@ -294,7 +294,7 @@ class _Walk:
         elif isinstance(value, BuiltinFunctionType):
             self.follow(value.__self__, names, where)
 
-    def _once(self, entries: list[Any], entry: Any, *key: Any) -> None:
+    def _add_once(self, entries: list[Any], entry: Any, *key: Any) -> None:
         told = key or (id(entry), "whole")
         if told not in self.told:
             self.told.add(told)
@@ -303,7 +303,7 @@ class _Walk:
     def _item(self, mapping: Mapping[Any, Any], key: Any, names: frozenset[str], where: str) -> None:
         value = mapping.get(key, _MISSING)
         if key != "__builtins__":
-            self._once(self.reads.items, (mapping, key), id(mapping), key)
+            self._add_once(self.reads.items, (mapping, key), id(mapping), key)
         self.follow(value, names, where)
 
     def _instance(self, value: Any, names: frozenset[str]) -> None:
@@ -313,25 +313,25 @@ class _Walk:
         for name in state.keys() | slots if names & _ANY else names:
             if name in slots:
                 held = getattr(value, name, _MISSING)
-                self._once(self.reads.slots, (value, name), id(value), name)
+                self._add_once(self.reads.slots, (value, name), id(value), name)
                 self.follow(held, names, f"{kind.__name__}.{name}")
                 continue
             inherited = any(name in vars(base) for base in kind.__mro__)
             if name not in state and not inherited:
                 continue
             if hasattr(value, "__dict__"):
-                self._once(self.reads.attributes, (value, name), id(value), name)
+                self._add_once(self.reads.attributes, (value, name), id(value), name)
             self.follow(state.get(name, _MISSING), names, f"{kind.__name__}.{name}")
         self._class(kind, names, kind.__name__)
 
     def _class(self, kind: type, names: frozenset[str], where: str) -> None:
-        own = [base for base in kind.__mro__ if not _of_library(base.__module__)]
+        own = [base for base in kind.__mro__ if not _is_of_library(base.__module__)]
         for name in names:
             if (name.startswith("__") and name != "__call__") or not any(name in vars(base) for base in own):
                 continue
             held = next(vars(base)[name] for base in own if name in vars(base))
             if getattr(kind, name, _MISSING) is held:  # one look at the class is one at all its bases
-                self._once(self.reads.slots, (kind, name), id(kind), name)
+                self._add_once(self.reads.slots, (kind, name), id(kind), name)
                 self.follow(held, names, f"{where}.{name}")
                 continue
             for base in own:

@@ -13,7 +13,7 @@ import torch
 from .._torch import has_dispatch_mode, is_fake
 from . import _backend
 from ._backend import KernelError
-from ._call import transformed
+from ._call import is_transformed
 from ._compensated_sum import reduce_without_compiler
 from ._device_reduce import join_numbers, reduce_on_device
 from ._plan import Lists, has_memory
@@ -53,7 +53,7 @@ _SIGNED = ("sum", "dot", "amax")
 def _recognize(kind: str, lists: Sequence[tuple[torch.Tensor, ...]]) -> tuple[_Known, array[int]] | None:
     """What is known of lists that look like those of an earlier call, and where they are; None where C can't take them."""
     setting = _backend.mode()
-    if not lists[0] or setting not in ("auto", "c") or transformed() or has_dispatch_mode():
+    if not lists[0] or setting not in ("auto", "c") or is_transformed() or has_dispatch_mode():
         return None
     shared = _backend.runtime()
     if not isinstance(shared, Runtime):
@@ -151,7 +151,7 @@ def _refuse_freed(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def _listed(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def _list_tensors(name: str, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         raise TypeError(f"{name} takes a list of tensors, got one tensor; write {name}([x])")
     found = list(tensors)
@@ -197,7 +197,7 @@ def sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     References:
         T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005).
     """
-    found = _listed("sum", tensors)
+    found = _list_tensors("sum", tensors)
     if _kinds("sum", found):
         parts = [torch.view_as_real(tensor.detach().resolve_conj()) for tensor in found]
         return torch.complex(*(_reduce("sum", [[part[..., k] for part in parts]]) for k in (0, 1)))
@@ -225,7 +225,7 @@ def dot(xs: Iterable[torch.Tensor], ys: Iterable[torch.Tensor]) -> torch.Tensor:
     References:
         T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005).
     """
-    first, second = _listed("dot", xs), _listed("dot", ys)
+    first, second = _list_tensors("dot", xs), _list_tensors("dot", ys)
     if len(first) != len(second):
         raise ValueError(f"dot: the lists have {len(first)} and {len(second)} tensors; give lists of one length")
     for i, (x, y) in enumerate(zip(first, second, strict=True)):
@@ -270,7 +270,7 @@ def norm(tensors: Iterable[torch.Tensor], ord: float = 2.0) -> torch.Tensor:
         squares = math.nan if known is None else _run_compiled("squares", *known)
         if _SMALLEST < squares < _LARGEST:
             return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
-    lists = [_checked(tensors, ord)]
+    lists = [_check_tensors(tensors, ord)]
     if not lists[0]:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     if ord != 2:
@@ -307,7 +307,7 @@ def _chooses_triton(device: torch.device) -> bool:
     watched = has_dispatch_mode() and not asked
     if setting not in ("auto", "triton") or watched or (device.type == "cpu" and not asked):
         return False
-    return find_problem(device, asked) is None and not transformed()
+    return find_problem(device, asked) is None and not is_transformed()
 
 
 def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
@@ -322,9 +322,9 @@ def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.T
     return join_numbers(kind, found, home)
 
 
-def _checked(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
+def _check_tensors(tensors: Iterable[torch.Tensor], ord: float) -> list[torch.Tensor]:
     """The tensors as a reduction takes them; none where there are no elements."""
-    found = _listed("norm", tensors)
+    found = _list_tensors("norm", tensors)
     if _kinds("norm", found):
         if ord != 2:
             found = [tensor.detach().abs() for tensor in found]
@@ -348,7 +348,7 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         >>> kernels.amax([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
         tensor(2., dtype=torch.float64)
     """
-    found = _listed("amax", tensors)
+    found = _list_tensors("amax", tensors)
     if any(tensor.is_complex() for tensor in found):
         raise TypeError("amax: complex numbers have no order; take amax of the absolute values")
     if over_processes() is None and not _sum(tensor.numel() for tensor in found):

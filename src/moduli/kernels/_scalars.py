@@ -19,7 +19,7 @@ __all__ = ["apply_node", "evaluate_scalars", "find_placed"]
 def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
     """The scalar nodes that follow from scalars which are tensors on a device."""
     placed: set[int] = set()
-    for index in graph.live() if any(tensors) else ():
+    for index in graph.find_needed() if any(tensors) else ():
         node = graph.nodes[index]
         own = node.op == "scalar" and tensors[dict(node.args)["position"]]
         if own or (not node.vector and placed.intersection(node.refs())):

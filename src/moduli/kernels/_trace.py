@@ -152,7 +152,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _FACTORIES:
             return self._factory(func, name, bound, args, kwargs)
         if func._schema.is_mutable:
-            return self._in_place(func, packet, name, bound, args, kwargs)
+            return self._record_in_place(func, packet, name, bound, args, kwargs)
         tagged = torch.Tag.pointwise in func.tags
         if name in _RANDOM or not (tagged or name in _ALSO_POINTWISE):
             why = "each element of the result must depend on the same element of the arguments only"
@@ -203,7 +203,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = Node("constant", (("value", value),), result.dtype, result.dtype, vector)
         return self.own(result, _Cell(self.add(node)))
 
-    def _in_place(self, func: Any, packet: Any, name: str, bound: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def _record_in_place(self, func: Any, packet: Any, name: str, bound: dict[str, Any], args: Any, kwargs: Any) -> Any:
         target = bound.get("self")
         if not name.endswith("_") or target is None or "out" in bound:
             raise self.refuse(name, "it writes to out=; return the value instead")
@@ -277,7 +277,7 @@ def _stand_in(dtype: torch.dtype, shape: tuple[int, ...], position: int) -> torc
     return values.to(dtype).reshape(shape)
 
 
-def _once(
+def _trace_once(
     fn: Callable[..., Any],
     where: str,
     template: Sequence[Any],
@@ -363,8 +363,8 @@ def trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[
 def _trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:
     watchers = Watcher(), Watcher()
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
-        first = _once(fn, where, template, (5,), 1.0 / 3.0, watchers[0])
-        second = _once(fn, where, template, (2, 3), 2.0 / 7.0, watchers[1])
+        first = _trace_once(fn, where, template, (5,), 1.0 / 3.0, watchers[0])
+        second = _trace_once(fn, where, template, (2, 3), 2.0 / 7.0, watchers[1])
     if first != second:
         raise NotPointwiseError(
             f"{where} does something else for another shape or value of a scalar, so it can't be compiled once. "

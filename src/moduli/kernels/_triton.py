@@ -22,7 +22,7 @@ import torch
 
 from .._torch import is_fake
 from ._backend import KernelError, mode, warn_once
-from ._emit_triton import emit_reduction, emit_result, emit_triton, needed_numbers
+from ._emit_triton import emit_reduction, emit_result, emit_triton, find_needed_numbers
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
@@ -202,17 +202,17 @@ class TritonKernel:
         self._outputs = [(node, dtype) for node, dtype, _ in outputs]
         self._sources: dict[tuple[bool, ...], _Source] = {}
         self.source((False,) * graph.scalars)  # what has no Triton form is found out here
-        live = [graph.nodes[i] for i in graph.live()]
+        live = [graph.nodes[i] for i in graph.find_needed()]
         wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
         read = {dict(node.args)["position"] for node in live if node.op == "role"}
         self.block, self.warps = choose_block(
-            torch.float64 if wide else torch.float32, len(read | self._written(outputs))
+            torch.float64 if wide else torch.float32, len(read | self._find_written(outputs))
         )
         #: Bytes that are read and written for each element.
         self.width = sum(graph.role_dtypes[role].itemsize for role in read)
         self.width += sum(dtype.itemsize for _, dtype in self._outputs)
 
-    def _written(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> set[int]:
+    def _find_written(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> set[int]:
         return {self.graph.roles + i if role is None else role for i, (_, _, role) in enumerate(outputs)}
 
     @property
@@ -228,8 +228,8 @@ class TritonKernel:
             nodes = self.graph.nodes
             found = self._sources[tensors] = _Source(
                 emit_triton(self.graph, self._outputs, placed),
-                [i for i in self.graph.live() if not nodes[i].vector and i not in placed],
-                needed_numbers(self.graph, placed),
+                [i for i in self.graph.find_needed() if not nodes[i].vector and i not in placed],
+                find_needed_numbers(self.graph, placed),
                 [dict(nodes[i].args)["position"] for i in sorted(placed) if nodes[i].op == "scalar"],
             )
         return found

@@ -20,7 +20,7 @@ def readable(model: nn.Module) -> dict[str, Any]:
     found = _trainable(model)
     if sum(parameter.numel() for parameter in found.values()) > _MOST:
         return {}
-    return {_name(name): _plain(parameter.detach()) for name, parameter in found.items()}
+    return {_name(name): _to_numbers(parameter.detach()) for name, parameter in found.items()}
 
 
 def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None
     errors = (variance * (vectors.square() / values).sum(1)).sqrt() / lengths
     parts = errors.split([parameter.numel() for parameter in found.values()])
     return {
-        _name(name): _plain(part.reshape(parameter.shape))
+        _name(name): _to_numbers(part.reshape(parameter.shape))
         for (name, parameter), part in zip(found.items(), parts, strict=True)
     }
 
@@ -78,7 +78,7 @@ def _name(name: str) -> str:
     return path + dot + last.removeprefix("arg_").removeprefix("tensor:")
 
 
-def _plain(values: torch.Tensor) -> Any:
+def _to_numbers(values: torch.Tensor) -> Any:
     if values.is_complex():
         values = torch.view_as_real(values)
     return _finite(values.double().tolist())

@@ -55,11 +55,11 @@ class Meter:
         """Seconds of the run, without those of the bookkeeping."""
         return time.perf_counter() - self.began - self.paused
 
-    def aside(self) -> _Aside:
+    def pause(self) -> _Aside:
         """Within this, time does not count."""
         return _Aside(self)
 
-    def before(self) -> None:
+    def check_budget(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
         if self.evaluations >= self.budget:
             raise RunEnd(RunReason.BUDGET)
@@ -71,7 +71,7 @@ class Meter:
         self.evaluations += evaluations
         self.gradients += gradients
 
-    def seen(self, loss: float) -> None:
+    def record_loss(self, loss: float) -> None:
         """A loss came out of an evaluation. It is part of the digest, which is equal for equal runs."""
         self.digest.update(struct.pack("<d", loss))
         self.lost = 0 if math.isfinite(loss) else self.lost + 1

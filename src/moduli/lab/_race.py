@@ -76,13 +76,13 @@ def race(
     field = [contender(spec) for spec in contenders]
     courses = [(spec, resolve(spec)) for spec in problems]
     for _, problem in courses:
-        _installed(problem)
+        _check_installed(problem)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
     if target is not None and not math.isfinite(target):
         raise ValueError(f"the target is a finite number, not {target}")
     top = header(
-        [_about(spec, problem) for spec, problem in courses],
+        [_describe_problem(spec, problem) for spec, problem in courses],
         [{"label": entry.label, "source": entry.source} for entry in field],
         numbers,
         command=command,
@@ -111,7 +111,7 @@ def race(
     tell = listen or (lambda *_: None)
     workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
     try:
-        messages = _here(tasks) if workers == 0 else _elsewhere(tasks, workers or os.cpu_count() or 1, preload)
+        messages = _run_here(tasks) if workers == 0 else _run_in_workers(tasks, workers or os.cpu_count() or 1, preload)
         with contextlib.closing(messages):
             for number, message in messages:
                 if number < 0:
@@ -128,13 +128,13 @@ def race(
     return results
 
 
-def _here(tasks: list[Task]) -> Messages:
+def _run_here(tasks: list[Task]) -> Messages:
     for number, task in enumerate(tasks):
         yield number, {"pid": os.getpid()}
         yield number, execute(task)
 
 
-def _elsewhere(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
+def _run_in_workers(tasks: list[Task], workers: int, preload: list[str]) -> Messages:
     if not tasks:
         return
     for task in tasks:
@@ -154,7 +154,7 @@ def _sendable(task: Task) -> None:
     task.encode()
 
 
-def _installed(problem: Problem) -> None:
+def _check_installed(problem: Problem) -> None:
     for name in problem.requires:
         package = name.partition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -162,7 +162,7 @@ def _installed(problem: Problem) -> None:
             raise ModuleNotFoundError(fact, name=package)
 
 
-def _about(spec: str | Problem, problem: Problem) -> dict[str, Any]:
+def _describe_problem(spec: str | Problem, problem: Problem) -> dict[str, Any]:
     return {
         "name": problem.name,
         "reference": spec if isinstance(spec, str) else f"{type(problem).__module__}:{type(problem).__qualname__}",

@@ -202,13 +202,13 @@ class ModuleProblem(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """What the second function returns for it; of residuals, the sum of their squares."""
-        return _loss(self._returned(model), self.name)
+        return _loss(self._call_function(model), self.name)
 
     def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
         """What the second function returns, if that is several numbers."""
-        return _residuals(self._returned(model))
+        return _residuals(self._call_function(model))
 
-    def _returned(self, model: Callable[..., Any]) -> Any:
+    def _call_function(self, model: Callable[..., Any]) -> Any:
         if self.function is None:
             self.model(0)
         if self.function is None:

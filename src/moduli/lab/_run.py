@@ -68,7 +68,7 @@ def run(
     tracks = _Tracks(problem)
     reason, detail, trace = RunReason.CRASHED, "", ""
     try:
-        with meter.aside():
+        with meter.pause():
             model = problem.model(seed)
             first = problem.measure(model)
         entrant = contender.enter(model)
@@ -100,17 +100,17 @@ def run(
 def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
     # A step of L-BFGS may go a long way: its path is drawn through the evaluations that were better than any before.
     closure = closure_for(problem, entrant, meter, lambda: tracks.look(entrant))
-    with meter.aside():
+    with meter.pause():
         tracks.look(entrant)
     idle = 0
     while True:
-        with meter.aside():
+        with meter.pause():
             problem.resample(generator)
         before = meter.evaluations
         entrant.optimizer.step(closure)
         tracks.steps += 1
         idle = idle + 1 if meter.evaluations == before else 0
-        with meter.aside():
+        with meter.pause():
             tracks.look(entrant)
             if not entrant.finite():
                 raise RunEnd(RunReason.DIVERGED, "a parameter is no longer a finite number")
@@ -120,7 +120,7 @@ def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, ge
             raise RunEnd(RunReason.STOPPED, entrant.finished)
         if idle >= IDLE:
             raise RunEnd(RunReason.STOPPED, f"{IDLE} steps in a row evaluated nothing")
-        meter.before()
+        meter.check_budget()
 
 
 def closure_for(
@@ -149,7 +149,7 @@ def _closure(
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def closure(backward: bool = True) -> torch.Tensor:
-        meter.before()
+        meter.check_budget()
         if backward:
             for parameter in parameters:
                 parameter.grad = None
@@ -158,10 +158,10 @@ def _closure(
                 loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = problem.loss(model)
-        with meter.aside():
+        with meter.pause():
             meter.count(1, int(backward))
             value = float(loss.detach())
-            meter.seen(value)
+            meter.record_loss(value)
             if value < meter.best:
                 better()
             if not problem.noisy:
@@ -175,19 +175,19 @@ def _population_closure(problem: Problem, entrant: Entrant, meter: Meter) -> Cal
     population = entrant.population
 
     def closure(backward: bool = True) -> torch.Tensor:
-        meter.before()
+        meter.check_budget()
         losses: torch.Tensor = population.losses(problem.loss)
         if backward:
             population.zero_grad()
             _differentiable(problem, losses).sum().backward()  # type: ignore[no-untyped-call]
-        with meter.aside():
+        with meter.pause():
             values = losses.detach()
             meter.count(len(values), len(values) * int(backward))
             entrant.losses = values
             for value in values.tolist():
                 meter.digest.update(repr(value).encode())
             best = float(torch.where(values.isnan(), math.inf, values).min())
-            meter.seen(best)
+            meter.record_loss(best)
             if not problem.noisy:
                 meter.value(best)
         return losses
@@ -218,11 +218,11 @@ class _Tracks:
             return
         points = entrant.points()
         if entrant.population is None:
-            here = _short(points[0])
+            here = _round_values(points[0])
             if not self.path or self.path[-1] != here:
                 self.path.append(here)
         else:
-            self.cloud.append([_short(point) for point in points[:CLOUD_MEMBERS]])
+            self.cloud.append([_round_values(point) for point in points[:CLOUD_MEMBERS]])
 
     def result(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class _Tracks:
         return out
 
 
-def _short(values: torch.Tensor) -> list[float]:
+def _round_values(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.5g}") if math.isfinite(value) else 0.0 for value in values.tolist()]
 
 

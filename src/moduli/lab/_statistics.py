@@ -48,7 +48,7 @@ def _value(run: dict[str, Any]) -> float:
     )
 
 
-def _none(value: float) -> float | None:
+def _replace_infinite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -75,10 +75,10 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "contender": contender["label"],
                 "source": contender["source"],
                 "runs": len(runs),
-                "median": _none(quantile(values, 0.5)),
-                "lower": _none(quantile(values, 0.25)),
-                "upper": _none(quantile(values, 0.75)),
-                "best": _none(min(values)),
+                "median": _replace_infinite(quantile(values, 0.5)),
+                "lower": _replace_infinite(quantile(values, 0.25)),
+                "upper": _replace_infinite(quantile(values, 0.75)),
+                "best": _replace_infinite(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
                 "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
@@ -89,7 +89,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _at(history: list[list[Any]], column: int, x: float) -> float:
+def _find_best_at(history: list[list[Any]], column: int, x: float) -> float:
     """The best value of a run when x evaluations, or seconds, had passed."""
     value = math.inf
     for point in history:
@@ -128,10 +128,10 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
             high = max(history[-1][column] for history in histories)
             low = 1 if column == 0 else max(1e-5, min(history[1][1] for history in histories))
             grid = _grid(low, high, column == 0)
-            levels = [[_at(history, column, x) for history in histories] for x in grid]
+            levels = [[_find_best_at(history, column, x) for history in histories] for x in grid]
             curve[key] = {"x": [float(f"{x:.5g}") for x in grid]}
             for name, q in (("median", 0.5), ("lower", 0.25), ("upper", 0.75)):
-                curve[key][name] = [_none(quantile(level, q)) for level in levels]
+                curve[key][name] = [_replace_infinite(quantile(level, q)) for level in levels]
         found.append(curve)
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["check_at_least_one", "choice", "fraction", "non_negative", "positive", "probability"]
 
 
-def _numbers(value: Any) -> list[float] | None:
+def _read_numbers(value: Any) -> list[float] | None:
     """The numbers in a setting, or None where it is a function of the step."""
     if isinstance(value, Tensor):
         found: list[float] = value.detach().double().reshape(-1).tolist()
@@ -20,7 +20,7 @@ def _numbers(value: Any) -> list[float] | None:
 
 
 def _check(link: str, key: str, value: Any, ok: Any, wanted: str) -> None:
-    numbers = _numbers(value)
+    numbers = _read_numbers(value)
     if numbers is None:
         if callable(value):
             return

@@ -17,7 +17,7 @@ from torch import Tensor
 from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._task import labels
 from ._ties import Fusion
@@ -26,7 +26,7 @@ from ._views import ModelT, sequence
 __all__ = ["breadcrumbs", "crumbs"]
 
 
-@on_paths
+@accept_paths
 def breadcrumbs(
     base: ModelT,
     models: Sequence[ModelT],

@@ -148,7 +148,7 @@ def _matches(name: str, pattern: str) -> bool:
     """Whether a glob pattern matches a name; in it, `<0-15>` stands for a whole number from 0 to 15."""
     if "<" not in pattern:
         return fnmatchcase(name, pattern)
-    compiled, ranges = _compiled(pattern)
+    compiled, ranges = _compile_pattern(pattern)
     found = compiled.match(name)
     return found is not None and all(
         low <= int(number) <= high for number, (low, high) in zip(found.groups(), ranges, strict=True)
@@ -156,7 +156,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 @cache
-def _compiled(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
+def _compile_pattern(pattern: str) -> tuple[re.Pattern[str], list[tuple[int, int]]]:
     pieces = re.split(r"<([0-9]+)-([0-9]+)>", pattern)
     texts, ranges = pieces[0::3], list(zip(map(int, pieces[1::3]), map(int, pieces[2::3]), strict=True))
     # A number is whole: no digit stands before or after it.

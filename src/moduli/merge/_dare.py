@@ -23,17 +23,17 @@ from torch import Tensor
 
 from ._coefficients import Coefficient
 from ._driver import Buffers, Integers, run
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._processes import share_seed
 from ._recipe import Recipe, Row
-from ._task import based, labels
+from ._task import add_to_base, labels
 from ._ties import Elect, Fusion
 from ._views import ModelT, sequence
 
 __all__ = ["dare", "draw_seed", "draw_uniform", "drops"]
 
 
-@on_paths
+@accept_paths
 def dare(
     base: ModelT,
     models: Sequence[ModelT],
@@ -110,7 +110,7 @@ def drops(
     def kernel(name: str, row: Row) -> Tensor:
         shares = [density(name) for density in fusion.densities]
         if then == "linear" and all(share == 1.0 for share in shares):
-            return based(row, fusion.factors(name))  # nothing is dropped, and this rounds less
+            return add_to_base(row, fusion.factors(name))  # nothing is dropped, and this rounds less
         shape = row[0].shape
 
         def sparse(place: int, delta: Tensor) -> Tensor:

@@ -20,17 +20,17 @@ from ._coefficients import Coefficient, per_model
 from ._dare import draw_seed, draw_uniform
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._processes import share_seed
 from ._recipe import Recipe, Row
 from ._task import labels
 from ._ties import Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["della", "ranked_drops"]
+__all__ = ["della", "make_ranked_drops"]
 
 
-@on_paths
+@accept_paths
 def della(
     base: ModelT,
     models: Sequence[ModelT],
@@ -75,11 +75,11 @@ def della(
     """
     models = sequence(models)
     seed = share_seed(draw_seed(generator), base)
-    recipe = ranked_drops(len(models), density, epsilon, seed, scale, weights, then, normalize)
+    recipe = make_ranked_drops(len(models), density, epsilon, seed, scale, weights, then, normalize)
     return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
 
 
-def ranked_drops(
+def make_ranked_drops(
     count: int,
     density: Coefficient | Sequence[Coefficient],
     epsilon: Coefficient | Sequence[Coefficient],

@@ -64,10 +64,10 @@ def run(
     with torch.no_grad():
         views = _views(models, labels)
         checks = Checks(at_once=recipe.survey is not None)
-        made = rebuild(views[0], _merged(recipe, views, buffers, integers, checks))
+        made = rebuild(views[0], _merge_groups(recipe, views, buffers, integers, checks))
         if checks.fail():
             # Which name it is, and what is wrong with it, is found out by asking at once.
-            for _ in _merged(recipe, views, buffers, integers, Checks(at_once=True)):
+            for _ in _merge_groups(recipe, views, buffers, integers, Checks(at_once=True)):
                 pass
             raise MergeError("a value of these models is NaN or infinite, or two of them that must be equal differ")
         return cast(ModelT, made)
@@ -99,7 +99,7 @@ def stream(
     """
     with torch.no_grad():
         views = _views(models, labels)
-        values = _merged(recipe, views, buffers, integers, Checks(at_once=True))
+        values = _merge_groups(recipe, views, buffers, integers, Checks(at_once=True))
     while True:
         # Not around the yield: what the consumer does in between has its own gradient mode.
         with torch.no_grad():
@@ -116,7 +116,7 @@ def _views(models: Sequence[Model], labels: Sequence[str] | None) -> list[View]:
     return [view(model, name) for model, name in zip(models, names, strict=True)]
 
 
-def _merged(
+def _merge_groups(
     recipe: Recipe, views: list[View], buffers: Buffers, integers: Integers, checks: Checks
 ) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
     """The groups of tied names with their merged values; None where the first's is taken.
@@ -193,13 +193,13 @@ def _merge_tensors(recipe: Recipe, views: list[View], name: str, like: Tensor, c
     buffer = name in views[0].buffers
     row = _ModelRow(views, name, checks, pieces=recipe.elementwise)
     if not recipe.elementwise or like.numel() < 2 * _PIECE:
-        return _finished(recipe.kernel(name, row), like.dtype, name, buffer, checks)
+        return _finish_value(recipe.kernel(name, row), like.dtype, name, buffer, checks)
     device = torch.device("cpu") if like.is_meta else like.device
     merged = torch.empty(like.shape, dtype=like.dtype, device=device)
     flat = merged.view(-1)
     for start in range(0, like.numel(), _PIECE):
         row.place = slice(start, start + _PIECE)
-        flat[row.place] = _finished(recipe.kernel(name, row), like.dtype, name, buffer, checks)
+        flat[row.place] = _finish_value(recipe.kernel(name, row), like.dtype, name, buffer, checks)
     return merged
 
 
@@ -209,7 +209,7 @@ def _merge_tensors(recipe: Recipe, views: list[View], name: str, like: Tensor, c
 def _merge_whole(recipe: Recipe, views: list[View], name: str, checks: Checks) -> Tensor:
     """One name; whether it is kept is decided where it lies."""
     first, buffer = views[0].read(name), name in views[0].buffers
-    made = _finished(recipe.kernel(name, _ModelRow(views, name, checks)), first.dtype, name, buffer, checks)
+    made = _finish_value(recipe.kernel(name, _ModelRow(views, name, checks)), first.dtype, name, buffer, checks)
     if not _may_keep(recipe, views, name):
         return made
     same = torch.ones((), dtype=torch.bool, device=first.device)
@@ -225,7 +225,7 @@ def _merge_pack(
     chosen = [names[0] for names in pack]
     row = _PackedRow(views, chosen, checks)
     first, buffer = views[0].read(chosen[0]), chosen[0] in views[0].buffers
-    made = _finished(recipe.kernel(chosen[0], row), first.dtype, chosen[0], buffer, checks)
+    made = _finish_value(recipe.kernel(chosen[0], row), first.dtype, chosen[0], buffer, checks)
     if _may_keep(recipe, views, chosen[0]):
         held = row.read(0)
         same = torch.ones_like(held, dtype=torch.bool)
@@ -380,7 +380,7 @@ def _check_equal(views: list[View], name: str, checks: Checks) -> None:
             )
 
 
-def _finished(value: Tensor, dtype: torch.dtype, name: str, buffer: bool, checks: Checks) -> Tensor:
+def _finish_value(value: Tensor, dtype: torch.dtype, name: str, buffer: bool, checks: Checks) -> Tensor:
     """A merged value as the first model would hold it."""
     result = value.to(dtype)
     if not checks.are_finite(result.to(value.dtype)):

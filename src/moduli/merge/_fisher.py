@@ -21,7 +21,7 @@ from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import weighted_sum
 from ._recipe import Recipe, Row
-from ._views import ModelT, described, sequence
+from ._views import ModelT, describe_tensor, sequence
 
 __all__ = ["fisher", "fisher_information", "precisions"]
 
@@ -109,7 +109,7 @@ def precisions(fishers: Sequence[Mapping[str, Tensor]], weights: Sequence[Coeffi
 
 def _information(value: Tensor, parameter: Tensor, what: str, floor: float) -> Tensor:
     if value.shape != parameter.shape:
-        raise MergeError(f"{what} is {described(value)}, but the parameter has shape {tuple(parameter.shape)}")
+        raise MergeError(f"{what} is {describe_tensor(value)}, but the parameter has shape {tuple(parameter.shape)}")
     value = value.detach().to(device=parameter.device, dtype=parameter.real.dtype)
     if bool((value < 0).any()) or not bool(torch.isfinite(value).all()):
         raise MergeError(f"{what} has negative, infinite or NaN entries; Fisher information is an average of squares")
@@ -159,7 +159,7 @@ def fisher_information(
         with torch.enable_grad():
             losses = loss(model, batch)
             if not isinstance(losses, Tensor) or losses.ndim > 1 or losses.is_complex() or not losses.requires_grad:
-                what = described(losses) if isinstance(losses, Tensor) else type(losses).__name__
+                what = describe_tensor(losses) if isinstance(losses, Tensor) else type(losses).__name__
                 raise MergeError(
                     f"loss gave {what}; it must give one real number per example, computed from the model: a vector "
                     "(reduction='none'), or a scalar for a batch of one example"

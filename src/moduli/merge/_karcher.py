@@ -19,14 +19,14 @@ from torch import Tensor
 from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
 __all__ = ["karcher", "means"]
 
 
-@on_paths
+@accept_paths
 def karcher(
     models: Sequence[ModelT],
     weights: Sequence[Coefficient] | None = None,

@@ -14,14 +14,14 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
 __all__ = ["combination", "lerp", "linear", "line", "weighted_sum", "widen"]
 
 
-@on_paths
+@accept_paths
 def linear(
     models: Sequence[ModelT],
     weights: Sequence[Coefficient] | None = None,
@@ -60,7 +60,7 @@ def linear(
     return run(combination(len(models), weights, normalize), models, buffers=buffers, integers=integers)
 
 
-@on_paths
+@accept_paths
 def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """Interpolate between two models along a straight line.
 
@@ -94,7 +94,7 @@ def combination(count: int, weights: Sequence[Coefficient] | None = None, normal
     """The recipe of `linear`."""
     each = per_model(weights, count, "weights")
 
-    def chosen(name: str) -> list[float]:
+    def choose_weights(name: str) -> list[float]:
         numbers = [weight(name) for weight in each]
         total = sum(numbers)
         if not normalize:
@@ -106,7 +106,7 @@ def combination(count: int, weights: Sequence[Coefficient] | None = None, normal
             )
         return [number / total for number in numbers]
 
-    return _sums(each, chosen)
+    return _sums(each, choose_weights)
 
 
 def line(count: int, t: Coefficient) -> Recipe:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, cast
 
 from ._errors import MergeError
 
-__all__ = ["model_arguments", "on_paths"]
+__all__ = ["model_arguments", "accept_paths"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def on_paths(function: F) -> F:
+def accept_paths(function: F) -> F:
     """Let a recipe also take paths of checkpoints, and write the result to `out=`.
 
     Example:

@@ -18,16 +18,16 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
 from ._linear import widen
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._task import labels
-from ._trim import kept, real
+from ._trim import count_kept, view_real
 from ._views import ModelT, sequence
 
 __all__ = ["sce", "selections"]
 
 
-@on_paths
+@accept_paths
 def sce(
     base: ModelT,
     models: Sequence[ModelT],
@@ -72,10 +72,10 @@ def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
 
     def kernel(name: str, row: Row) -> Tensor:
         first = row[0]
-        base = real(first)
+        base = view_real(first)
 
         def delta(place: int) -> Tensor:
-            return real(row[place + 1]) - base
+            return view_real(row[place + 1]) - base
 
         total, squares = torch.zeros_like(base), torch.zeros_like(base)
         for place in range(count):
@@ -87,7 +87,7 @@ def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
             variance = (squares - total.square() / count).flatten()
             selected = torch.zeros_like(variance, dtype=torch.bool)
             order = variance.argsort(descending=True, stable=True)
-            selected[order[: kept(share(name), variance.numel())]] = True
+            selected[order[: count_kept(share(name), variance.numel())]] = True
             selected = selected.view_as(base)
         elif share(name) == 0:
             selected.fill_(False)

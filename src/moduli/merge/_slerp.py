@@ -14,7 +14,7 @@ from ._coefficients import Coefficient, Coefficients
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import weighted_sum, widen
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Kernel, Recipe, Row
 from ._views import ModelT
 
@@ -24,7 +24,7 @@ __all__ = ["arc", "slerp"]
 _FLAT = 1e-6
 
 
-@on_paths
+@accept_paths
 def slerp(
     a: ModelT,
     b: ModelT,

@@ -12,14 +12,14 @@ from typing import Literal
 from ._driver import Buffers, Integers
 from ._errors import MergeError
 from ._linear import combination, linear
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe
 from ._views import ModelT, sequence
 
 __all__ = ["average", "greedy_ingredients", "greedy_soup", "soup"]
 
 
-@on_paths
+@accept_paths
 def soup(
     models: Sequence[ModelT],
     *,

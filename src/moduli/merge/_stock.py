@@ -18,15 +18,15 @@ from torch import Tensor
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import widen
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
-from ._task import based, labels
+from ._task import add_to_base, labels
 from ._views import ModelT, sequence
 
 __all__ = ["ratio", "shells", "stock"]
 
 
-@on_paths
+@accept_paths
 def stock(
     base: ModelT, models: Sequence[ModelT], *, buffers: Buffers = "first", integers: Integers = "equal"
 ) -> ModelT:
@@ -67,7 +67,7 @@ def shells(count: int) -> Recipe:
         raise MergeError(f"models holds {count}, and this needs at least two models")
 
     def kernel(name: str, row: Row) -> Tensor:
-        return based(row, [ratio(row) / count] * count)  # (3)
+        return add_to_base(row, [ratio(row) / count] * count)  # (3)
 
     return Recipe(kernel)
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from ._coefficients import Coefficient, per_model
 from ._driver import Buffers, Integers, run
 from ._linear import weighted_sum
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["based", "difference", "labels", "sums", "task_arithmetic", "task_vector"]
+__all__ = ["add_to_base", "difference", "labels", "sums", "task_arithmetic", "task_vector"]
 
 
-@on_paths
+@accept_paths
 def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """What fine-tuning changed: τ = θ − θ_base, as a model of its own.
 
@@ -46,7 +46,7 @@ def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", inte
     return run(difference(2), [model, base], ["model", "base"], buffers=buffers, integers=integers)
 
 
-@on_paths
+@accept_paths
 def task_arithmetic(
     base: ModelT,
     models: Sequence[ModelT],
@@ -100,12 +100,12 @@ def sums(count: int, scale: Coefficient | Sequence[Coefficient]) -> Recipe:
     scales = per_model(scale, count, "scale")
 
     def kernel(name: str, row: Row) -> Tensor:
-        return based(row, [scale(name) for scale in scales])
+        return add_to_base(row, [scale(name) for scale in scales])
 
     return Recipe(kernel, scales, elementwise=True)
 
 
-def based(row: Row, scales: Sequence[float | Tensor]) -> Tensor:
+def add_to_base(row: Row, scales: Sequence[float | Tensor]) -> Tensor:
     """θ_base + Σᵢ λᵢ (θᵢ − θ_base) over a row that starts with the base."""
     return weighted_sum(row, [1.0 - sum(scales), *scales])
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from ._coefficients import Coefficient, Coefficients, per_model
 from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import on_paths
+from ._paths import accept_paths
 from ._recipe import Kernel, Recipe, Row
 from ._task import labels
-from ._trim import cut_whole, real, trimmed, trimmed_whole
+from ._trim import cut_whole, trim_below, trim_delta, view_real
 from ._views import ModelT, sequence
 
 __all__ = ["Elect", "Fusion", "elections", "ties"]
@@ -32,7 +32,7 @@ Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
 
 
-@on_paths
+@accept_paths
 def ties(
     base: ModelT,
     models: Sequence[ModelT],
@@ -105,11 +105,11 @@ def elections(
     densities = fusion.densities
 
     def kernel(name: str, row: Row) -> Tensor:
-        return fusion(name, row, lambda index, delta: trimmed(delta, densities[index](name)))  # (1)
+        return fusion(name, row, lambda index, delta: trim_delta(delta, densities[index](name)))  # (1)
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
-        return lambda name, row: fusion(name, row, lambda index, delta: trimmed_whole(delta, cuts[index], name))  # (1)
+        return lambda name, row: fusion(name, row, lambda index, delta: trim_below(delta, cuts[index], name))  # (1)
 
     return Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None)
 
@@ -173,17 +173,17 @@ class Fusion:
         """Merge one name; `sparse` makes a task vector, given as a real tensor of its own, sparse, by its model's index."""
         if self.then == "ties":
             numbers = [weight(name) for weight in self.weights]
-            return elected(row, sparse, self.scale(name), numbers, self.normalize, self.elect)
+            return elect_and_merge(row, sparse, self.scale(name), numbers, self.normalize, self.elect)
         first = row[0]
-        base = real(first)
+        base = view_real(first)
         result = base.clone()
         for place, factor in enumerate(self.factors(name)):
             if factor != 0:
-                result.add_(sparse(place, real(row[place + 1]) - base), alpha=factor)
+                result.add_(sparse(place, view_real(row[place + 1]) - base), alpha=factor)
         return torch.view_as_complex(result) if first.is_complex() else result
 
 
-def elected(
+def elect_and_merge(
     row: Row,
     sparse: Callable[[int, Tensor], Tensor],
     scale: float,
@@ -204,13 +204,13 @@ def elected(
         elect: How signs are elected.
     """
     first = row[0]
-    base = real(first)
+    base = view_real(first)
     positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
     votes = torch.zeros_like(base) if elect == "count" else None
     for index, weight in enumerate(weights):
         if weight == 0:
             continue
-        vector = sparse(index, real(row[index + 1]) - base).mul_(weight)
+        vector = sparse(index, view_real(row[index + 1]) - base).mul_(weight)
         if votes is not None:
             votes.add_(vector.sign())
         for_positive.add_(vector > 0, alpha=abs(weight))

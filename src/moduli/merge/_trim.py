@@ -14,7 +14,7 @@ from torch import Tensor
 from ._checks import is_elsewhere
 from ._recipe import Row
 
-__all__ = ["Cut", "cut_whole", "real", "trimmed", "trimmed_whole"]
+__all__ = ["Cut", "cut_whole", "view_real", "trim_delta", "trim_below"]
 
 _LOW = 15
 _CHUNK = 1 << 20
@@ -33,20 +33,20 @@ class Cut:
     quota: Mapping[str, int]
 
 
-def real(tensor: Tensor) -> Tensor:
+def view_real(tensor: Tensor) -> Tensor:
     """A complex tensor as a real one with pairs in its last dimension; a real one as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def kept(density: float, count: int) -> int:
+def count_kept(density: float, count: int) -> int:
     """How many of a number of entries a density keeps."""
     return max(1, round(density * count)) if density > 0 and count > 0 else 0
 
 
-def trimmed(delta: Tensor, density: float) -> Tensor:
+def trim_delta(delta: Tensor, density: float) -> Tensor:
     """Keep the entries of largest magnitude of a real tensor; may change it, and return it."""
     count = delta.numel()
-    keep = kept(density, count)
+    keep = count_kept(density, count)
     if keep >= count:
         return delta
     if keep == 0:
@@ -74,33 +74,33 @@ def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> Cu
 
     def chunks() -> Iterator[Tensor]:
         for _, row in rows:
-            yield from torch.split(_bits(real(row[place]) - real(row[0])), _CHUNK)
+            yield from torch.split(_bits(view_real(row[place]) - view_real(row[0])), _CHUNK)
 
     upper = torch.zeros(1 << (31 - _LOW), dtype=torch.int64)
     for chunk in chunks():
         upper += torch.bincount(chunk >> _LOW, minlength=len(upper)).cpu()
     total = int(upper.sum())
-    keep = kept(density, total)
+    keep = count_kept(density, total)
     if keep >= total:
         return Cut(-1, {})
     if keep == 0:
         return Cut(2**31 - 1, {})
-    bin_, above = _located(upper, keep)
+    bin_, above = _locate_bin(upper, keep)
     lower = torch.zeros(1 << _LOW, dtype=torch.int64)
     for chunk in chunks():
         inside = chunk[(chunk >> _LOW) == bin_] & (len(lower) - 1)
         lower += torch.bincount(inside, minlength=len(lower)).cpu()
-    low, more = _located(lower, keep - above)
+    low, more = _locate_bin(lower, keep - above)
     bits, left = bin_ << _LOW | low, keep - above - more
     quota: dict[str, int] = {}
     for name, row in rows if bits > 0 else ():  # whether a zero is kept makes no difference
         if left > 0:
-            quota[name] = min(left, int((_bits(real(row[place]) - real(row[0])) == bits).sum()))
+            quota[name] = min(left, int((_bits(view_real(row[place]) - view_real(row[0])) == bits).sum()))
             left -= quota[name]
     return Cut(bits, quota)
 
 
-def trimmed_whole(delta: Tensor, cut: Cut, name: str) -> Tensor:
+def trim_below(delta: Tensor, cut: Cut, name: str) -> Tensor:
     """Keep the entries of a name that are above a cut; changes the tensor, and returns it."""
     bits = _bits(delta)
     mask = bits > cut.bits
@@ -114,7 +114,7 @@ def _bits(delta: Tensor) -> Tensor:
     return delta.abs().reshape(-1).to(torch.float32).view(torch.int32)
 
 
-def _located(counts: Tensor, keep: int) -> tuple[int, int]:
+def _locate_bin(counts: Tensor, keep: int) -> tuple[int, int]:
     """The bin that holds the `keep`-th largest entry, and how many entries are in the bins above it."""
     tail = counts.flip(0).cumsum(0)
     place = int(torch.searchsorted(tail, keep))

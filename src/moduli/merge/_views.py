@@ -13,7 +13,7 @@ from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, l
 
 from ._errors import MergeError
 
-__all__ = ["COUNTER", "STATISTICS", "Model", "ModelT", "View", "check", "described", "sequence", "ties", "view"]
+__all__ = ["COUNTER", "STATISTICS", "Model", "ModelT", "View", "check", "describe_tensor", "sequence", "ties", "view"]
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 """What can be merged: a module, or a mapping from names to tensors such as `state_dict()` gives.
@@ -131,7 +131,7 @@ def sequence(models: Sequence[ModelT], what: str = "models", least: int = 1) -> 
     return models
 
 
-def described(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """The dtype and shape of a tensor, for an error."""
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
@@ -150,7 +150,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
     _align(first, other)
     for name in needed:
         if name not in other.keys:
-            shape = f" ({described(first.look(name))} in {first.label})" if first.known else ""
+            shape = f" ({describe_tensor(first.look(name))} in {first.label})" if first.known else ""
             raise MergeError(f"{name!r}{shape} is missing in {other.label}; merge models of one structure")
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
@@ -158,7 +158,7 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
     for name in other.names():
         # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
         if name not in first.keys and name not in other.buffers:
-            shape = f" ({described(other.look(name))} in {other.label})" if other.known else ""
+            shape = f" ({describe_tensor(other.look(name))} in {other.label})" if other.known else ""
             raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
         _check_ties(first, other, first.model, other.model)
@@ -213,7 +213,7 @@ def compare(name: str, first: View, left: Tensor, other: View, right: Tensor) ->
     """
     if left.shape != right.shape or _kind(left) != _kind(right):
         raise MergeError(
-            f"{name!r} is {described(left)} in {first.label} and {described(right)} in {other.label}; "
+            f"{name!r} is {describe_tensor(left)} in {first.label} and {describe_tensor(right)} in {other.label}; "
             "merge models of one structure"
         )
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ._breadcrumbs import breadcrumbs, crumbs
 from ._dare import dare, drops
-from ._della import della, ranked_drops
+from ._della import della, make_ranked_drops
 from ._errors import MergeError
 from ._karcher import karcher, means
 from ._linear import combination, lerp, line, linear
@@ -32,7 +32,7 @@ RECIPES: Final[dict[str, tuple[Callable[..., Any], Callable[..., Recipe]]]] = {
     "dare": (dare, drops),
     "stock": (stock, shells),
     "breadcrumbs": (breadcrumbs, crumbs),
-    "della": (della, ranked_drops),
+    "della": (della, make_ranked_drops),
     "sce": (sce, selections),
     "karcher": (karcher, means),
 }

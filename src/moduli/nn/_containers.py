@@ -25,7 +25,7 @@ class _Container(Module):
 
     def _put(self, key: str, value: Any) -> None:
         # Not by attribute: a key may well be the name of a method.
-        keep(self, key, _checked(self, value), self._nograd)
+        keep(self, key, _check_value(self, value), self._nograd)
 
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]
@@ -82,15 +82,15 @@ class TensorList(_Container, MutableSequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
         if isinstance(index, slice):
             return [self._get(str(at)) for at in range(*index.indices(len(self)))]
-        return self._get(str(self._at(index)))
+        return self._get(str(self._check_position(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
             tensors = list(self)
-            tensors[index] = [_checked(self, tensor) for tensor in value]
+            tensors[index] = [_check_value(self, tensor) for tensor in value]
             self._fill(tensors)
         else:
-            self._put(str(self._at(index)), value)
+            self._put(str(self._check_position(index)), value)
 
     def __delitem__(self, index: int | slice) -> None:
         tensors = list(self)
@@ -99,7 +99,7 @@ class TensorList(_Container, MutableSequence[Tensor]):
 
     def extend(self, values: Iterable[Tensor]) -> None:
         """Put copies of several tensors at the end; all of them or none."""
-        for value in [_checked(self, value) for value in values]:
+        for value in [_check_value(self, value) for value in values]:
             self.append(value)
 
     def insert(self, index: int, value: Tensor) -> None:
@@ -108,7 +108,7 @@ class TensorList(_Container, MutableSequence[Tensor]):
             self._put(str(len(self)), value)
         else:
             tensors = list(self)
-            tensors.insert(index, _checked(self, value))
+            tensors.insert(index, _check_value(self, value))
             self._fill(tensors)
 
     def pop(self, index: int = -1) -> Tensor:
@@ -117,7 +117,7 @@ class TensorList(_Container, MutableSequence[Tensor]):
         del self[index]
         return tensor
 
-    def _at(self, index: int) -> int:
+    def _check_position(self, index: int) -> int:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"there is no tensor {index} in a list of {size}")
@@ -186,7 +186,7 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
         return self._get(key)
 
     def __setitem__(self, key: str, value: Tensor) -> None:
-        self._put(_checked_key(key), value)
+        self._put(_check_key(key), value)
 
     def __delitem__(self, key: str) -> None:
         self._check_present(key)
@@ -196,8 +196,8 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
         """Put copies of several tensors in, by key; all of them or none."""
         entries = dict(other, **named)
         for key, value in entries.items():
-            _checked_key(key)
-            _checked(self, value)
+            _check_key(key)
+            _check_value(self, value)
         for key, value in entries.items():
             self[key] = value
 
@@ -214,14 +214,14 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
             raise KeyError(f"there is no tensor {key!r}; the keys are {list(self._labelled)}")
 
 
-def _checked_key(key: Any) -> str:
+def _check_key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError(f"the keys of a TensorDict are text, not {key!r}")
     check_name(key)
     return key
 
 
-def _checked(container: Module, value: Any) -> Tensor:
+def _check_value(container: Module, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(
             f"a {type(container).__name__} holds labelled tensors, not a {type(value).__name__}; label it first, as in "

@@ -32,10 +32,10 @@ def install(cls: type) -> None:
     for klass in (cls, *_descendants(cls)):
         forward = klass.__dict__.get("forward")
         if callable(forward) and not hasattr(forward, _MARK):
-            type.__setattr__(klass, "forward", _dispatching(forward))
+            type.__setattr__(klass, "forward", _make_dispatching(forward))
         elif not hasattr(klass.forward, _MARK):  # type: ignore[attr-defined]
             # Inherited from a class that has no actions itself, so its method must stay as it is.
-            type.__setattr__(klass, "forward", _dispatching(_inherited(klass)))
+            type.__setattr__(klass, "forward", _make_dispatching(_make_inherited(klass)))
         if klass._call_impl is not _call_impl:  # type: ignore[attr-defined]
             type.__setattr__(klass, "_call_impl", _call_impl)
 
@@ -49,14 +49,14 @@ def _descendants(cls: type) -> list[type]:
     return list(found)
 
 
-def _inherited(cls: Any) -> Action:
+def _make_inherited(cls: Any) -> Action:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return super(cls, self).forward(*args, **kwargs)
 
     return forward
 
 
-def _dispatching(forward: Action) -> Action:
+def _make_dispatching(forward: Action) -> Action:
     @functools.wraps(forward)
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _pending and args and _pending.get(_thread()) is self:

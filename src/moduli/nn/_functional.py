@@ -170,7 +170,7 @@ class Functional:
         """
         action = resolve(type(self), type(obj))
         if action is None:
-            raise NotImplementedError(unregistered(type(self), type(obj)))
+            raise NotImplementedError(describe_unregistered(type(self), type(obj)))
         return action(self, obj, **kwargs)
 
     def __call__(self, obj: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ class Functional:
 def resolve(functional: type, obj_type: type) -> Action | None:
     """The action of a functional class on a type of objects, or None."""
     if is_dynamo_compiling():
-        name = _resolved_name(functional, obj_type)
+        name = _resolve_name(functional, obj_type)
         return None if name is None else getattr(functional, name)
     return _resolve(functional, obj_type)[2]
 
@@ -193,7 +193,7 @@ def _resolve(functional: type, obj_type: type) -> _Resolved:
         actions.resolved = {}
         actions.generation = _generation
         # Only classes that register abstract bases depend on who else is registered with those.
-        actions.token = get_cache_token() if any(map(_is_abstract, _registered(functional))) else None
+        actions.token = get_cache_token() if any(map(_is_abstract, _list_registered(functional))) else None
     known = actions.resolved.get(id(obj_type))
     if known is None or known[0]() is not obj_type:
         name = _search(functional, obj_type)
@@ -201,19 +201,19 @@ def _resolve(functional: type, obj_type: type) -> _Resolved:
     return known
 
 
-def _resolved_name(functional: type, obj_type: type) -> str | None:
+def _resolve_name(functional: type, obj_type: type) -> str | None:
     return _resolve(functional, obj_type)[1]
 
 
 # In a compiled graph the class and the type of the argument are constants, and so is the action they lead to;
 # registrations are not expected to change under code that is compiled already. The mark is what
 # torch.compiler.assume_constant_result sets, without importing the compiler for it.
-_resolved_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_resolve_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unregistered(functional: type, obj_type: type) -> str:
+def describe_unregistered(functional: type, obj_type: type) -> str:
     """The sentence for a pair of types without an action."""
-    known = sorted({klass.__name__ for klass in _registered(functional)})
+    known = sorted({klass.__name__ for klass in _list_registered(functional)})
     listing = f"registered types: {', '.join(known)}" if known else "no type is registered yet"
     return (
         f"{functional.__name__} has no action on {obj_type.__name__}; {listing}. "
@@ -223,7 +223,7 @@ def unregistered(functional: type, obj_type: type) -> str:
 
 def has_actions(functional: type) -> bool:
     """Whether anything is registered on a class or its bases."""
-    return next(_registered(functional), None) is not None
+    return next(_list_registered(functional), None) is not None
 
 
 def _actions(functional: type) -> _Actions:
@@ -234,7 +234,7 @@ def _actions(functional: type) -> _Actions:
     return actions
 
 
-def _registered(functional: type) -> Iterator[type]:
+def _list_registered(functional: type) -> Iterator[type]:
     for klass in functional.__mro__:
         actions = klass.__dict__.get("_functional_actions")
         if actions is not None:
@@ -264,7 +264,7 @@ def _order(functional: type, obj_type: type) -> Iterator[list[type]]:
     lineage = obj_type.__mro__
     virtual = dict.fromkeys(
         klass
-        for klass in _registered(functional)
+        for klass in _list_registered(functional)
         if _is_abstract(klass) and klass not in lineage and issubclass(obj_type, klass)
     )
     after: dict[type, list[type]] = {}
@@ -292,15 +292,15 @@ def _members(obj_type: Any) -> Iterator[type]:
         return
     # A parametrised generic passes for a class in some Python versions, hence the first test.
     if typing.get_origin(obj_type) is not None or not inspect.isclass(obj_type) or obj_type is Any:
-        raise TypeError(_unusable(obj_type, "it is not a class"))
+        raise TypeError(_explain_unusable(obj_type, "it is not a class"))
     try:
         issubclass(object, obj_type)
     except TypeError as error:
-        raise TypeError(_unusable(obj_type, f"membership cannot be decided by class ({error})")) from error
+        raise TypeError(_explain_unusable(obj_type, f"membership cannot be decided by class ({error})")) from error
     yield obj_type
 
 
-def _unusable(obj_type: Any, why: str) -> str:
+def _explain_unusable(obj_type: Any, why: str) -> str:
     origin = typing.get_origin(obj_type)
     remedy = f"register {origin.__name__} instead" if inspect.isclass(origin) else "register a class or a union of them"
     return f"cannot register {obj_type!r}: {why}; {remedy}"

@@ -11,11 +11,11 @@ from moduli.labels import Axes, Tensor, wrap, wrap_like
 
 from ._dispatch import install
 from ._frozen import FrozenDict
-from ._functional import F, Functional, unregistered
+from ._functional import F, Functional, describe_unregistered
 from ._labels import align_state, encode
 from ._ownership import check_initialised, check_virtual, drop, own, register, replace
-from ._state import load_all_or_nothing, reunite, tied_entries
-from ._views import describe, device_of, owned_names, registered_target, tensors_of, warn_unassigned
+from ._state import find_tied_entries, load_all_or_nothing, reunite
+from ._views import describe, device_of, find_registered_target, list_owned_names, tensors_of, warn_unassigned
 from ._virtual_tensor import VirtualTensor, adopt_virtual_tensors
 
 __all__ = ["Module", "ModuleType"]
@@ -84,7 +84,7 @@ class Module(Functional, nn.Module, DeviceBounded):
             NotImplementedError: Always, unless a subclass defines it.
         """
         raise NotImplementedError(
-            unregistered(type(self), type(args[0]) if args else type(None))
+            describe_unregistered(type(self), type(args[0]) if args else type(None))
             + f", or define {type(self).__name__}.forward"
         )
 
@@ -220,7 +220,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         for prefix, module in self.named_modules():
             if isinstance(module, Module):
                 warn_unassigned(module)
-                for name in owned_names(module):
+                for name in list_owned_names(module):
                     exported[f"{prefix}.{name}" if prefix else name] = module.export(name)
         return FrozenDict(exported)
 
@@ -327,7 +327,7 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # Conversions may give every name a tensor of its own, where several names share one.
-        shared = tied_entries(self)
+        shared = find_tied_entries(self)
         nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         reunite(shared)
         device = device_of(self)
@@ -353,11 +353,11 @@ class Module(Functional, nn.Module, DeviceBounded):
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """The parameter of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_parameter(self, registered_target(self, target))
+        return nn.Module.get_parameter(self, find_registered_target(self, target))
 
     def get_buffer(self, target: str) -> torch.Tensor:
         """The buffer of a dotted name; an owned tensor is found under its public and its registered name."""
-        return nn.Module.get_buffer(self, registered_target(self, target))
+        return nn.Module.get_buffer(self, find_registered_target(self, target))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict, all of it or nothing.
@@ -402,7 +402,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         if labelled and metadata is not None:
             where = prefix + type(self).__name__ if prefix else type(self).__name__
             metadata.setdefault(prefix[:-1], {})[_LABELS] = {
-                name: encode(labelled[name][1], f"{where}.{name}") for name in owned_names(self)
+                name: encode(labelled[name][1], f"{where}.{name}") for name in list_owned_names(self)
             }
 
     def _load_from_state_dict(
@@ -419,7 +419,7 @@ class Module(Functional, nn.Module, DeviceBounded):
         if errors:
             error_msgs.extend(errors)
             return
-        shared = tied_entries(self)
+        shared = find_tied_entries(self)
         nn.Module._load_from_state_dict(
             self,
             state_dict,
@@ -440,7 +440,7 @@ class Module(Functional, nn.Module, DeviceBounded):
     def __repr__(self) -> str:
         lines = self.extra_repr().splitlines()
         alone = len(lines) == 1
-        for name in owned_names(self):
+        for name in list_owned_names(self):
             alone = False
             lines.append(f"({name}): {describe(self, name)}")
         for name, module in self._modules.items():

@@ -44,7 +44,7 @@ def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
     def annotate(cls: ModuleType) -> ModuleType:
         if not (isinstance(cls, type) and issubclass(cls, Module)):
             raise TypeError(f"nograd_tensors decorates a class derived from moduli.nn.Module, not {cls!r}")
-        affected: list[type[Module]] = [cls, *_derived(cls)]
+        affected: list[type[Module]] = [cls, *_find_derived(cls)]
         for each in affected:
             each.__nograd_tensors__ = each.__nograd_tensors__ | frozenset(names)
         return cls
@@ -52,6 +52,6 @@ def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
     return annotate
 
 
-def _derived(cls: type[Module]) -> list[type[Module]]:
+def _find_derived(cls: type[Module]) -> list[type[Module]]:
     # A class may be decorated when others are derived from it already.
-    return [each for child in cls.__subclasses__() for each in (child, *_derived(child))]
+    return [each for child in cls.__subclasses__() for each in (child, *_find_derived(child))]

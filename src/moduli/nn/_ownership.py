@@ -7,7 +7,7 @@ from torch import nn
 
 from moduli.labels import Tensor, wrap_like
 
-from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, stored, tensors_of
+from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, is_stored, tensors_of
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor
 
@@ -42,7 +42,7 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
     data = source.detach().clone() if same else source.detach().to(target)
     key = (TENSOR_BUFFER_PREFIX if buffer else TENSOR_PARAM_PREFIX) + name
     record = state["_labelled"].get(name)
-    if record is not None and not stored(module, record[0]) and hasattr(module, record[0]):
+    if record is not None and not is_stored(module, record[0]) and hasattr(module, record[0]):
         _check_computed(module, name, record[0], key)
         with torch.no_grad():
             setattr(module, key, data)
@@ -50,7 +50,7 @@ def keep(module: nn.Module, name: str, value: Tensor, buffer: bool) -> None:
         module.register_buffer(key, data)
     else:
         module.register_parameter(key, nn.Parameter(data, requires_grad=source.requires_grad))
-    if record is not None and record[0] != key and stored(module, record[0]):
+    if record is not None and record[0] != key and is_stored(module, record[0]):
         nn.Module.__delattr__(module, record[0])
     # What another library told of the tensor does not tell apart the tensors of two modules.
     state["_labelled"][name] = (key, value._axes.drop_marks())
@@ -100,7 +100,7 @@ def drop(module: nn.Module, name: str) -> None:
     """Remove an owned tensor."""
     labelled = module.__dict__["_labelled"]
     key = labelled[name][0]
-    if stored(module, key):
+    if is_stored(module, key):
         nn.Module.__delattr__(module, key)
     elif hasattr(module, key):
         _check_computed(module, name, key, None)

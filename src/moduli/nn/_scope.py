@@ -245,7 +245,7 @@ def reuse(owner: nn.Module, token: object, name: str, function: Any, call: Calla
             if entry.holds(surrounding):
                 return entry.value
         else:
-            with _pausing(scope.recorders):
+            with _pause(scope.recorders):
                 if entry.holds(surrounding):
                     _absorb(scope, entry)
                     return entry.value
@@ -271,7 +271,7 @@ def _record(
             value = _compute_countable(owner, token, name, call)
     finally:
         scope.recorders.pop()
-    with _pausing(scope.recorders):
+    with _pause(scope.recorders):
         places = locate(owner, before, function, recorder) if recorder.conclude(_leaf(value)) else None
         if places is None:
             entries.pop(key, None)
@@ -298,7 +298,7 @@ def _compute_countable(owner: nn.Module, token: object, name: str, call: Callabl
 
 
 @contextmanager
-def _pausing(recorders: list[Recorder]) -> Iterator[None]:
+def _pause(recorders: list[Recorder]) -> Iterator[None]:
     """Look at tensors without being recorded."""
     for recorder in recorders:
         recorder.paused = True

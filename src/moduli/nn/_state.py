@@ -8,7 +8,7 @@ from torch import nn
 
 from ._labels import same_labels
 
-__all__ = ["Place", "load_all_or_nothing", "places", "reunite", "tied_entries"]
+__all__ = ["Place", "load_all_or_nothing", "places", "reunite", "find_tied_entries"]
 
 Place: TypeAlias = tuple[dict[str, Any], str]
 """A registry of a module and the name of a tensor in it."""
@@ -25,7 +25,7 @@ def places(module: nn.Module) -> dict[str, Place]:
     return found
 
 
-def tied_entries(module: nn.Module) -> list[dict[str, Place]]:
+def find_tied_entries(module: nn.Module) -> list[dict[str, Place]]:
     """The groups of names under which one and the same tensor is registered."""
     groups: dict[int, dict[str, Place]] = {}
     for name, (registry, key) in places(module).items():
@@ -51,9 +51,9 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping from names to tensors, not a {type(state_dict).__name__}")
-    groups = tied_entries(module)
+    groups = find_tied_entries(module)
     _check_ties(module, groups, state_dict)
-    undo = None if _certain(module, state_dict) else _Snapshot(module)
+    undo = None if _is_certain(module, state_dict) else _Snapshot(module)
     try:
         result = load()
     except BaseException:
@@ -64,7 +64,7 @@ def load_all_or_nothing(module: nn.Module, state_dict: Mapping[str, Any], load: 
     return result
 
 
-def _certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
+def _is_certain(module: nn.Module, state_dict: Mapping[str, Any]) -> bool:
     """Whether nothing can go wrong, so that the copy which a failed load is undone from need not be made.
 
     That is: exactly the module's names, each with a tensor of the same shape and device, the same labels, and no code of

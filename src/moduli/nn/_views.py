@@ -12,9 +12,9 @@ __all__ = [
     "TENSOR_PARAM_PREFIX",
     "describe",
     "device_of",
-    "owned_names",
-    "registered_target",
-    "stored",
+    "list_owned_names",
+    "find_registered_target",
+    "is_stored",
     "tensors_of",
     "warn_unassigned",
 ]
@@ -26,15 +26,15 @@ TENSOR_BUFFER_PREFIX: Final = "buffer:"
 """Prefix of the names under which owned tensors declared by `nograd_tensors` are registered as buffers."""
 
 
-def stored(module: nn.Module, key: str) -> bool:
+def is_stored(module: nn.Module, key: str) -> bool:
     """Whether a registered name has a storage of its own, rather than being computed or gone."""
     return key in module._parameters or key in module._buffers
 
 
-def owned_names(module: nn.Module) -> list[str]:
+def list_owned_names(module: nn.Module) -> list[str]:
     """Public names of the owned tensors that can be read."""
     labelled = module.__dict__.get("_labelled", {})
-    return [name for name, (key, _) in labelled.items() if stored(module, key) or hasattr(module, key)]
+    return [name for name, (key, _) in labelled.items() if is_stored(module, key) or hasattr(module, key)]
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -57,7 +57,7 @@ def device_of(module: nn.Module) -> torch.device:
     return module.__dict__["_device"].torch_device()  # type: ignore[no-any-return]
 
 
-def registered_target(module: nn.Module, target: str) -> str:
+def find_registered_target(module: nn.Module, target: str) -> str:
     """The registered name behind a dotted name that may end in the public name of an owned tensor."""
     path, _, name = target.rpartition(".")
     labelled = module.get_submodule(path).__dict__.get("_labelled", {})

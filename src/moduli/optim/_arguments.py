@@ -82,7 +82,7 @@ class LinkType(ABCMeta):
 
 
 @cache
-def accepted(cls: type) -> dict[str, inspect.Parameter]:
+def find_accepted(cls: type) -> dict[str, inspect.Parameter]:
     """The arguments of a class by name, with those that it hands on to the classes it is made from."""
     out: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
@@ -118,7 +118,7 @@ def _is_number(parameter: inspect.Parameter | None) -> bool:
 def _make_schedules(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Schedule]]:
-    known = accepted(cls)
+    known = find_accepted(cls)
     places = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
     given = list(args)
     made: dict[str, Schedule] = {}
@@ -142,7 +142,7 @@ def _explain(
     if isinstance(error, ValueError):
         named = [key for key in schedules if f" {key} is " in str(error)]
         return _refuse_schedule(cls, named[0]) if named else None
-    name, known = cls.__name__, list(accepted(cls))
+    name, known = cls.__name__, list(find_accepted(cls))
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     kinds = inspect.Parameter
     unknown = [key for key in kwargs if key not in known]

@@ -37,12 +37,12 @@ def hessian(
     if method not in HESSIAN_METHODS:
         raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(HESSIAN_METHODS)}")
     if method in ("gfd_forward", "gfd_central"):
-        return _of_gradients(objective, method, h, at_x0)
+        return _difference_gradients(objective, method, h, at_x0)
     if method in ("fd", "fd_full"):
-        return _of_values(objective, h, at_x0)
+        return _difference_values(objective, h, at_x0)
     loss, grads = objective.get_loss_grads(create_graph=True, at_x0=at_x0)
     if method in ("autograd", "functional_revrev"):
-        matrix = reduce_derivatives(objective.reduce, [_rows(grads, objective.params)])[0]
+        matrix = reduce_derivatives(objective.reduce, [_differentiate_rows(grads, objective.params)])[0]
     else:
         # One batched reverse pass; the forms of torch.func differentiate the same graph in the same way.
         size = sum(p.numel() for p in objective.params)
@@ -51,7 +51,7 @@ def hessian(
     return loss, [g.detach() for g in grads], matrix.detach()
 
 
-def _rows(grads: list[Tensor], params: list[Tensor]) -> Tensor:
+def _differentiate_rows(grads: list[Tensor], params: list[Tensor]) -> Tensor:
     rows = []
     with torch.enable_grad():  # the elements must stay part of the graph
         flat = to_vector(grads)
@@ -65,7 +65,7 @@ def _rows(grads: list[Tensor], params: list[Tensor]) -> Tensor:
     return torch.stack(rows).detach() if rows else torch.zeros(0, 0, dtype=flat.dtype, device=flat.device)
 
 
-def _of_gradients(
+def _difference_gradients(
     objective: Objective, method: str, h: float, at_x0: bool
 ) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
     loss: Tensor | None = None
@@ -94,7 +94,9 @@ def _of_gradients(
     return loss, base, 0.5 * (matrix + matrix.T)
 
 
-def _of_values(objective: Objective, h: float, at_x0: bool) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
+def _difference_values(
+    objective: Objective, h: float, at_x0: bool
+) -> tuple[Tensor | None, list[Tensor] | None, Tensor]:
     """Central differences: f at +-h along each axis, and at the four corners of each pair of axes."""
     loss = objective.get_loss(backward=False, at_x0=at_x0)
     with objective.moved() as start:
@@ -138,7 +140,7 @@ def derivatives(objective: Objective, order: int, at_x0: bool, method: str) -> t
         for _ in range(order - 1):
             flat = out[-1].reshape(-1)
             rows = (
-                _batched(flat, objective.params)
+                _differentiate_batched(flat, objective.params)
                 if method == "batched_autograd"
                 else _one_by_one(flat, objective.params)
             )
@@ -166,7 +168,7 @@ def _one_by_one(flat: Tensor, params: Sequence[Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
-def _batched(flat: Tensor, params: Sequence[Tensor]) -> Tensor:
+def _differentiate_batched(flat: Tensor, params: Sequence[Tensor]) -> Tensor:
     size = (flat.numel(),)
     if not flat.requires_grad:
         return _row([None] * len(params), params, size)

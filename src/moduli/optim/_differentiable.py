@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
 
-__all__ = ["begin", "check", "copy_state", "cut", "keep_values", "run", "wants_graph"]
+__all__ = ["begin", "check", "copy_state", "detach_all", "keep_values", "run", "wants_graph"]
 
 
 def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
@@ -95,7 +95,7 @@ def begin(params: Iterable[Tensor]) -> None:
             param.copy_(origin)
 
 
-def cut(params: Iterable[Tensor], links: Iterable[Module]) -> None:
+def detach_all(params: Iterable[Tensor], links: Iterable[Module]) -> None:
     """Parameters become leaves again, and what links remember forgets where it came from."""
     for param in params:
         if not param.is_leaf:

@@ -34,7 +34,9 @@ def explain(optimizer: Optimizer) -> str:
         else:
             name = type(segment).__name__
             where = "" if over is None else f", {_members.describe(segment, over)}"
-            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {_fusion.why_not(segment)}")
+            lines.append(
+                f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {_fusion.explain_unfused(segment)}"
+            )
             lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
     return "\n".join(lines)
 

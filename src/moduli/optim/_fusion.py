@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .transform import TensorTransform
 
-__all__ = ["FusedRun", "segments", "why_not"]
+__all__ = ["FusedRun", "segments", "explain_unfused"]
 
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 
@@ -33,7 +33,7 @@ _declared = operator.attrgetter(
 )
 
 
-def why_not(link: Module) -> str | None:
+def explain_unfused(link: Module) -> str | None:
     """Why a link can't be part of a fused run; None where it can."""
     from .transform import TensorTransform
 
@@ -91,7 +91,7 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
             run.clear()
 
     for link in links:
-        if why_not(link) is not None or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
+        if explain_unfused(link) is not None or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
             close(tail=False)
             out.append(link)
             continue
@@ -239,38 +239,38 @@ class FusedRun:
 
     # ------------------------------------------------------------------ the step
 
-    def _plain(self, objective: Objective) -> Objective:
+    def _run_links(self, objective: Objective) -> Objective:
         for link in self.links:
             objective = link.step(objective)
         return objective
 
-    def _fusing(self, objective: Objective) -> bool:
+    def _may_fuse(self, objective: Objective) -> bool:
         binding = self.links[0].settings.binding
         return binding is None or binding.fuse
 
     def step(self, objective: Objective) -> Objective:
         """The same as each link's step in turn."""
-        if not self._fusing(objective):
-            return self._plain(objective)
+        if not self._may_fuse(objective):
+            return self._run_links(objective)
         if self.ran == "in parts" and self._parts is not None and self._find_apart(objective) == self._parts[0]:
             return self._run_parts(objective, self._parts[1])
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
         if not self._known(objective) and not self._build(objective, tensors, grads):
-            return self._unfused(objective)
+            return self._run_unfused(objective)
         now: list[list[Mapping[str, Any]]] = [
             [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
         ]
         split = [list(map(_Split, self.links, settings)) for settings in now]
         apart = [any(own) for own in zip(*[map(_per_member, row) for row in split], strict=True)]
         if any(apart):
-            return self._parted(objective, apart)
+            return self._run_apart(objective, apart)
         if self._measures:
-            found = self._measured(objective, tensors, grads, now)
+            found = self._measure_links(objective, tensors, grads, now)
             for row, settings, numbers in zip(split, now, found, strict=True):
                 row[0] = _Split(self.links[0], {**settings[0], **(numbers or {})})
                 if row[0].per_member:
-                    return self._unfused(objective)
+                    return self._run_unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
         self.ran = "one pass"
@@ -298,10 +298,10 @@ class FusedRun:
         found = [cohort.last.explain() for cohort in self._cohorts if cohort.last is not None]
         return [each for each in found if each is not None]
 
-    def _parted(self, objective: Objective, apart: list[bool]) -> Objective:
+    def _run_apart(self, objective: Objective, apart: list[bool]) -> Objective:
         """Links with one number per member one by one, and the others fused."""
         if all(apart) or len(self.links) == 1:
-            return self._unfused(objective)
+            return self._run_unfused(objective)
         self._settle()
         self._valid = None
         key = tuple(apart)
@@ -329,13 +329,13 @@ class FusedRun:
             objective = part.step(objective)
         return objective
 
-    def _unfused(self, objective: Objective) -> Objective:
+    def _run_unfused(self, objective: Objective) -> Objective:
         self._settle()
         self._valid = None
         self.ran = "one by one"
-        return self._plain(objective)
+        return self._run_links(objective)
 
-    def _measured(
+    def _measure_links(
         self,
         objective: Objective,
         tensors: Sequence[Tensor],

@@ -32,7 +32,7 @@ class GroupWatch:
     def __init__(self, links: Sequence[Module], binding: Binding) -> None:
         self.binding = binding
         #: Settings that every group shows to schedulers.
-        self.shown = _groups.exported(links)
+        self.shown = _groups.export_settings(links)
         #: Positions of the trained parameters that are no vectors.
         self.matrices: list[int] = []
         self._options: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def prepare_group(
     _groups.check_keys(group, links)
     if isinstance(group.get("params"), str):
         group["params"] = _find_new(group["params"], others, model)
-    group["params"] = _groups.listed(group.get("params", ()))
+    group["params"] = _groups.list_params(group.get("params", ()))
     tensors = _groups.tensors_of(group["params"])
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")

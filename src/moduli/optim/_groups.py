@@ -16,7 +16,7 @@ from ._settings import check_number, is_per_member
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["ParamGroup", "check_keys", "exported", "make_groups", "options", "overrides", "same", "select"]
+__all__ = ["ParamGroup", "check_keys", "export_settings", "make_groups", "options", "overrides", "same", "select"]
 
 # What torch, its schedulers and its averaging helpers write into a group for themselves.
 _FOREIGN = {
@@ -187,7 +187,7 @@ def scale_members(own: Any, value: Any, shown: Any) -> Any:
     return own * (value / shown) if shown and not callable(value) else value
 
 
-def exported(links: Iterable[Module]) -> dict[str, Any]:
+def export_settings(links: Iterable[Module]) -> dict[str, Any]:
     """Settings that torch's schedulers look for in every group, where the links agree on them."""
     found: dict[str, list[Any]] = {}
     for link in links:
@@ -215,7 +215,7 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
     for key, value in group.items():
         if key in _FOREIGN:
             continue
-        if not known(key, links):
+        if not is_known(key, links):
             every = sorted({key for link in links for key in (*link.defaults, *link.aliases)})
             near = difflib.get_close_matches(key, every, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -234,7 +234,7 @@ def check_keys(group: Mapping[str, Any], links: Sequence[Module]) -> None:
                 )
 
 
-def known(key: str, links: Sequence[Module]) -> bool:
+def is_known(key: str, links: Sequence[Module]) -> bool:
     """Whether a key may be in a group: a setting of a link, or something torch writes for itself."""
     return key in _FOREIGN or any(_takes(link, key) for link in links)
 
@@ -243,7 +243,7 @@ def _takes(link: Module, key: str) -> bool:
     return key in link.defaults or key in link.aliases or _address(key, link) in link.defaults
 
 
-def listed(params: Any) -> Any:
+def list_params(params: Any) -> Any:
     """A group's "params" as a list that can be looked at twice; a set is refused, as torch does."""
     if isinstance(params, torch.Tensor):
         return [params]

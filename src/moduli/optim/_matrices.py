@@ -159,7 +159,7 @@ class MemberMatrices:
                 with torch.no_grad():
                     for leaf, part in zip(block.leaves, block.split(block.tensor.detach()), strict=True):
                         leaf.copy_(part)
-        self.population._changed()
+        self.population._mark_changed()
 
     def gather(self) -> None:
         """Make the gradients of the leaves those of the blocks; the leaves show the columns as theirs from then on."""
@@ -205,7 +205,7 @@ class MemberMatrices:
         for key in ("updates", "grads"):
             held = getattr(objective, key)
             if held is not None:
-                setattr(objective, key, self._joined(held, *self._shown.get(key, ([], []))))
+                setattr(objective, key, self._join_members(held, *self._shown.get(key, ([], []))))
         if objective.present is not None:
             parts = iter(objective.present)
             present = [any(list(itertools.islice(parts, len(block.leaves)))) for block in self.blocks]
@@ -214,7 +214,9 @@ class MemberMatrices:
         if evaluator is not None and not isinstance(evaluator, MemberEvaluator):
             objective.evaluator = MemberEvaluator(evaluator, self)
 
-    def _joined(self, held: Sequence[Tensor], matrices: Sequence[Tensor], shown: Sequence[Tensor]) -> list[Tensor]:
+    def _join_members(
+        self, held: Sequence[Tensor], matrices: Sequence[Tensor], shown: Sequence[Tensor]
+    ) -> list[Tensor]:
         out, place = [], 0
         for i, block in enumerate(self.blocks):
             parts, place = held[place : place + len(block.leaves)], place + len(block.leaves)

@@ -61,7 +61,7 @@ def step_batched(link: Module, objective: Objective) -> Objective:
     def one(
         rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None, known: list[Tensor]
     ) -> Any:
-        single = _alone(objective, rows, changes, slopes, loss)
+        single = _make_member_objective(objective, rows, changes, slopes, loss)
         kept = _unflatten(known, shape)
         found, made = _run(link, parts, params, single, kept)
         flat, left[:] = _flatten(made)
@@ -81,7 +81,7 @@ def step_batched(link: Module, objective: Objective) -> Objective:
     return objective
 
 
-def _alone(
+def _make_member_objective(
     objective: Objective, rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None
 ) -> Objective:
     """The objective of one member."""

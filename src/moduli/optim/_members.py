@@ -24,7 +24,7 @@ __all__ = [
     "check",
     "check_link",
     "describe",
-    "each",
+    "run_each",
     "join_shards",
     "lifts",
     "part_shards",
@@ -70,7 +70,7 @@ def step(link: Module, objective: Objective) -> Objective:
     if lifts(link):
         out = link.step(objective)
     else:
-        out = step_batched(link, objective) if batches(link) else each(link, objective)
+        out = step_batched(link, objective) if batches(link) else run_each(link, objective)
     if matrices is not None and out.blocks is None:
         matrices.to_matrices(out)
     return out
@@ -217,7 +217,7 @@ def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
     population._leaves = leaves
 
 
-def each(link: Module, objective: Objective) -> Objective:
+def run_each(link: Module, objective: Objective) -> Objective:
     """Run a link on every member by itself, with state, counters and settings of its own."""
     from .objective import Objective as Single
 

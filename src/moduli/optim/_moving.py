@@ -94,7 +94,7 @@ class Moving:
         """What autograd saved of the parameters at the start was written over: differentiated again, it is evaluated again."""
         self._graph = self._residuals = None
 
-    def _elsewhere(self, backward: bool, graph: bool) -> Tensor:
+    def _evaluate_elsewhere(self, backward: bool, graph: bool) -> Tensor:
         """The loss where the parameters are now; its gradient is left in `.grad`, with a graph in `_elsewhere_graph`."""
         me = cast("Objective", self)
         ask = me._closure("evaluations at other points")

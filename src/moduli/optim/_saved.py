@@ -145,7 +145,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
     vectors = {
         path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names, binding.members)
         for path, link in known.items()
-        if link.vector_state and path in saved["links"] and not _of_stand_ins(saved["links"][path]["global"])
+        if link.vector_state and path in saved["links"] and not _is_of_stand_ins(saved["links"][path]["global"])
     }
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
     gone = []
@@ -182,7 +182,7 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         extra = decode(entry["extra"], None)
         shared = decode(entry["global"], active[0].device if active else None)
         if path in vectors:
-            shared = vectors[path].shared(shared)
+            shared = vectors[path].keep_shared(shared)
         link.reset()
         link.global_state.clear()
         link.global_state.update(shared)
@@ -254,7 +254,7 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             + (f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}")
             + "; build the same chain, or load with strict=False to take over the links that agree"
         )
-    for group in _known_options(optimizer, saved) if not strict else saved["param_groups"]:
+    for group in _keep_known_options(optimizer, saved) if not strict else saved["param_groups"]:
         options = {key: decode(value, None) for key, value in _groups.options(group).items()}
         _groups.check_keys(options, [link for _, link in optimizer._links])
     if strict:
@@ -279,16 +279,16 @@ def _make_stand_ins(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 stand_ins.tensors.append(torch.empty(0))
 
 
-def _of_stand_ins(state: Mapping[str, Any]) -> bool:
+def _is_of_stand_ins(state: Mapping[str, Any]) -> bool:
     """Whether a link's vector is of stand-ins, which have no names: who shows them to it keeps their order."""
     return any(part.startswith("?:") for part in state.get(VECTOR) or ())
 
 
-def _known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _keep_known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The saved groups without settings that no link here has."""
     links = [link for _, link in optimizer._links]
     return [
-        {key: value for key, value in group.items() if key == "params" or _groups.known(key, links)}
+        {key: value for key, value in group.items() if key == "params" or _groups.is_known(key, links)}
         for group in saved["param_groups"]
     ]
 
@@ -316,7 +316,7 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def _take_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Options follow the parameters: a group takes those of the saved group that its first known parameter was in."""
-    where = {name: group for group in _known_options(optimizer, saved) for name in group["params"]}
+    where = {name: group for group in _keep_known_options(optimizer, saved) for name in group["params"]}
     for group in optimizer.param_groups:
         for param in group["params"]:
             found = where.get(optimizer.binding.names[param])

@@ -136,7 +136,7 @@ class Settings:
         if known is None:
             known = self._resolved[key] = _Resolved(group, local)
             self._fill(known)
-        elif not _unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
+        elif not _is_unchanged(known.defaults, self.defaults):  # they are public, and may be changed by hand
             self._fill(known)
         return known
 
@@ -179,7 +179,7 @@ class Settings:
         return {**self.__dict__, "_resolved": {}}
 
 
-def _unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _is_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     # Every step asks, so this is written to run in C. An equal value that is another object only costs a refill.
     return old.keys() == new.keys() and all(map(operator.is_, old.values(), new.values()))
 

@@ -90,18 +90,18 @@ class WholeEvaluator(Evaluator):
         """How often it was asked."""
         return self.inner.count
 
-    def _wholes(self) -> dict[int, Tensor]:
+    def _gather_wholes(self) -> dict[int, Tensor]:
         shards = self.shards
         return {i: shards.wholes[i] for i in (shards.places[id(local)] for local in self.locals)}
 
     def value(self) -> Any:
         """The loss at the whole parameters as they are."""
-        self.shards.push(list(self._wholes().values()))
+        self.shards.push(list(self._gather_wholes().values()))
         return self.inner.value()
 
     def gradient(self, params: Sequence[Tensor], scalar: Callable[[Any], Tensor]) -> Any:
         """The loss; gradients are left in `.grad` of the whole parameters."""
-        wholes = self._wholes()
+        wholes = self._gather_wholes()
         self.shards.push(list(wholes.values()))
         loss = self.inner.gradient(self.locals, scalar)
         found = {i: local.grad for i, local in zip(wholes, self.locals, strict=True) if local.grad is not None}

@@ -225,14 +225,14 @@ class ShardedParams:
         places = [self.places[id(param)] for param in objective.params]
         exchange = self._exchange()
 
-        def gathered(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
+        def gather_tensors(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             if tensors is None:
                 return None
             return list(exchange.to_all({i: t.detach() for i, t in zip(places, tensors, strict=True)}).values())
 
-        values = gathered(objective.params) or []
+        values = gather_tensors(objective.params) or []
         inner.params = [self.keep_whole(i, value) for i, value in zip(places, values, strict=True)]
-        inner.grads, inner.updates = gathered(objective.grads), gathered(objective.updates)
+        inner.grads, inner.updates = gather_tensors(objective.grads), gather_tensors(objective.updates)
         for i, param in enumerate(inner.params):
             param.grad = None if inner.grads is None else inner.grads[i]
         inner.shards, inner.parent, inner.matrices, inner.accepted = None, None, None, None

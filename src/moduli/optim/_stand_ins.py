@@ -21,7 +21,7 @@ class StandIns:
         self.tensors: list[Tensor] = []
 
     @contextmanager
-    def pointed_at(
+    def point_at(
         self, tensors: Sequence[Tensor], binding: Binding | None, sources: Sequence[Tensor] | None
     ) -> Iterator[list[Tensor]]:
         """Inside the block the stand-ins have the shapes and values of these tensors."""

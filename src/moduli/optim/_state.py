@@ -82,13 +82,13 @@ class StateStore(dict[Tensor, ParamState]):
             return found
         if isinstance(key, str):
             raise KeyError(key)
-        return self._fresh(key)
+        return self._make_state(key)
 
     def _column(self, key: Tensor | str) -> ParamState | None:
         place = None if self.columns is None else self.columns(key)
         return None if place is None else place[0].find(self, place[1])
 
-    def _fresh(self, key: Tensor) -> ParamState:
+    def _make_state(self, key: Tensor) -> ParamState:
         self.changes[0] += 1
         found = ParamState(self.changes)
         super().__setitem__(key, found)

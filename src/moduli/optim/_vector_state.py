@@ -64,7 +64,7 @@ class Vector:
             pieces = dict(zip(parts, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
             self.index = torch.cat([pieces[part] for part in self.order])
 
-    def shared(self, state: dict[str, Any]) -> dict[str, Any]:
+    def keep_shared(self, state: dict[str, Any]) -> dict[str, Any]:
         """The link's global state for the new order; what belongs to no parameter survives a fresh start."""
         if self.fresh:
             return {key: value for key, value in state.items() if isinstance(value, torch.Generator)}

@@ -214,9 +214,7 @@ class Module(LinkSettings, LinkState, metaclass=LinkType):
         if params is not None:
             return transform_tensors(child, given, params, grads, loss, closure, objective)
         stand_ins = self._stand_ins.setdefault(self._stand_in_key(key), StandIns())
-        with stand_ins.pointed_at(
-            given, self.settings.binding, None if objective is None else objective.params
-        ) as fakes:
+        with stand_ins.point_at(given, self.settings.binding, None if objective is None else objective.params) as fakes:
             return transform_tensors(child, given, fakes, grads, loss, closure, objective)
 
     def _stand_in_key(self, key: str) -> str:

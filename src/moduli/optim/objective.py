@@ -204,7 +204,7 @@ class Objective(Curvature, Moving):
         """
         graph = bool(retain_graph) or create_graph
         if not at_x0:
-            return self._elsewhere(backward, graph)
+            return self._evaluate_elsewhere(backward, graph)
         if self.loss is None or (backward and self.grads is None) or (graph and self._graph is None):
             self._evaluate(backward, graph)
         if self.loss is None:
@@ -270,7 +270,7 @@ class Objective(Curvature, Moving):
         """Both at once: one evaluation."""
         graph = bool(retain_graph) or create_graph
         if not at_x0:
-            loss = self._elsewhere(True, graph)
+            loss = self._evaluate_elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
             return loss, [torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in self.params]

@@ -274,17 +274,17 @@ class Optimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _seen_step(
+    def _run_step(
         self, closure: Callable[..., Any] | None = None, loss: Tensor | None = None, **kwargs: Any
     ) -> Tensor | None:
         with torch.set_grad_enabled(self.differentiable):
             return make_step(self, closure, loss, kwargs)
 
-    _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_seen_step)
+    _hooked_step: Any = torch.optim.Optimizer.profile_hook_step(_run_step)
 
     def detach_(self) -> None:
         """Forget how the parameters and what links remember came about; the values stay (see `differentiable`)."""
-        _differentiable.cut((param for group in self.param_groups for param in group["params"]), self.modules)
+        _differentiable.detach_all((param for group in self.param_groups for param in group["params"]), self.modules)
 
     # ------------------------------------------------------------------ looking and saving
 

@@ -64,7 +64,7 @@ class Reformulation(Module):
     def pre_step(self, objective: Objective) -> None:
         """Called once at the beginning of a step."""
 
-    def _wrapped(self, objective: Objective) -> Callable[..., Tensor]:
+    def _wrap_closure(self, objective: Objective) -> Callable[..., Tensor]:
         original = objective.clone(clone_updates=False)
         params = original.params
 
@@ -96,7 +96,7 @@ class Reformulation(Module):
         self.pre_step(objective)
         objective._closure("evaluations at other points")
         inner = objective.clone(clone_updates=False)
-        inner.closure = self._wrapped(objective)
+        inner.closure = self._wrap_closure(objective)
         inner.loss = inner.loss_approx = inner.grads = None
         inner._graph = None
         if "modules" not in self.children:

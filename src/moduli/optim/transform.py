@@ -215,7 +215,7 @@ class TensorTransform(Transform):
     ) -> None:
         """Fill the states of parameters seen for the first time."""
         for i, tensor in enumerate(tensors):
-            self.single_tensor_initialize(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
+            self.single_tensor_initialize(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i])
 
     def multi_tensor_update(
         self,
@@ -230,9 +230,9 @@ class TensorTransform(Transform):
         for i, tensor in enumerate(tensors):
             if self.elementwise and tensor.dtype in HALVES:
                 with widen_state(self, params[i], states[i], settings[i]) as (param, state):
-                    self.single_tensor_update(tensor.float(), param, widen(_at(grads, i)), loss, state, settings[i])
+                    self.single_tensor_update(tensor.float(), param, widen(_get_at(grads, i)), loss, state, settings[i])
                 continue
-            self.single_tensor_update(tensor, params[i], _at(grads, i), loss, states[i], settings[i])
+            self.single_tensor_update(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i])
 
     def multi_tensor_apply(
         self,
@@ -249,11 +249,11 @@ class TensorTransform(Transform):
             if self.elementwise and tensor.dtype in HALVES:
                 with widen_state(self, params[i], states[i], settings[i]) as (param, state):
                     found = self.single_tensor_apply(
-                        tensor.float(), param, widen(_at(grads, i)), loss, state, settings[i]
+                        tensor.float(), param, widen(_get_at(grads, i)), loss, state, settings[i]
                     )
                 out.append(found.to(tensor.dtype))
                 continue
-            out.append(self.single_tensor_apply(tensor, params[i], _at(grads, i), loss, states[i], settings[i]))
+            out.append(self.single_tensor_apply(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i]))
         return out
 
     def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
@@ -320,5 +320,5 @@ class TensorTransform(Transform):
         return objective
 
 
-def _at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
+def _get_at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
     return None if tensors is None else tensors[i]

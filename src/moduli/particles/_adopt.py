@@ -77,7 +77,7 @@ def adopt(module: nn.Module) -> nn.Module:
             f"this {type(module).__name__} is lazy: it becomes a module of another class when it has seen data; run one "
             "forward pass first"
         )
-    made: Any = adopted_class(type(module))
+    made: Any = make_adopted_class(type(module))
     try:
         module.__class__ = made
     except TypeError as error:
@@ -87,7 +87,7 @@ def adopt(module: nn.Module) -> nn.Module:
     return module
 
 
-def adopted_class(kind: type[nn.Module]) -> Any:
+def make_adopted_class(kind: type[nn.Module]) -> Any:
     """The class of adopted modules of a class: itself, with the methods of particles."""
     known = _classes.get(kind)
     if known is None:
@@ -128,7 +128,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def _abandon(particle: Any) -> Any:
     """An object of the adopted class around what a particle holds."""
-    particle._built()
+    particle._build_pending()
     plain: Any = object.__new__(particle._adopted)
     plain.__dict__.update({key: held for key, held in particle.__dict__.items() if key != RECORD})
     return plain
@@ -145,5 +145,5 @@ def _readopt(plain: nn.Module, record: Any) -> Any:
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:
-    made: nn.Module = object.__new__(adopted_class(kind))
+    made: nn.Module = object.__new__(make_adopted_class(kind))
     return made

@@ -17,7 +17,7 @@ from ._memory import LARGE, allocate_like, is_large
 from ._mode import is_composing, make_leaves, refuse_graph
 from ._operand import Operand, broadcast, number, pair
 from ._record import ParticleRecord, Pending, adorn, build
-from ._skeleton import PENDING, RECORD, assemble, facts_of, plain_attributes, unwrap_kind
+from ._skeleton import PENDING, RECORD, assemble, facts_of, select_plain_attributes, unwrap_kind
 from .base import NytoModuleBase
 from .errors import StructureError
 
@@ -255,7 +255,7 @@ def _make_shell(pending: Pending) -> nn.Module:
     """
     kind = unwrap_kind(pending.structure.modules[0].kind)
     shell: nn.Module = object.__new__(kind)
-    plain, linked = plain_attributes(pending.states[0])
+    plain, linked = select_plain_attributes(pending.states[0])
     shell.__dict__.update(plain)
     shell.__dict__[PENDING] = pending
     if linked and any(hasattr(kind, name) for name in linked):

@@ -29,7 +29,7 @@ __all__ = [
     "public_name",
     "refuse",
     "restore_configs",
-    "saved_configs",
+    "collect_configs",
     "take_configs",
 ]
 
@@ -70,7 +70,7 @@ def add_rule(module: NytoModuleBase, changes: dict[str, bool], name: str | None)
     version_of(root).data.species.rules.append((pattern, changes))
 
 
-def saved_configs(module: nn.Module) -> dict[str, dict[str, Any]]:
+def collect_configs(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The configurations of a particle that are not the default, by name, as plain values."""
     from ._species import version_of
 

@@ -10,7 +10,7 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from . import _arithmetic
-from ._config import public_name, restore_configs, saved_configs
+from ._config import collect_configs, public_name, restore_configs
 from ._record import Event, Species, record_of
 from ._skeleton import PENDING
 from ._species import require, touch_one, version_of
@@ -181,7 +181,7 @@ def independent(module: T) -> T:
     version = record.version
     if version is not None:
         version.data.species.leave(root)
-        configs = saved_configs(root) if record.structure is not None else {}
+        configs = collect_configs(root) if record.structure is not None else {}
         record.version, record.structure, record.kernel = None, None, None
         if configs:
             restore_configs(root, configs)

@@ -31,9 +31,9 @@ def operand_of(x: Any) -> Operand:
     return Operand(require(x))
 
 
-def _taking_part(which: Operand) -> list[Tensor]:
+def _select_values(which: Operand) -> list[Tensor]:
     """The values of a model that the scope leaves, tensor by tensor."""
-    outside = which.inert() if which.scope is not None else set()
+    outside = which.find_inert() if which.scope is not None else set()
     return [tensor for place, tensor in enumerate(which.parameters()) if place not in outside]
 
 
@@ -42,7 +42,7 @@ def _tensors(x: Any) -> list[Tensor]:
     if isinstance(x, Product):
         inner: Any = getattr(x, "product", x)
         return list(inner.params.values())
-    return _taking_part(operand_of(x))
+    return _select_values(operand_of(x))
 
 
 def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -55,7 +55,7 @@ def _pair(x: Any, y: Any) -> tuple[list[Tensor], list[Tensor]]:
     if isinstance(x, Only) != isinstance(y, Only):
         x, y = (x if isinstance(x, Only) else Only(x, y.patterns)), (y if isinstance(y, Only) else Only(y, x.patterns))
     a, b = pair(operand_of(x), operand_of(y))
-    return _taking_part(a), _taking_part(b)
+    return _select_values(a), _select_values(b)
 
 
 def norm(x: Any, p: float = 2.0) -> Tensor:

@@ -204,7 +204,7 @@ class Operand:
             return Operand(self.module).tensors[place]  # type: ignore[return-value]
         return self.tensors[place]  # type: ignore[return-value]
 
-    def labelled(self) -> dict[str, Any]:
+    def find_labelled(self) -> dict[str, Any]:
         """The axes of labelled tensors, by dotted name."""
         found: dict[str, Any] = {}
         for place in facts_of(self.structure).labelling:
@@ -236,13 +236,13 @@ class Operand:
                     found[place] = ParamConfig(operational=False)
         return found
 
-    def inert(self) -> set[int]:
+    def find_inert(self) -> set[int]:
         """The places of parameters that take no part in operations."""
         return {place for place, config in self.config().items() if not config.operational}
 
     def places(self) -> list[int]:
         """The places of parameters that take part in operations."""
-        inert = self.inert()
+        inert = self.find_inert()
         return [place for place in range(len(self.entries)) if place not in inert]
 
     def policies(self, scoped: bool = True) -> list[str]:
@@ -270,7 +270,7 @@ def inert_parameters(module: nn.Module) -> frozenset[int]:
     version = None if record is None else record.version
     if version is None or not version.data.species.configured:
         return frozenset()
-    return frozenset(Operand(module, wrapped=True).inert())
+    return frozenset(Operand(module, wrapped=True).find_inert())
 
 
 def buffer_policies(module: nn.Module) -> dict[str, str]:
@@ -385,8 +385,8 @@ def _describe_pieces(tensor: Any) -> str:
 
 def _align(left: Operand, right: Operand) -> bool:
     """Put the axes and labels of the right operand in the order that the left one has; whether any moved."""
-    ours = left.labelled()
-    theirs = right.labelled() if ours else ours
+    ours = left.find_labelled()
+    theirs = right.find_labelled() if ours else ours
     if ours == theirs or not theirs:
         return False
     moved = False
@@ -469,7 +469,7 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
         StructureError: If it does not fit, or would change the shape of a parameter.
     """
     parts = []
-    inert = left.inert()
+    inert = left.find_inert()
     for place, (entry, held) in enumerate(zip(left.entries, left.unscaled(), strict=True)):
         if place in inert:
             parts.append(torch.zeros((), dtype=entry.dtype, device=entry.device).expand(entry.shape))

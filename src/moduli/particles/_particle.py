@@ -14,7 +14,7 @@ from moduli._torch import keep_from_tracing
 from moduli.labels import Tensor as LabelledTensor
 
 from . import _arithmetic
-from ._config import CONFIG_KEY, add_rule, configure, restore_configs, saved_configs
+from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_configs
 from ._fold import count_operand, is_temporary
 from ._identity import begin_here
 from ._operators import Operators
@@ -48,11 +48,11 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         return super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
-        self._built()
+        self._build_pending()
         return list(super().__dir__())  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._built()
+        self._build_pending()
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[no-untyped-call]
         # A copy of the module must not take the original's memory for its own.
         state[RECORD] = copy.deepcopy(record_of(self))
@@ -70,7 +70,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None and record_of(self).root is None:
-            config = saved_configs(self)
+            config = collect_configs(self)
             if config:
                 metadata.setdefault(prefix[:-1], {})[CONFIG_KEY] = config
 
@@ -81,7 +81,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         if CONFIG_KEY in local_metadata:
             restore_configs(self, local_metadata[CONFIG_KEY])
 
-    def _built(self) -> None:
+    def _build_pending(self) -> None:
         if PENDING in self.__dict__:
             build(self)
 
@@ -100,7 +100,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
 
     def __delattr__(self, name: str) -> None:
-        self._built()
+        self._build_pending()
         state = self.__dict__
         held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
         if not held or record_of(self).busy:
@@ -148,7 +148,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         return held is not _MISSING and (held is None) != (value is None)
 
     def _edit(self, name: str, act: Callable[[], None]) -> None:
-        self._built()
+        self._build_pending()
         if "_parameters" not in self.__dict__:
             act()
             return
@@ -263,7 +263,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> b.weight is a.weight, b._version_kernel is a._version_kernel
             (True, False)
         """
-        self._built()
+        self._build_pending()
         self._open()
         touch_one(self)
         data = version_of(self).data.copy()
@@ -289,7 +289,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> hasattr(b, "w"), hasattr(b.touch(), "w")
             (False, True)
         """
-        self._built()
+        self._build_pending()
         self._open()
         root = self._particle_root
         touch(root)
@@ -345,7 +345,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> net._version_kernel.data.config[0].rate
             0.1
         """
-        self._built()
+        self._build_pending()
         self._open()
         configure(self, fn, name)
 
@@ -369,7 +369,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         )
 
     def _kernel(self) -> ParticleKernelImp:
-        self._built()
+        self._build_pending()
         self._open()
         return kernel_of(self._particle_root)
 

@@ -138,7 +138,7 @@ class ParamProduct(Product[Any]):
                 name: _as_buffer(fn(name, ParamConfig(), *(_as_parameter(each.buffers[name]) for each in every)), held)
                 for name, held in self.buffers.items()
             }
-        return self._with(params, buffers)
+        return self._replace_params(params, buffers)
 
     def clone(self) -> ParamProduct:
         """A product with copies of the values."""
@@ -153,10 +153,10 @@ class ParamProduct(Product[Any]):
         return self._draw(torch.randn, scale, generator)
 
     def _draw(self, draw: Callable[..., Tensor], scale: float, generator: torch.Generator | None) -> ParamProduct:
-        def drawn(param: Tensor) -> Tensor:
+        def draw_like(param: Tensor) -> Tensor:
             return scale * draw(param.shape, dtype=param.dtype, device=param.device, generator=generator)
 
-        return self.unary_operator(unary_lambda_wrapper(drawn))
+        return self.unary_operator(unary_lambda_wrapper(draw_like))
 
     def from_vector(self, values: Tensor) -> ParamProduct:
         """A product with the values of a vector, in the order of `vector()`, which it undoes.
@@ -179,7 +179,7 @@ class ParamProduct(Product[Any]):
             )
         parts = dict(zip(self.params, torch.split(values, sizes), strict=True))
         with record_nothing():
-            return self._with(
+            return self._replace_params(
                 OrderedDict(
                     (key, self._fit(key, _as_kind(parts[key], param).reshape(param.shape).clone()))
                     for key, param in self.params.items()
@@ -256,7 +256,7 @@ class ParamProduct(Product[Any]):
             return NotImplemented
         return self.unary_operator(unary_lambda_wrapper(lambda p: fn(value, p) if reflected else fn(p, value)))
 
-    def _with(self, params: ParamDict, buffers: dict[str, Tensor] | None = None) -> ParamProduct:
+    def _replace_params(self, params: ParamDict, buffers: dict[str, Tensor] | None = None) -> ParamProduct:
         made = ParamProduct(self.kernel, self.module_id, params)
         made._version = self._version
         made.buffers = self.buffers if buffers is None else buffers
@@ -280,7 +280,7 @@ class ParamProduct(Product[Any]):
         """
         if labels == self.labels:
             return self
-        made = self._with(OrderedDict(self.params), dict(self.buffers))
+        made = self._replace_params(OrderedDict(self.params), dict(self.buffers))
         tables: tuple[Any, Any] = (made.params, like.params), (made.buffers, like.buffers)
         for held, wanted in tables:
             for key in held.keys() & labels.keys() & self.labels.keys():
@@ -405,7 +405,7 @@ def _adorn(made: ParamProduct) -> ParamProduct:
     """Note which buffers take part in operations, and the labels as they are now."""
     which = Operand(made.pdata.modules[made.module_id], wrapped=True)
     made.buffers = {which.layout.buffers[place].name: which.buffers[place] for place in which.acting}
-    labels = which.labelled()
+    labels = which.find_labelled()
     if labels:
         keys = {id(param): key for key, param in made.pdata.params.items()}
         named = zip(which.layout, which.tensors, strict=True)

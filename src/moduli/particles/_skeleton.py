@@ -34,7 +34,7 @@ __all__ = [
     "copy_unwrapped",
     "facts_of",
     "places_in",
-    "plain_attributes",
+    "select_plain_attributes",
     "restore",
     "unwrap_kind",
 ]
@@ -157,9 +157,9 @@ def _find_unwrapped(kind: Any) -> Any:
         return kind
     adopted = kind.__dict__.get("_adopted")
     if adopted is not None:
-        from ._adopt import adopted_class
+        from ._adopt import make_adopted_class
 
-        return adopted_class(unwrap_kind(adopted))
+        return make_adopted_class(unwrap_kind(adopted))
     return next(base for base in kind.__mro__ if not issubclass(base, wrapper))
 
 
@@ -197,7 +197,7 @@ def restore(state: State, tables: Sequence[Any]) -> State:
     return made
 
 
-def plain_attributes(state: State) -> tuple[State, list[str]]:
+def select_plain_attributes(state: State) -> tuple[State, list[str]]:
     """The attributes that can be had without building anything, and the names of the others."""
     plain = state.copy()
     for key in _UNSEEN & state.keys():

@@ -63,7 +63,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     version = record.version
     if version is None:
         return reading
-    before = None if record.structure is None else _known(record)
+    before = None if record.structure is None else _read_known(record)
     edited = None if record.looks_like(reading) else compare(version.data, module, before)
     if version.next_version is not None:
         if edited is None:
@@ -118,7 +118,7 @@ def _merge(module: nn.Module, record: ParticleRecord, own: ParticleEdit) -> tupl
         # The same edit was made here.
         record.version = newest
         return compare(newest.data, module, None)
-    known = _known(record)
+    known = _read_known(record)
     live = {id(each) for each in module.modules()}
     data = ParticleDataImp(OrderedDict((k, m) for k, m in known.modules.items() if id(m) in live), OrderedDict())
     for key, each in data.modules.items():
@@ -179,7 +179,7 @@ def _advance(
         kernel.version, kernel.data = successor, data
 
 
-def _known(record: ParticleRecord) -> LastSeen:
+def _read_known(record: ParticleRecord) -> LastSeen:
     """The modules of a particle by identifier, as they were when it was last seen to be at its version."""
     structure, version = record.structure, record.version
     modules: dict[ModuleID, nn.Module] = {}
@@ -338,7 +338,7 @@ def _make_edit(
     module: NytoModuleBase, name: str, act: Callable[[], None], root: nn.Module, record: ParticleRecord
 ) -> None:
     version = record.version
-    before = None if version is None else _known(record)
+    before = None if version is None else _read_known(record)
     undo = Undo(module)
     order = dict(record_of(module).order)
     children = dict(module._modules)

@@ -13,16 +13,16 @@ from moduli._torch import count_references, in_transform
 from moduli.particles import is_differentiable, refuse_graph
 
 from ._core import Core
-from ._deferred import accumulate, deferrable, negated
+from ._deferred import accumulate, deferrable, negate_terms
 from ._members import repeat_buffers
-from ._numbers import OUT, later, later_pair, operated, pair, with_values
-from ._operands import broadcast, check_dtype, matched, rows, scalar
-from ._values import Values, fresh
+from ._numbers import OUT, defer, defer_pair, make_buffer_operation, operate_with_values, pair
+from ._operands import broadcast, check_dtype, check_match, rows, scalar
+from ._values import Values, allocate
 
 __all__ = ["Arithmetic"]
 
 
-def graphing() -> bool:
+def keeps_history() -> bool:
     """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""
     return is_differentiable() or in_transform()
 
@@ -36,7 +36,7 @@ def _binary(fn: Any, reflected: bool = False) -> Any:
     return method
 
 
-def _changing(fn: Any) -> Any:
+def _make_in_place(fn: Any) -> Any:
     def method(self: Any, other: Any) -> Any:
         return self._change(fn, other)
 
@@ -48,7 +48,7 @@ def _changing(fn: Any) -> Any:
 _TORCH: dict[Any, Any] = {Tensor.add: operator.add, Tensor.sub: operator.sub, Tensor.mul: operator.mul}
 
 
-def _from_torch(
+def _take_over_operator(
     cls: type[Any], func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Take an operator over from a tensor on its left, which otherwise takes long to find out that it has no rule."""
@@ -63,7 +63,7 @@ class _Probe:
 
     __add__ = _binary(operator.add)
     __rmul__ = _binary(operator.mul, True)
-    __torch_function__ = classmethod(_from_torch)
+    __torch_function__ = classmethod(_take_over_operator)
 
     def _combined(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
         return ours, theirs
@@ -101,7 +101,7 @@ class Arithmetic(Core):
 
     __slots__ = ()
 
-    __torch_function__ = classmethod(_from_torch)
+    __torch_function__ = classmethod(_take_over_operator)
     __add__ = _binary(operator.add)
     __radd__ = _binary(operator.add, True)
     __sub__ = _binary(operator.sub)
@@ -116,13 +116,13 @@ class Arithmetic(Core):
     __rfloordiv__ = _binary(operator.floordiv, True)
     __mod__ = _binary(operator.mod)
     __rmod__ = _binary(operator.mod, True)
-    __iadd__ = _changing(operator.add)
-    __isub__ = _changing(operator.sub)
-    __imul__ = _changing(operator.mul)
-    __itruediv__ = _changing(operator.truediv)
-    __ipow__ = _changing(operator.pow)
-    __ifloordiv__ = _changing(operator.floordiv)
-    __imod__ = _changing(operator.mod)
+    __iadd__ = _make_in_place(operator.add)
+    __isub__ = _make_in_place(operator.sub)
+    __imul__ = _make_in_place(operator.mul)
+    __itruediv__ = _make_in_place(operator.truediv)
+    __ipow__ = _make_in_place(operator.pow)
+    __ifloordiv__ = _make_in_place(operator.floordiv)
+    __imod__ = _make_in_place(operator.mod)
 
     def __neg__(self) -> Self:
         return self._mapped(torch.neg)
@@ -139,13 +139,13 @@ class Arithmetic(Core):
         if self._members:
             self._members.check()
         if isinstance(other, Core):
-            matched(self, other)
-            if graphing() or self._graph or other._graph:
+            check_match(self, other)
+            if keeps_history() or self._graph or other._graph:
                 return self._graphed([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
             there = other._buffers
-            waiting = later_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
+            waiting = defer_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
             return self._finished(waiting or pair(self, other, fn), lambda name, held: fn(held, there[name]))
-        graph = graphing() or self._graph
+        graph = keeps_history() or self._graph
         if isinstance(other, nn.Module):
             values: list[Any] = list(rows(self, other, graph))
         else:
@@ -161,18 +161,18 @@ class Arithmetic(Core):
             pairs = zip(self._plain(), values, strict=True)
             return self._graphed([fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None)
         temporary = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
-        made = later(self, fn, values, reflected, temporary) or with_values(self, fn, values, reflected)
-        on_buffers = operated(fn, other, reflected) if self._buffers else None
+        made = defer(self, fn, values, reflected, temporary) or operate_with_values(self, fn, values, reflected)
+        on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
         return self._finished(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
     def _mapped(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
         if self._members:
             self._members.check()
-        if graphing() or self._graph:
+        if keeps_history() or self._graph:
             return self._graphed([fn(x) for x in self._plain()])
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, self._count)
+            values = allocate(self.layout, self._count)
             for out, matrix in zip(values.held, self._values.matrices, strict=True):
                 out.copy_(matrix) if fn is torch.clone else fn(matrix, out=out)
         return self._finished(values, lambda _, held: fn(held))
@@ -196,12 +196,12 @@ class Arithmetic(Core):
         elif module is not None:
             buffers = repeat_buffers(module, self._count)
         else:
-            buffers = self._kept_buffers(buffer)
-        return self._made(values, self._count, buffers)
+            buffers = self._keep_buffers(buffer)
+        return self._make_alike(values, self._count, buffers)
 
     def _graphed(self, matrices: list[Tensor], module: Any = None) -> Self:
         """A result that keeps its history."""
-        made = self._made(
+        made = self._make_alike(
             Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}
         )
         made._graph = True
@@ -219,7 +219,7 @@ class Arithmetic(Core):
         if self._members:
             self._members.check()
         if isinstance(other, Core):
-            matched(self, other)
+            check_match(self, other)
             if fn in (operator.add, operator.sub) and self._add_later(fn, other):
                 return self
             values: list[Any] = [matrix.detach() for matrix in other._values.matrices]
@@ -247,7 +247,7 @@ class Arithmetic(Core):
                     act(matrix, *[value.detach() if isinstance(value, Tensor) else value for value in given])
             for place, held in kept.items():
                 self.layout.views(matrices)[place].copy_(held)
-        self._changed()
+        self._mark_changed()
 
     def _add_later(self, fn: Any, other: Core) -> bool:
         """Add something that is not computed yet, if that is what the other operand is."""
@@ -260,10 +260,10 @@ class Arithmetic(Core):
                 return False
             if len(recipe.terms) == 1 and not any(operand is self._values for operand in recipe.terms[0][1:]):
                 # A multiple is added without being made.
-                accumulate(self._values.matrices[0], recipe.terms if fn is operator.add else negated(recipe.terms))
+                accumulate(self._values.matrices[0], recipe.terms if fn is operator.add else negate_terms(recipe.terms))
             else:
                 # Computed and added block by block: what it reads here is read before it changes.
                 self._values.serve(theirs)
                 theirs.compute(self._values.held[0], 1.0 if fn is operator.add else -1.0)
-        self._changed()
+        self._mark_changed()
         return True

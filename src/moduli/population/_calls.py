@@ -14,7 +14,7 @@ from ._arguments import Arguments, arguments
 from ._core import Core
 from ._evaluator import forward
 from ._rule import EvaluationPlan
-from ._values import fresh
+from ._values import allocate
 
 __all__ = ["Calls"]
 
@@ -56,7 +56,7 @@ class Calls(Core):
             >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
             (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
         """
-        return self._evaluated(forward, args, kwargs, in_dims, vectorize, chunk_size, randomness)
+        return self._evaluate(forward, args, kwargs, in_dims, vectorize, chunk_size, randomness)
 
     def losses(
         self,
@@ -89,7 +89,7 @@ class Calls(Core):
             >>> pop.losses(lambda net: net(torch.ones(4, 3)).square().mean()).shape
             torch.Size([5])
         """
-        made = self._evaluated(fn, args, {}, in_dims, vectorize, chunk_size, randomness)
+        made = self._evaluate(fn, args, {}, in_dims, vectorize, chunk_size, randomness)
         return _one_each(made, self._count)
 
     def gradients(
@@ -151,7 +151,7 @@ class Calls(Core):
             >>> losses.shape, step
             (torch.Size([5]), Population(5 x Linear, 8 parameters each))
         """
-        self._ready()
+        self._check_members()
         flat = arguments(args, {}, in_dims, self._count)
         plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk_size)
         # What a failed call did to the statistics of some members is taken back.
@@ -159,7 +159,7 @@ class Calls(Core):
 
         def call(how: EvaluationPlan) -> tuple[Tensor, Self]:
             try:
-                return self._differentiated(fn, flat, how, randomness)
+                return self._differentiate(fn, flat, how, randomness)
             except BaseException:
                 with torch.no_grad():
                     for name, before in kept.items():
@@ -183,10 +183,10 @@ class Calls(Core):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _differentiated(self, fn: Any, args: Arguments, plan: EvaluationPlan, randomness: str) -> tuple[Tensor, Self]:
+    def _differentiate(self, fn: Any, args: Arguments, plan: EvaluationPlan, randomness: str) -> tuple[Tensor, Self]:
         """The losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
-            values = fresh(self.layout, self._count)
+            values = allocate(self.layout, self._count)
             out = self.layout.views(values.matrices)
             views = self.layout.views(self._values.matrices)
             names = list(self._buffers)
@@ -212,14 +212,14 @@ class Calls(Core):
             if not losses:
                 losses.append(torch.zeros(0))
             copies = {name: held.clone() for name, held in self._buffers.items()}
-        return torch.cat(losses), self._made(values, self._count, copies)
+        return torch.cat(losses), self._make_alike(values, self._count, copies)
 
-    def _evaluated(
+    def _evaluate(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
     ) -> Any:
         if randomness not in ("different", "same", "error"):
             raise ValueError(f"randomness={randomness!r}; choose from different, same, error")
-        self._ready()
+        self._check_members()
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk)
         leaves = self._stacked()

@@ -35,7 +35,7 @@ class Choosing(Indexing):
             True
         """
         self._rank(fitness)
-        return self._taken(selection.order(fitness, maximize))
+        return self._take_members(selection.order(fitness, maximize))
 
     def top(self, fitness: Tensor, k: int, maximize: bool = False) -> Self:
         """The `k` best members, best first.
@@ -51,7 +51,7 @@ class Choosing(Indexing):
             2
         """
         self._rank(fitness)
-        return self._taken(selection.top(fitness, k, maximize))
+        return self._take_members(selection.top(fitness, k, maximize))
 
     def tournament(
         self,
@@ -76,7 +76,9 @@ class Choosing(Indexing):
             7
         """
         self._rank(fitness)
-        return self._taken(selection.tournament(fitness, self._count if k is None else k, size, maximize, generator))
+        return self._take_members(
+            selection.tournament(fitness, self._count if k is None else k, size, maximize, generator)
+        )
 
     def roulette(
         self,
@@ -99,7 +101,7 @@ class Choosing(Indexing):
             3
         """
         self._rank(fitness)
-        return self._taken(selection.roulette(fitness, self._count if k is None else k, maximize, generator))
+        return self._take_members(selection.roulette(fitness, self._count if k is None else k, maximize, generator))
 
     def _rank(self, fitness: Tensor) -> None:
         """Check what members are ranked by, and that all of them are here."""
@@ -107,7 +109,7 @@ class Choosing(Indexing):
         self._fits(fitness)
 
     def _fits(self, numbers: Any, what: str = "fitness") -> None:
-        self._ready()
+        self._check_members()
         shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else None
         if shape != (self._count,):
             got = f"shape {shape}" if shape is not None else f"a {type(numbers).__name__}"

@@ -14,7 +14,7 @@ from moduli.particles import StructureError, buffer_policies, inert_parameters
 from ._evaluator import PopulationEvaluator
 from ._members import Members, repeat_buffers, tracks_versions
 from ._shard import Shard
-from ._values import Values, fresh
+from ._values import Values, allocate
 
 __all__ = ["Core"]
 
@@ -75,7 +75,7 @@ class Core:
         pop._evaluator = PopulationEvaluator(template, tensors, layout)
         pop._reset()
         with torch.no_grad(), torch.inference_mode(False):
-            pop._values = fresh(layout, count)
+            pop._values = allocate(layout, count)
             if filled and count:
                 for matrix, vector in zip(
                     pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True
@@ -92,7 +92,7 @@ class Core:
         self._parent = None
         self._fixed = frozenset()
 
-    def _made(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
+    def _make_alike(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
         """A population of the same structure with other values."""
         pop: Self = object.__new__(type(self))
         pop.template, pop.layout, pop._entries, pop._flags = self.template, self.layout, self._entries, self._flags
@@ -204,17 +204,17 @@ class Core:
                 ]
         return self._leaves
 
-    def _changed(self) -> None:
+    def _mark_changed(self) -> None:
         """Let autograd know that the matrices were changed in place."""
         pop: Core | None = self
         while pop is not None:
             if pop._leaves is not None and not pop._graph and pop._leaves:
                 torch.autograd.graph.increment_version(pop._leaves)
             if pop._members:
-                pop._members.touched()
+                pop._members.mark_touched()
             pop = pop._parent
 
-    def _ready(self) -> None:
+    def _check_members(self) -> None:
         """Check the members that a program holds before the population is used."""
         if self._members:
             self._members.check()
@@ -254,7 +254,7 @@ class Core:
         found = buffer_policies(self.template)
         return {name: policy for name, policy in found.items() if policy != "copy"}
 
-    def _kept_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
+    def _keep_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
         """The buffers of a result, according to their policies."""
         policies = self._policies()
         made: dict[str, Tensor] = {}

@@ -32,9 +32,9 @@ __all__ = [
     "compute",
     "deferrable",
     "is_alone",
-    "negated",
-    "scaled",
-    "summed",
+    "negate_terms",
+    "scale_terms",
+    "sum_terms",
     "terms_of",
 ]
 
@@ -121,7 +121,7 @@ def is_alone(held: list[Tensor], leaves: list[Tensor] | None = None) -> bool:
     return _ALONE > 0 and count_storage_uses(held[0]) <= _ALONE + len(leaves or ())
 
 
-def scaled(terms: list[Term], factor: Any) -> list[Term]:
+def scale_terms(terms: list[Term], factor: Any) -> list[Term]:
     """The terms of a multiple."""
     return [Term(_times(term.factor, factor), term.plus, term.minus) for term in terms]
 
@@ -130,7 +130,7 @@ def _times(known: Any, factor: Any) -> Any:
     return factor if isinstance(known, float) and known == 1.0 else known * factor
 
 
-def negated(terms: list[Term]) -> list[Term]:
+def negate_terms(terms: list[Term]) -> list[Term]:
     """The terms with the other sign."""
     return [
         Term(1.0, term.minus, term.plus) if term.minus is not None and _is_one(term) else Term(-term.factor, *term[1:])
@@ -142,12 +142,12 @@ def _is_one(term: Term) -> bool:
     return isinstance(term.factor, float) and term.factor == 1.0
 
 
-def summed(fn: Callable[..., Any], left: list[Term], right: list[Term]) -> list[Term] | None:
+def sum_terms(fn: Callable[..., Any], left: list[Term], right: list[Term]) -> list[Term] | None:
     """The terms of a sum or difference, or None if there are too many."""
     if fn is operator.sub:
         if len(left) == len(right) == 1 and all(_is_one(t) and t.minus is None for t in (*left, *right)):
             return [Term(1.0, left[0].plus, right[0].plus)]
-        right = negated(right)
+        right = negate_terms(right)
     terms = [*left, *right]
     return terms if len(terms) <= _MOST_TERMS else None
 
@@ -163,13 +163,13 @@ def compute(recipe: PendingSum, out: Tensor, onto: Tensor | None = None, sign: f
     single = not rest and (first.minus is None or _is_one(first)) and onto is None
     for rows, spare in _blocks(out, recipe.terms, single):
         target = out[rows] if rows is not None else out
-        p, q, factor = _cut(first, rows)
+        p, q, factor = _cut_rows(first, rows)
         if q is not None:
             torch.sub(p, q, out=target)
             if not _is_one(first):
                 target.mul_(factor)
         elif second is not None:
-            _sum(p, *_cut(second, rows)[::2], target)
+            _sum(p, *_cut_rows(second, rows)[::2], target)
         elif _is_one(first):
             target.copy_(p)
         else:
@@ -201,7 +201,7 @@ def accumulate(target: Tensor, terms: list[Term]) -> None:
 
 
 def _add(target: Tensor, term: Term, rows: slice | None, spare: Tensor | None) -> None:
-    p, q, factor = _cut(term, rows)
+    p, q, factor = _cut_rows(term, rows)
     if q is not None and spare is not None:
         p = torch.sub(p, q, out=spare[: target.shape[0]])
     _sum(target, p, factor, target)
@@ -219,7 +219,7 @@ def _blocks(out: Tensor, terms: list[Term], whole: bool) -> list[tuple[slice | N
     return [(slice(start, min(count, start + rows)), spare) for start in range(0, count, rows)]
 
 
-def _cut(term: Term, rows: slice | None) -> tuple[Tensor, Tensor | None, Any]:
+def _cut_rows(term: Term, rows: slice | None) -> tuple[Tensor, Tensor | None, Any]:
     """The operands of a term for a block of members."""
     p, q = _matrix(term.plus), None if term.minus is None else _matrix(term.minus)
     factor = term.factor

@@ -168,7 +168,7 @@ class PopulationEvaluator:
             return _no_shortcuts()
         if plan.form == "loop":
             return nullcontext()
-        return _unwarned() if plan.fused_attention and not self.template.training else _no_shortcuts()
+        return _ignore_warning() if plan.fused_attention and not self.template.training else _no_shortcuts()
 
     def _stack(
         self,
@@ -211,7 +211,7 @@ class PopulationEvaluator:
             before = self.swap.put(tensors[:one], kept)
             try:
                 output = outputs.flatten(fn(self.swap.module, *args.fill(tensors[two:]), **args.kwargs))
-                rebound = self.swap.rebound(kept)
+                rebound = self.swap.find_rebound(kept)
             finally:
                 self.swap.restore(before)
             changed[:] = list(rebound)
@@ -251,7 +251,7 @@ class PopulationEvaluator:
             try:
                 given = args.fill([each[index] for each in slices])
                 output = outputs.flatten(fn(self.swap.module, *given, **args.kwargs))
-                rebound = self.swap.rebound(held)
+                rebound = self.swap.find_rebound(held)
             finally:
                 self.swap.restore(before)
             _write(held, list(rebound), list(rebound.values()))
@@ -309,7 +309,7 @@ def _repeat(start: Tensor, randomness: str, index: int, count: int) -> None:
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
+def _ignore_warning() -> Iterator[None]:
     """Torch warns that it runs a fused operation for one member after the other, which here is chosen."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")

@@ -68,7 +68,7 @@ class HostedPopulation:
             *args: Arguments, the same for all members unless `in_dims` says otherwise.
             in_dims: The dimension of an argument along which each member has its own slice.
         """
-        return torch.cat(self._ask("losses", fn, self._cut(args, in_dims), in_dims))
+        return torch.cat(self._ask("losses", fn, self._split_arguments(args, in_dims), in_dims))
 
     def step(self, fn: Callable[..., Any], *args: Any, steps: int = 1, in_dims: Any = None) -> Tensor:
         """Steps of the optimizer on every worker; returns the losses that the last one began with.
@@ -84,7 +84,7 @@ class HostedPopulation:
         """
         if self._optimizer is None:
             raise ValueError("nothing says how members move; give pop.host(executor, optimizer=lambda pop: ...)")
-        return torch.cat(self._ask("step", fn, self._cut(args, in_dims), in_dims, steps))
+        return torch.cat(self._ask("step", fn, self._split_arguments(args, in_dims), in_dims, steps))
 
     def copy(self, targets: Tensor | Sequence[int], sources: Tensor | Sequence[int]) -> None:
         """Give some members the parameters, buffers and optimizer state of others.
@@ -172,7 +172,7 @@ class HostedPopulation:
     def _call(self, worker: int, method: str, *given: Any) -> Any:
         return self._answer(worker, self._remote(worker, method, given), method, given)
 
-    def _cut(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
+    def _split_arguments(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
         """The arguments of each worker."""
         flat = arguments(args, {}, in_dims, len(self))
         if flat.shared:

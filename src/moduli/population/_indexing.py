@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._core import Core
 from ._members import build, row_view, tracks_versions
-from ._values import Values, fresh
+from ._values import Values, allocate
 
 __all__ = ["Indexing"]
 
@@ -29,14 +29,14 @@ class Indexing(Core):
             >>> type(pop[0]).__name__, len(pop[1:3]), len(pop[torch.tensor([0, 0, 4])])
             ('Linear', 2, 3)
         """
-        self._ready()
+        self._check_members()
         if isinstance(index, slice):
             return self._part(index)
         if isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and not _is_bool(index)):
             return self._member(int(index))
         if hasattr(index, "__index__") and not isinstance(index, Tensor):
             return self._member(int(index.__index__()))
-        return self._taken(self._indices(index))
+        return self._take_members(self._indices(index))
 
     def _member(self, index: int) -> nn.Module:
         place = index + self._count if index < 0 else index
@@ -90,11 +90,11 @@ class Indexing(Core):
     def _part(self, index: slice) -> Self:
         start, stop, step = index.indices(self._count)
         if step < 0:
-            return self._taken(torch.arange(self._count)[list(range(start, stop, step))])
+            return self._take_members(torch.arange(self._count)[list(range(start, stop, step))])
         count = len(range(start, stop, step))
         chosen = slice(start, stop, step)
         if self._graph:
-            made = self._made(
+            made = self._make_alike(
                 Values([m[chosen] for m in self._values.matrices]),
                 count,
                 {n: b[chosen] for n, b in self._buffers.items()},
@@ -102,7 +102,7 @@ class Indexing(Core):
             made._graph = True
             return made
         with torch.no_grad(), torch.inference_mode(False):
-            made = self._made(
+            made = self._make_alike(
                 Values([matrix[chosen] for matrix in self._values.matrices]),
                 count,
                 {name: held[chosen] for name, held in self._buffers.items()},
@@ -110,10 +110,10 @@ class Indexing(Core):
         made._parent = self
         return made
 
-    def _taken(self, index: Tensor) -> Self:
+    def _take_members(self, index: Tensor) -> Self:
         """A population of copies of members."""
         if self._graph:
-            made = self._made(
+            made = self._make_alike(
                 Values([m[index] for m in self._values.matrices]),
                 len(index),
                 {n: b[index] for n, b in self._buffers.items()},
@@ -121,11 +121,11 @@ class Indexing(Core):
             made._graph = True
             return made
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, len(index))
+            values = allocate(self.layout, len(index))
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 torch.index_select(matrix, 0, index.to(matrix.device), out=out)
             buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
-        made = self._made(values, len(index), buffers)
+        made = self._make_alike(values, len(index), buffers)
         made._shard = None  # whichever members these are, they are not those of this process in their order
         return made
 

@@ -23,7 +23,7 @@ from moduli.particles import StructureError, adopt
 
 from ._noise import normal, seeds
 
-__all__ = ["initialise", "of_class"]
+__all__ = ["initialise", "make_of_class"]
 
 
 def initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
@@ -34,7 +34,7 @@ def initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
         with torch.no_grad():
             for name, leaf in pop.named_parameters():
                 init(name, leaf.detach())
-        pop._changed()
+        pop._mark_changed()
         return
     if isinstance(init, float | int) and not isinstance(init, bool):
         noise = normal(pop.layout, seeds(len(pop), generator), scale=float(init))
@@ -46,7 +46,7 @@ def initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
     raise ValueError(f"init={init!r}; give None, a number, or a function of a name and a stacked tensor")
 
 
-def of_class(
+def make_of_class(
     like: Callable[..., Any],
     make: Callable[..., nn.Module],
     count: int,
@@ -55,7 +55,7 @@ def of_class(
     generator: torch.Generator | None,
 ) -> Any:
     """A population of what a class makes."""
-    with _seeded(generator):
+    with _replace_generator(generator):
         outside = _random_states()
         with _DrawRecorder() as recorder:
             first = make(*args, **kwargs)
@@ -64,7 +64,7 @@ def of_class(
         _, tensors = layout_and_tensors(first)
         replayable = outside == _random_states()
         held = [tensor.detach() for tensor in (*tensors, *first.buffers())]
-        made = recorder.replayed(held, count) if replayable and count else None
+        made = recorder.replay(held, count) if replayable and count else None
         pop = like(adopt(first), count)
         with torch.no_grad():
             targets = [*pop.layout.views(pop._values.matrices), *pop._buffers.values()]
@@ -92,7 +92,7 @@ def _copy_one(pop: Any, targets: list[Tensor], index: int, net: nn.Module) -> No
 
 
 @contextmanager
-def _seeded(generator: torch.Generator | None) -> Iterator[None]:
+def _replace_generator(generator: torch.Generator | None) -> Iterator[None]:
     """Constructors draw from torch's own generator, which takes the place of the given one for their time."""
     if generator is None:
         yield
@@ -114,7 +114,7 @@ class _DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tape.append((func, args, kwargs or {}, out))
         return out
 
-    def replayed(self, held: list[Tensor], count: int) -> list[Tensor] | None:
+    def replay(self, held: list[Tensor], count: int) -> list[Tensor] | None:
         """What tensors would hold for each of `count` members; None if the operations cannot be replayed."""
 
         def one(blank: Tensor) -> list[Tensor]:

@@ -137,7 +137,7 @@ class Members:
                         each.restore()
                     raise StructureError(f"member {index} was edited at {name!r}, which was undone; {_REMEDY}")
 
-    def touched(self) -> None:
+    def mark_touched(self) -> None:
         """Let autograd and caches of live members know that their values changed."""
         for _, _, parameters, _ in self.items():
             torch.autograd.graph.increment_version([parameter for parameter, _, _ in parameters])

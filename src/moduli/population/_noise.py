@@ -45,18 +45,18 @@ def _bits(keys: Tensor, places: Tensor) -> Tensor:
     x = places ^ first[:, None]
     other = torch.empty_like(x)
 
-    def shifted(by: int) -> None:
+    def shift_bits(by: int) -> None:
         # The shift of signed numbers drags the sign along, which is masked off.
         torch.bitwise_right_shift(x, by, out=other)
         other.bitwise_and_((1 << (32 - by)) - 1)
         x.bitwise_xor_(other)
 
-    shifted(16)
+    shift_bits(16)
     x.mul_(_FIRST)
     x.bitwise_xor_(second[:, None])
-    shifted(15)
+    shift_bits(15)
     x.mul_(_SECOND)
-    shifted(16)
+    shift_bits(16)
     return x
 
 
@@ -82,9 +82,9 @@ def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: i
     """
     made = []
     for group in layout.groups:
-        dtype = _real(group.dtype)
+        dtype = _real_dtype(group.dtype)
         values = _unit(_stream(keys, stream).to(group.device), _places(layout, group.indices, group.device), dtype)
-        made.append(_scaled(values, scale).to(group.dtype) if _drawable(group.dtype) else values)
+        made.append(_scale_values(values, scale).to(group.dtype) if _drawable(group.dtype) else values)
     return made
 
 
@@ -95,7 +95,7 @@ def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: in
     """
     made = []
     for group in layout.groups:
-        dtype, size = _real(group.dtype), group.numel
+        dtype, size = _real_dtype(group.dtype), group.numel
         places = _places(layout, group.indices, group.device)
         half = (size + 1) // 2
         key = _stream(keys, stream).to(group.device)
@@ -104,7 +104,7 @@ def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: in
         values = torch.empty((len(keys), 2 * half), dtype=dtype, device=group.device)
         torch.mul(radius, angle.cos(), out=values[:, :half])
         torch.mul(radius, angle.sin_(), out=values[:, half:])
-        values = _scaled(values[:, :size], scale)
+        values = _scale_values(values[:, :size], scale)
         made.append(values.to(group.dtype) if _drawable(group.dtype) else values)
     return made
 
@@ -124,13 +124,13 @@ def _places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> T
     return torch.cat(parts).to(device)
 
 
-def _scaled(values: Tensor, scale: float | Tensor) -> Tensor:
+def _scale_values(values: Tensor, scale: float | Tensor) -> Tensor:
     if isinstance(scale, Tensor):
         return values.mul_(scale.to(values.device, values.dtype).reshape(-1, 1))
     return values if scale == 1.0 else values.mul_(scale)
 
 
-def _real(dtype: torch.dtype) -> torch.dtype:
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 

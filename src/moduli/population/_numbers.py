@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ._core import Core
-from ._deferred import PendingSum, Term, deferrable, scaled, summed, terms_of
+from ._deferred import PendingSum, Term, deferrable, scale_terms, sum_terms, terms_of
 from ._operands import check_dtype, scalar
-from ._values import Values, deferred, fresh
+from ._values import Values, allocate, make_deferred
 
-__all__ = ["OUT", "later", "later_pair", "operated", "pair", "with_values"]
+__all__ = ["OUT", "defer", "defer_pair", "make_buffer_operation", "pair", "operate_with_values"]
 
 OUT: dict[Any, Callable[..., Tensor]] = {
     operator.add: torch.add,
@@ -30,16 +30,16 @@ OUT: dict[Any, Callable[..., Tensor]] = {
 # -- results that wait -------------------------------------------------------------------------------------------------
 
 
-def later_pair(left: Core, right: Core, fn: Any, left_spare: bool, right_spare: bool) -> Values | None:
+def defer_pair(left: Core, right: Core, fn: Any, left_spare: bool, right_spare: bool) -> Values | None:
     """A sum or difference of two populations that is computed later, or None if it has to be computed now."""
     if fn not in (operator.add, operator.sub) or not deferrable(left) or right._graph:
         return None
     ours, theirs = terms_of(left, left_spare), terms_of(right, right_spare)
-    terms = None if ours is None or theirs is None else summed(fn, ours, theirs)
-    return None if terms is None else deferred(PendingSum(left.layout, left._count, terms))
+    terms = None if ours is None or theirs is None else sum_terms(fn, ours, theirs)
+    return None if terms is None else make_deferred(PendingSum(left.layout, left._count, terms))
 
 
-def later(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) -> Values | None:
+def defer(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) -> Values | None:
     """An operation with numbers or a row that is computed later, or None if it has to be computed now."""
     if fn not in (operator.add, operator.sub, operator.mul) or not deferrable(left):
         return None
@@ -49,13 +49,13 @@ def later(left: Core, fn: Any, values: list[Any], reflected: bool, spare: bool) 
         value = value.detach().clone()
     if fn is operator.mul:
         ours = terms_of(left, spare) if _is_factor(values) else None
-        terms = None if ours is None else scaled(ours, value if isinstance(value, Tensor) else float(value))
+        terms = None if ours is None else scale_terms(ours, value if isinstance(value, Tensor) else float(value))
     elif isinstance(value, Tensor) and value.numel() == left.layout.numel:
         ours, theirs = terms_of(left, spare), [Term(1.0, value.reshape(-1), None)]
-        terms = None if ours is None else summed(fn, theirs, ours) if reflected else summed(fn, ours, theirs)
+        terms = None if ours is None else sum_terms(fn, theirs, ours) if reflected else sum_terms(fn, ours, theirs)
     else:
         return None
-    return None if terms is None else deferred(PendingSum(left.layout, left._count, terms))
+    return None if terms is None else make_deferred(PendingSum(left.layout, left._count, terms))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def pair(left: Core, right: Core, fn: Any) -> Values:
         for group in left.layout.groups:
             if fn is operator.truediv and not left._left_out(group):
                 check_dtype(left.layout, group, fn, 1)
-        out = fresh(left.layout, left._count)
+        out = allocate(left.layout, left._count)
         for target, a, b in zip(out.held, left._values.matrices, right._values.matrices, strict=True):
             if fn is operator.truediv and not _floats(a.dtype):
                 target.copy_(a)
@@ -83,10 +83,10 @@ def pair(left: Core, right: Core, fn: Any) -> Values:
         return out
 
 
-def with_values(left: Core, fn: Any, values: list[Any], reflected: bool) -> Values:
+def operate_with_values(left: Core, fn: Any, values: list[Any], reflected: bool) -> Values:
     """An operation on a population and numbers, columns or rows."""
     with torch.no_grad(), torch.inference_mode(False):
-        out = fresh(left.layout, left._count)
+        out = allocate(left.layout, left._count)
         for group, target, matrix, value in zip(
             left.layout.groups, out.held, left._values.matrices, values, strict=True
         ):
@@ -106,7 +106,7 @@ def _floats(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def operated(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
+def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
     """What an operation with a number, or one number per member, does to a buffer that takes part in it."""
     if isinstance(other, nn.Module):
         theirs = dict(other.named_buffers())

@@ -20,10 +20,10 @@ from moduli.particles import StructureError, matching_values
 if TYPE_CHECKING:
     from ._core import Core
 
-__all__ = ["broadcast", "check_dtype", "matched", "named_group", "rows", "scalar"]
+__all__ = ["broadcast", "check_dtype", "check_match", "name_group", "rows", "scalar"]
 
 
-def matched(ours: Core, theirs: Core) -> None:
+def check_match(ours: Core, theirs: Core) -> None:
     """Check that two populations can be combined member by member.
 
     Raises:
@@ -97,14 +97,14 @@ def broadcast(pop: Core, value: Tensor) -> list[Any]:
         return [_cast(column, group) for group in pop.layout.groups]
     if shape in ((size,), (1, size), (count, size)):
         flat = value.reshape(-1, size)
-        return [_cast(_gathered(pop.layout, group, flat), group) for group in pop.layout.groups]
+        return [_cast(_gather_columns(pop.layout, group, flat), group) for group in pop.layout.groups]
     raise StructureError(
         f"a tensor of shape {shape} does not fit {count} members of {size} parameters; give one number per member ({count},), "
         f"one vector ({size},), or a matrix ({count}, {size})"
     )
 
 
-def _gathered(layout: Layout, group: Group, flat: Tensor) -> Tensor:
+def _gather_columns(layout: Layout, group: Group, flat: Tensor) -> Tensor:
     """The columns of one group, from all parameters laid end to end."""
     if len(layout.groups) == 1:
         return flat
@@ -122,7 +122,7 @@ def _cast(value: Tensor, group: Group) -> Tensor:
     return value.to(group.device)
 
 
-def named_group(layout: Layout, group: Group) -> str:
+def name_group(layout: Layout, group: Group) -> str:
     """The first name of a group, for errors."""
     return layout.entries[group.indices[0]].name
 
@@ -139,7 +139,7 @@ def check_dtype(layout: Layout, group: Group, fn: Any, value: Any) -> None:
     whole = not group.dtype.is_floating_point
     real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
     if turned or (whole and (real or fn is operator.truediv)):
-        name = named_group(layout, group)
+        name = name_group(layout, group)
         raise TypeError(
             f"the operation would turn {name!r} from {group.dtype} into another kind of number; convert the models first, "
             f"or leave the parameter out with pop.template.set_param_config(operational=False, name={name!r})"

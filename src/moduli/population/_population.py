@@ -15,7 +15,7 @@ from moduli.particles import StructureError, adopt
 
 from ._calls import Calls
 from ._hosted import HostedPopulation
-from ._initial import initialise, of_class
+from ._initial import initialise, make_of_class
 from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
@@ -92,7 +92,7 @@ class Population(State, Calls, Variation, Statistics):
             >>> bool((different.matrix == different.matrix[0]).all())
             False
         """
-        count = _counted(n)
+        count = _check_count(n)
         if isinstance(net, nn.Module):
             if args or kwargs:
                 raise TypeError("arguments for the class were given together with a module that is built already")
@@ -105,7 +105,7 @@ class Population(State, Calls, Variation, Statistics):
             raise ValueError(
                 f"a class initialises its members itself; init={init!r} is for a module that is built already"
             )
-        pop = of_class(cls._like, net, count, args, kwargs, generator)
+        pop = make_of_class(cls._like, net, count, args, kwargs, generator)
         if init is not None:
             initialise(pop, init, generator)
         return pop
@@ -140,7 +140,7 @@ class Population(State, Calls, Variation, Statistics):
         for index, net in enumerate(nets[1:], 1):
             net = _align_labels(index, nets[0], net)
             other, values = layout_and_tensors(net)
-            _matching(index, layout, other, [t.requires_grad for t in tensors], [t.requires_grad for t in values])
+            _check_matching(index, layout, other, [t.requires_grad for t in tensors], [t.requires_grad for t in values])
             theirs = dict(net.named_buffers())
             for name, held in buffers.items():
                 if name not in theirs or theirs[name].shape != held[0].shape or theirs[name].dtype != held[0].dtype:
@@ -197,7 +197,7 @@ class Population(State, Calls, Variation, Statistics):
         return f"Population({self._count} x {kind}, {self.layout.numel} parameters each)"
 
 
-def _counted(n: Any) -> int:
+def _check_count(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"the number of members is an integer, not {n!r}")
     if n < 0:
@@ -220,7 +220,7 @@ def _align_labels(index: int, first: nn.Module, net: nn.Module) -> nn.Module:
     return twin
 
 
-def _matching(index: int, ours: Layout, theirs: Layout, flags: Sequence[bool], others: Sequence[bool]) -> None:
+def _check_matching(index: int, ours: Layout, theirs: Layout, flags: Sequence[bool], others: Sequence[bool]) -> None:
     if ours is not theirs and ours.fingerprint != theirs.fingerprint:
         raise StructureError(f"members 0 and {index} cannot be stacked: {diff(ours, theirs)}")
     for entry, other, flag, its in zip(ours, theirs, flags, others, strict=True):

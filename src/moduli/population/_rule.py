@@ -138,22 +138,22 @@ def choose(
     plain = kind.not_plain
     if form == "stacked" and plain is not None:
         raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
-    rows = _rows(args, fn)
+    rows = _count_rows(args, fn)
     if form == "vmap":
-        return _cut("vmap", count, chunk_size or count, "asked for", rows)
+        return _make_plan("vmap", count, chunk_size or count, "asked for", rows)
     fitting = int(_CACHE // max(1, rows * kind.width))
     if form in ("auto", "stacked") and plain is None:
-        return _cut("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
+        return _make_plan("stacked", count, min(chunk_size or count, max(fitting, 8)), f"linear layers on {rows} rows")
     if form == "chunked":
-        return _cut("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for", rows)
+        return _make_plan("vmap", count, chunk_size or max(fitting, _FEWEST), "asked for", rows)
     if fitting < _FEWEST and chunk_size is None:
         return EvaluationPlan(
             "loop", 0, f"loop: the activations of {_FEWEST} members on {rows} rows do not fit into the cache"
         )
-    return _cut("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows", rows)
+    return _make_plan("vmap", count, min(chunk_size or count, max(fitting, _FEWEST)), f"{rows} rows", rows)
 
 
-def _cut(form: str, count: int, block: int, why: str, rows: int = 0) -> EvaluationPlan:
+def _make_plan(form: str, count: int, block: int, why: str, rows: int = 0) -> EvaluationPlan:
     fused = rows >= _FUSED_ROWS
     if block >= count:
         return EvaluationPlan(form, 0, f"{form}: all members at once; {why}", fused)
@@ -164,11 +164,11 @@ def _unbatchable(template: nn.Module) -> str | None:
     """The path and type of the first layer that cannot be vectorised, or None."""
     for path, module in template.named_modules():
         if isinstance(module, _LOOPED):
-            return f"{path or 'the model'} ({_named(module)})"
+            return f"{path or 'the model'} ({_name(module)})"
     return None
 
 
-def _named(module: nn.Module) -> str:
+def _name(module: nn.Module) -> str:
     return type(module).__name__
 
 
@@ -182,20 +182,20 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
         own = [p for p in module._parameters.values() if p is not None]
         kind = getattr(type(module), "_adopted", type(module))
         if own and kind is not nn.Linear:
-            return f"{path or 'the model'} is a {_named(module)}"
+            return f"{path or 'the model'} is a {_name(module)}"
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"{path or 'the model'} has hooks"
         if isinstance(module, (*_DROPOUTS, nn.MultiheadAttention)):
-            return f"{path or 'the model'} is a {_named(module)}"
+            return f"{path or 'the model'} is a {_name(module)}"
     return None
 
 
-def _rows(args: Any, fn: Callable[..., Any]) -> int:
+def _count_rows(args: Any, fn: Callable[..., Any]) -> int:
     """How many rows the batch of one member has, going by the arguments, or by what the function refers to."""
     found = [_count(leaf, dim) for leaf, dim in zip(args.leaves, args.dims, strict=True) if _is_tensor(leaf)]
     found += [_count(leaf, None) for leaf in args.kwargs.values() if _is_tensor(leaf)]
     if not found:
-        found = [_count(tensor, None) for tensor in _captured(fn)]
+        found = [_count(tensor, None) for tensor in _find_captured(fn)]
     return max(found, default=_ROWS)
 
 
@@ -209,18 +209,18 @@ def _count(leaf: Any, dim: int | None) -> int:
     return max(total, 1)
 
 
-def _captured(fn: Any) -> Iterator[Any]:
+def _find_captured(fn: Any) -> Iterator[Any]:
     """The tensors that a function closes over or refers to by a global name."""
     code = getattr(fn, "__code__", None)
     if code is None:
         return
-    held = [cell.cell_contents for cell in fn.__closure__ or () if _filled(cell)]
+    held = [cell.cell_contents for cell in fn.__closure__ or () if _is_filled(cell)]
     held += [fn.__globals__[name] for name in code.co_names if name in fn.__globals__]
     held += list(fn.__defaults__ or ())
     yield from (each for each in held if _is_tensor(each))
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:

@@ -49,17 +49,17 @@ class Stacked(Tensor):
         rule = _RULES.get(func)
         if rule is not None:
             return rule(func, args, kwargs or {})
-        return _mapped(func, args, kwargs or {})
+        return _map_function(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         # Operations that torch runs without asking __torch_function__ first.
-        return _mapped(func, args, kwargs or {})
+        return _map_function(func, args, kwargs or {})
 
 
-def _about(func: Any, args: Any, kwargs: Any) -> Any:
+def _read_attribute(func: Any, args: Any, kwargs: Any) -> Any:
     """What a tensor of one member is like."""
     x, *rest = args
     return func(x.physical[0], *rest, **kwargs)
@@ -75,29 +75,29 @@ def _pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs:
         return Stacked(func(x.physical), x.randomness)
     if type(x) is not Stacked or any(type(each) is Stacked for each in (*args[1:], *kwargs.values())):
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     return Stacked(func(x.physical, *args[1:], **kwargs), x.randomness)
 
 
-def _paired(func: Any, args: Any, kwargs: Any) -> Any:
+def _apply_paired(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of the elements of two tensors that line up without regard to the members."""
     if len(args) != 2 or kwargs:
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     x, y = args
     first = x if type(x) is Stacked else y
     for each in args:
         if isinstance(each, Tensor) and (
             each.dim() > first.dim() or (type(each) is Stacked and each.dim() != first.dim())
         ):
-            return _mapped(func, args, kwargs)
+            return _map_function(func, args, kwargs)
     p, q = (each.physical if type(each) is Stacked else each for each in args)
     return Stacked(func(p, q), first.randomness)
 
 
-def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
+def _reduce_members(func: Any, args: Any, kwargs: Any) -> Any:
     """The sum or the mean of all elements of a member."""
     if len(args) != 1 or kwargs:
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     x = args[0]
     return Stacked(func(x.physical, tuple(range(1, x.physical.dim()))) if x.dim() else x.physical, x.randomness)
 
@@ -110,12 +110,12 @@ def _is_plain(kwargs: Any) -> bool:
     return all(key in _PLAIN and _PLAIN[key] == value for key, value in kwargs.items() if key != "ignore_index")
 
 
-def _squared_error(func: Any, args: Any, kwargs: Any) -> Any:
+def _compute_squared_error(func: Any, args: Any, kwargs: Any) -> Any:
     """The mean of squared differences of tensors of one shape."""
     x, y = args
     if not _is_plain(kwargs) or x.shape != y.shape:
-        return _mapped(func, args, kwargs)
-    return _reduced(torch.mean, (_pointwise(torch.square, (_paired(torch.sub, (x, y), {}),), {}),), {})
+        return _map_function(func, args, kwargs)
+    return _reduce_members(torch.mean, (_pointwise(torch.square, (_apply_paired(torch.sub, (x, y), {}),), {}),), {})
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     x, y = args
     fits = type(x) is Stacked and type(y) is Tensor and x.dim() == 2 and y.shape == x.shape[:1]
     if not fits or y.is_floating_point() or not _is_plain(kwargs):
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     left_out = kwargs.get("ignore_index", -100)
     each = func(x.physical.transpose(1, 2), y.expand(len(x.physical), -1), reduction="none", ignore_index=left_out)
     return Stacked(each.sum(1) / (y != left_out).sum(), x.randomness)
@@ -134,7 +134,7 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, *rest = args
     bias = rest[0] if rest else kwargs.get("bias")
     if type(weight) is not Stacked or (bias is not None and type(bias) is not Stacked):
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     w, b = weight.physical, None if bias is None else bias.physical
     own = type(x) is Stacked
     given = x.physical if own else x
@@ -142,26 +142,26 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     count, out, into = w.shape
     if not shape or shape[-1] != into:
         # Torch raises what it raises for one model; reshaping below would not notice.
-        return _mapped(func, args, kwargs)
+        return _map_function(func, args, kwargs)
     flat = len(shape) == 2
     if own:
-        made = _batched(given if flat else given.reshape(count, -1, into), w, b)
+        made = _multiply_batched(given if flat else given.reshape(count, -1, into), w, b)
     else:
-        made = _shared(given if flat else given.reshape(-1, into), w, b)
+        made = _multiply_shared(given if flat else given.reshape(-1, into), w, b)
     return Stacked(made if flat else made.reshape(count, *shape[:-1], out), weight.randomness)
 
 
-def _shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+def _multiply_shared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """The products of all members with one batch."""
     count, out, into = w.shape
     if len(x) < _SHARED_ROWS:
-        return _batched(x.expand(count, *x.shape), w, b)
+        return _multiply_batched(x.expand(count, *x.shape), w, b)
     long = w.reshape(count * out, into)
     made = torch.mm(long, x.t()) if b is None else torch.addmm(b.reshape(-1, 1), long, x.t())
     return made.view(count, out, -1).transpose(1, 2)
 
 
-def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+def _multiply_batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """One product per member."""
     if x.shape[1] >= _LEFT_ROWS:
         made = torch.bmm(w, x.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(2), w, x.transpose(1, 2))
@@ -169,7 +169,7 @@ def _batched(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return torch.bmm(x, w.transpose(1, 2)) if b is None else torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
 
 
-def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
+def _map_function(func: Any, args: Any, kwargs: Any) -> Any:
     """Any other function, by torch's own rule for it."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if type(leaf) is Stacked]
@@ -214,12 +214,12 @@ _PAIRED: list[Any] = [
     ),
 ]
 _RULES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(_ABOUT, _about),
+    **dict.fromkeys(_ABOUT, _read_attribute),
     **dict.fromkeys(_POINTWISE, _pointwise),
-    **dict.fromkeys(_PAIRED, _paired),
-    **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduced),
+    **dict.fromkeys(_PAIRED, _apply_paired),
+    **dict.fromkeys((torch.mean, torch.sum, Tensor.mean, Tensor.sum), _reduce_members),
     F.linear: _linear,
-    F.mse_loss: _squared_error,
+    F.mse_loss: _compute_squared_error,
     F.cross_entropy: _cross_entropy,
     Tensor.requires_grad.__get__: _requires,  # type: ignore[attr-defined]
 }

@@ -17,7 +17,7 @@ from ._evaluator import PopulationEvaluator
 from ._indexing import Indexing
 from ._members import row_view
 from ._shard import Shard
-from ._values import Values, fresh
+from ._values import Values, allocate
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,7 +69,7 @@ class State(Indexing):
         if self._shard is not None:
             raise StructureError(f"this population is spread over processes already: {self._shard}")
         shard = Shard(mesh, self._count)
-        made = self._taken(torch.arange(shard.start, shard.stop))
+        made = self._take_members(torch.arange(shard.start, shard.stop))
         made._shard = shard
         return made
 
@@ -117,7 +117,7 @@ class State(Indexing):
             >>> [leaf.requires_grad for leaf in pop.parameters()]
             [True, False]
         """
-        hit = self._matching(patterns or ("*",))
+        hit = self._match_names(patterns or ("*",))
         self._flags = tuple(requires_grad if h else f for h, f in zip(hit, self._flags, strict=True))
         for place, flag in enumerate(self._flags):
             if self._leaves is not None and not self._graph:
@@ -146,13 +146,13 @@ class State(Indexing):
             >>> torch.equal(half[0].weight, pop[0].weight), torch.equal(half[0].bias, 0.5 * pop[0].bias)
             (True, True)
         """
-        self._ready()
-        hit = self._matching(patterns)
+        self._check_members()
+        hit = self._match_names(patterns)
         made = self._part(slice(None))
         made._fixed = self._fixed | frozenset(place for place, chosen in enumerate(hit) if not chosen)
         return made
 
-    def _matching(self, patterns: tuple[str, ...]) -> list[bool]:
+    def _match_names(self, patterns: tuple[str, ...]) -> list[bool]:
         """Which parameters have a name that matches one of the patterns."""
         for pattern in patterns:
             if pattern != "*" and not any(fnmatchcase(name, pattern) for e in self.layout for name in e.names):
@@ -189,14 +189,14 @@ class State(Indexing):
             >>> pop.to(torch.float64).matrix.dtype, member.weight.dtype
             (torch.float64, torch.float64)
         """
-        self._ready()
+        self._check_members()
         if self._parent is not None:
             raise StructureError("this is a part of another population; convert that one, or a clone of this one")
         template = copy.deepcopy(self.template).to(*args, **kwargs)
         layout, entries = layout_and_tensors(template)
         with torch.no_grad(), torch.inference_mode(False):
             before = self.layout.views(self._values.matrices)
-            values = fresh(layout, self._count)
+            values = allocate(layout, self._count)
             for new, old in zip(layout.views(values.matrices), before, strict=True):
                 new.copy_(old)
             kinds = {name: (held.dtype, held.device) for name, held in template.named_buffers()}
@@ -231,15 +231,15 @@ class State(Indexing):
             >>> torch.equal(twin.matrix, pop.matrix), twin.matrix is pop.matrix
             (True, False)
         """
-        self._ready()
+        self._check_members()
         if self._graph:
-            return self._taken(torch.arange(self._count))
+            return self._take_members(torch.arange(self._count))
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, self._count)
+            values = allocate(self.layout, self._count)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(matrix)
             buffers = {name: held.clone() for name, held in self._buffers.items()}
-        return self._made(values, self._count, buffers)
+        return self._make_alike(values, self._count, buffers)
 
     def __copy__(self) -> Self:
         return self.clone()
@@ -285,7 +285,7 @@ class State(Indexing):
             >>> {name: tuple(t.shape) for name, t in Population.of(nn.Linear(3, 2), 5).state_dict().items()}
             {'weight': (5, 2, 3), 'bias': (5, 2)}
         """
-        self._ready()
+        self._check_members()
         held = {name: held.detach() for name, held in self._state().items()}
         return held if self._shard is None else {name: self._shard.gather(tensor) for name, tensor in held.items()}
 
@@ -315,7 +315,7 @@ class State(Indexing):
             >>> torch.equal(a.matrix, b.matrix)
             True
         """
-        self._ready()
+        self._check_members()
         held = self._state()
         shard = self._shard
         if shard is not None:
@@ -340,4 +340,4 @@ class State(Indexing):
             }
             for name, value in copies.items():
                 held[name].copy_(value)
-        self._changed()
+        self._mark_changed()

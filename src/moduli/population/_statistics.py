@@ -14,8 +14,8 @@ from moduli.particles import refuse_graph
 
 from ._arithmetic import Arithmetic
 from ._core import Core
-from ._operands import broadcast, check_dtype, matched, rows
-from ._values import fresh
+from ._operands import broadcast, check_dtype, check_match, rows
+from ._values import allocate
 
 __all__ = ["Statistics"]
 
@@ -36,9 +36,9 @@ class Statistics(Arithmetic):
             >>> torch.allclose(pop.dot(pop), pop.norm() ** 2)
             True
         """
-        self._ready()
+        self._check_members()
         total: Tensor | None = None
-        for ours, theirs in zip(self._matrices(), self._against(other), strict=True):
+        for ours, theirs in zip(self._matrices(), self._read_other(other), strict=True):
             x = ours.conj() if ours.is_complex() else ours
             part = torch.einsum("np,np->n", x, theirs) if theirs.dim() == 2 else x @ theirs.to(x.dtype)
             total = part if total is None else total + part
@@ -52,7 +52,7 @@ class Statistics(Arithmetic):
             >>> (0 * Population.of(nn.Linear, 3, 2, 1)).norm()
             tensor([0., 0., 0.])
         """
-        self._ready()
+        self._check_members()
         return _hypot([torch.linalg.vector_norm(m, dim=1) for m in self._matrices()], self._count)
 
     def cosine(self, other: Any) -> Tensor:
@@ -67,7 +67,7 @@ class Statistics(Arithmetic):
         if isinstance(other, Core):
             size = other.norm()  # type: ignore[attr-defined]
         else:
-            size = _hypot([torch.linalg.vector_norm(v).reshape(1) for v in self._against(other)], 1)
+            size = _hypot([torch.linalg.vector_norm(v).reshape(1) for v in self._read_other(other)], 1)
         return torch.div(self.dot(other), self.norm() * size)
 
     def distance(self, other: Any) -> Tensor:
@@ -79,8 +79,8 @@ class Statistics(Arithmetic):
             >>> pop.distance(pop[0])
             tensor([0., 0., 0.])
         """
-        self._ready()
-        parts = zip(self._matrices(), self._against(other), strict=True)
+        self._check_members()
+        parts = zip(self._matrices(), self._read_other(other), strict=True)
         return _hypot([torch.linalg.vector_norm(x - y, dim=1) for x, y in parts], self._count)
 
     def distances(self, other: Self | None = None) -> Tensor:
@@ -91,10 +91,10 @@ class Statistics(Arithmetic):
             >>> Population.of(nn.Linear, 3, 2, 1).distances().shape
             torch.Size([3, 3])
         """
-        self._ready()
+        self._check_members()
         self._refuse_shard("the distance of every member to every other")
         whom = self if other is None else other
-        matched(self._taken(torch.arange(0)), whom._taken(torch.arange(0)))  # type: ignore[attr-defined]
+        check_match(self._take_members(torch.arange(0)), whom._take_members(torch.arange(0)))  # type: ignore[attr-defined]
         total: Tensor | None = None
         for x, y in zip(self._matrices(), whom._matrices(), strict=True):
             a, b = (torch.view_as_real(m).flatten(1) if m.is_complex() else m for m in (x, y))
@@ -113,8 +113,8 @@ class Statistics(Arithmetic):
             >>> Population.of(nn.Linear(2, 1), 3).diversity().item()
             0.0
         """
-        self._some("diversity")
-        self._ready()
+        self._check_nonempty("diversity")
+        self._check_members()
         parts = [torch.linalg.vector_norm(m - m.mean(0)).reshape(1) for m in self._matrices()]
         return torch.div(_hypot(parts, 1)[0], self._count**0.5)
 
@@ -130,7 +130,7 @@ class Statistics(Arithmetic):
             >>> torch.allclose(pop.mean().weight, sum(net.weight for net in pop) / 3)
             True
         """
-        self._some("mean")
+        self._check_nonempty("mean")
         return self._one(lambda m: m.mean(0, keepdim=True))
 
     def std(self) -> nn.Module:
@@ -144,7 +144,7 @@ class Statistics(Arithmetic):
             >>> Population.of(nn.Linear(2, 1), 3).std().bias.item()
             0.0
         """
-        self._some("standard deviation")
+        self._check_nonempty("standard deviation")
         return self._one(lambda m: m.std(0, correction=0, keepdim=True))
 
     # -- elementwise -------------------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class Statistics(Arithmetic):
             True
         """
         refuse_graph()
-        self._ready()
-        targets = self._against(other)
+        self._check_members()
+        targets = self._read_other(other)
 
         def act(matrix: Tensor, target: Tensor, each: Any) -> None:
             if matrix.is_floating_point() or matrix.is_complex():
@@ -264,8 +264,8 @@ class Statistics(Arithmetic):
             tensor([0., 0., 0.])
         """
         refuse_graph()
-        self._ready()
-        factors, others = self._factors(factor), self._against(other)
+        self._check_members()
+        factors, others = self._factors(factor), self._read_other(other)
         for group, each in zip(self.layout.groups, factors, strict=True):
             if not self._left_out(group):
                 check_dtype(self.layout, group, operator.mul, each)
@@ -293,13 +293,13 @@ class Statistics(Arithmetic):
             >>> torch.equal(c[0].weight, a[0].weight), torch.equal(c[1].weight, b[1].weight)
             (True, True)
         """
-        self._ready()
+        self._check_members()
         if mask.dtype is not torch.bool:
             raise TypeError(f"a mask holds booleans, not {mask.dtype}")
         masks = broadcast(self, mask.to(torch.int64)) if mask.dim() else [mask] * len(self.layout.groups)
-        others = self._against(other)
+        others = self._read_other(other)
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, self._count)
+            values = allocate(self.layout, self._count)
             for out, ours, theirs, chosen in zip(values.matrices, self._values.matrices, others, masks, strict=True):
                 torch.where(chosen != 0, ours, theirs, out=out)
         return self._finished(values)
@@ -321,12 +321,12 @@ class Statistics(Arithmetic):
             >>> torch.equal(pop.map(torch.neg).matrix, -pop.matrix)
             True
         """
-        self._ready()
+        self._check_members()
         for other in others:
-            matched(self, other)
+            check_match(self, other)
         inert = self._inert()
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, self._count)
+            values = allocate(self.layout, self._count)
             columns = [self.layout.views(pop._values.matrices) for pop in (self, *others)]
             for place, (entry, out) in enumerate(zip(self.layout, self.layout.views(values.matrices), strict=True)):
                 given = (entry.name,) if named else ()
@@ -340,15 +340,15 @@ class Statistics(Arithmetic):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _matrices(self) -> list[Tensor]:
-        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in self._settled()]
+        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in self._detach_matrices()]
 
-    def _settled(self) -> list[Tensor]:
+    def _detach_matrices(self) -> list[Tensor]:
         return [matrix.detach() for matrix in self._values.matrices]
 
-    def _against(self, other: Any) -> list[Tensor]:
+    def _read_other(self, other: Any) -> list[Tensor]:
         """Another population's matrices, or the rows of one module."""
         if isinstance(other, Core):
-            matched(self, other)
+            check_match(self, other)
             return [matrix.detach() for matrix in other._values.matrices]
         if isinstance(other, nn.Module):
             return rows(self, other)
@@ -363,18 +363,18 @@ class Statistics(Arithmetic):
         """One number, or one per member, for each matrix."""
         return broadcast(self, factor) if isinstance(factor, Tensor) else [factor] * len(self.layout.groups)
 
-    def _some(self, what: str) -> None:
+    def _check_nonempty(self, what: str) -> None:
         self._refuse_shard(f"the {what}")
         if not self._count:
             raise ValueError(f"the {what} of no members")
 
     def _one(self, fn: Callable[[Tensor], Tensor]) -> nn.Module:
-        self._ready()
+        self._check_members()
         with torch.no_grad(), torch.inference_mode(False):
-            values = fresh(self.layout, 1)
+            values = allocate(self.layout, 1)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(fn(matrix) if matrix.is_floating_point() or matrix.is_complex() else matrix[:1])
-            made = self._made(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
+            made = self._make_alike(values, 1, {name: held[:1].clone() for name, held in self._buffers.items()})
         # A module of its own, not a member of anything.
         return copy.deepcopy(made[0])  # type: ignore[no-any-return, index]
 

@@ -51,7 +51,7 @@ class Swap:
             state[key] = filled if isinstance(held, list) else tuple(filled)
         return before
 
-    def rebound(self, buffers: Sequence[Any]) -> dict[int, Any]:
+    def find_rebound(self, buffers: Sequence[Any]) -> dict[int, Any]:
         """The buffers that a call replaced by other tensors, by place."""
         found: dict[int, Any] = {}
         for slots, name, place in self._buffers:

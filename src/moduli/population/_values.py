@@ -17,7 +17,7 @@ from moduli.layout import Layout
 
 from ._deferred import PendingSum, compute, is_alone
 
-__all__ = ["Values", "deferred", "fresh"]
+__all__ = ["Values", "make_deferred", "allocate"]
 
 # Matrices to use again: those of so many bytes, below which the C library does as well, and above which memory is dear.
 _spare: deque[Tensor] = deque(maxlen=3)
@@ -58,7 +58,7 @@ class Values:
         recipe = self.recipe
         if recipe is not None:
             with torch.no_grad(), torch.inference_mode(False):
-                made = fresh(recipe.layout, recipe.members)
+                made = allocate(recipe.layout, recipe.members)
                 compute(recipe, made.held[0], onto, sign)
             self.held, made.held, self.recipe = made.held, [], None
 
@@ -81,7 +81,7 @@ class Values:
         self._waiting.append(weakref.ref(values))
 
 
-def deferred(recipe: PendingSum) -> Values:
+def make_deferred(recipe: PendingSum) -> Values:
     """Values that are computed when they are asked for."""
     made = Values([], recipe)
     for term in recipe.terms:
@@ -91,7 +91,7 @@ def deferred(recipe: PendingSum) -> Values:
     return made
 
 
-def fresh(layout: Layout, count: int) -> Values:
+def allocate(layout: Layout, count: int) -> Values:
     """Uninitialised matrices for `count` members of a layout."""
     groups = layout.groups
     kind = (groups[0].dtype, groups[0].device) if groups else None

@@ -17,8 +17,8 @@ from . import selection
 from ._choosing import Choosing
 from ._indexing import Indexing
 from ._noise import normal, seeds, uniform
-from ._operands import matched, rows
-from ._values import Values, fresh
+from ._operands import check_match, rows
+from ._values import Values, allocate
 
 __all__ = ["Variation"]
 
@@ -66,7 +66,7 @@ class Variation(Choosing):
             >>> bool((Population.of(nn.Linear, 6, 3, 2).rand(0.5).matrix < 0.5).all())
             True
         """
-        return self._drawn(uniform, scale, generator, seeds)
+        return self._draw_around(uniform, scale, generator, seeds)
 
     def randn(self, scale: float | Tensor = 1.0, generator: Any = None, seeds: Tensor | None = None) -> Self:
         """A population of values drawn from a normal distribution of mean 0.
@@ -81,7 +81,7 @@ class Variation(Choosing):
             >>> Population.of(nn.Linear, 6, 3, 2).randn(0.0).matrix.abs().sum().item()
             0.0
         """
-        return self._drawn(normal, scale, generator, seeds)
+        return self._draw_around(normal, scale, generator, seeds)
 
     def mutate(
         self,
@@ -111,7 +111,7 @@ class Variation(Choosing):
             >>> torch.equal(pop.mutate(rate=0.0).matrix, pop.matrix)
             True
         """
-        self._ready()
+        self._check_members()
         low, high = _bounds(rate)
         if low < 0.0 or high > 1.0:
             raise ValueError(f"the rate of mutation is a probability; got {rate}")
@@ -122,8 +122,8 @@ class Variation(Choosing):
             self._fits(rate, "rate")
         if isinstance(scale, Tensor):
             self._fits(scale, "scale")
-        values = fresh(self.layout, self._count)
-        still = self._still()
+        values = allocate(self.layout, self._count)
+        still = self._find_fixed()
         with torch.no_grad(), torch.inference_mode(False):
             for start, stop in _chunks(self._count, chunk_size):
                 some = slice(start, stop)
@@ -141,7 +141,7 @@ class Variation(Choosing):
                         step = step.masked_fill_(keep, 0.0)
                     torch.add(matrix[some], step, out=out[some])
             self._restore(values, still)
-        return self._made(values, self._count, {name: held.clone() for name, held in self._buffers.items()})
+        return self._make_alike(values, self._count, {name: held.clone() for name, held in self._buffers.items()})
 
     def crossover(
         self,
@@ -177,12 +177,12 @@ class Variation(Choosing):
             raise ValueError(f"crossover of the kind {kind!r}; choose from {', '.join(_KINDS)}")
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"the rate of crossover is a probability; got {rate}")
-        self._ready()
+        self._check_members()
         if not isinstance(other, Indexing):
             raise TypeError(f"the second parents are a Population, not a {type(other).__name__}")
-        matched(self, other)
+        check_match(self, other)
         keys = self._keys(generator, seeds)
-        values = fresh(self.layout, self._count)
+        values = allocate(self.layout, self._count)
         buffers = {name: held.clone() for name, held in self._buffers.items()}
         with torch.no_grad(), torch.inference_mode(False):
             masks, weight, from_second = self._masks(kind, rate, keys)
@@ -198,7 +198,7 @@ class Variation(Choosing):
                 held = buffers[name]
                 pick = chosen.to(held.device).reshape(-1, *[1] * (held.dim() - 1))
                 buffers[name] = torch.where(pick, other._buffers[name], held)
-        return self._made(values, self._count, buffers)
+        return self._make_alike(values, self._count, buffers)
 
     def replace(self, index: Any, source: Any) -> None:
         """Write other values and buffers into some members, which stay where they are.
@@ -219,7 +219,7 @@ class Variation(Choosing):
             >>> torch.equal(pop.matrix[0], pop.matrix[2]), pop.matrix.data_ptr() == storage
             (True, True)
         """
-        self._ready()
+        self._check_members()
         if self._graph:
             raise RuntimeError("a population that keeps its history cannot be changed in place")
         places = self._indices(index)
@@ -228,7 +228,7 @@ class Variation(Choosing):
         if isinstance(source, Indexing):
             if len(source) != len(places):
                 raise StructureError(f"{len(places)} members cannot be replaced by {len(source)}")
-            matched(self._taken(places[:0]), source._taken(places[:0]))
+            check_match(self._take_members(places[:0]), source._take_members(places[:0]))
             parts: list[Tensor] = [matrix.detach().clone() for matrix in source._values.matrices]
             buffers = {name: held.clone() for name, held in source._buffers.items()}
         elif isinstance(source, nn.Module):
@@ -244,7 +244,7 @@ class Variation(Choosing):
                 matrix.index_copy_(0, places.to(matrix.device), part)
             for name, held in self._buffers.items():
                 held.index_copy_(0, places.to(held.device), buffers[name].to(held.dtype))
-        self._changed()
+        self._mark_changed()
 
     def migrate(self, fitness: Tensor, islands: int, count: int = 1, maximize: bool = False) -> Tensor:
         """Let the best members of each island replace the worst of the next, around a ring, in place.
@@ -286,7 +286,7 @@ class Variation(Choosing):
         if count and islands > 1:
             source[order[:, size - count :].reshape(-1)] = order[:, :count].roll(1, 0).reshape(-1)
             moved = (source != torch.arange(self._count, device=rank.device)).nonzero().reshape(-1)
-            self.replace(moved, self._taken(source[moved]))
+            self.replace(moved, self._take_members(source[moved]))
         return source
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Variation(Choosing):
             raise ValueError(f"seeds are one int64 for each of {self._count} members, as pop.seeds() makes them")
         return given
 
-    def _still(self) -> list[int]:
+    def _find_fixed(self) -> list[int]:
         """The parameters that variation leaves alone."""
         inert = self._inert()
         return [place for place, flag in enumerate(self._flags) if not flag or place in inert]
@@ -311,8 +311,8 @@ class Variation(Choosing):
             for place in places:
                 made[place].copy_(ours[place])
 
-    def _drawn(self, draw: Any, scale: Any, generator: Any, given: Tensor | None) -> Self:
-        self._ready()
+    def _draw_around(self, draw: Any, scale: Any, generator: Any, given: Tensor | None) -> Self:
+        self._check_members()
         if isinstance(scale, Tensor) and scale.dim():
             self._fits(scale, "scale")
         for group in self.layout.groups:
@@ -326,7 +326,7 @@ class Variation(Choosing):
             made = Values(draw(self.layout, self._keys(generator, given), scale))
             self._restore(made, sorted(self._inert()))
             buffers = {name: held.clone() for name, held in self._buffers.items()}
-        return self._made(made, self._count, buffers)
+        return self._make_alike(made, self._count, buffers)
 
     def _masks(self, kind: str, rate: float, keys: Tensor) -> tuple[list[Tensor], Tensor | None, dict[str, Tensor]]:
         """Which values come from the second parent: a mask per group, or a weight per member, and which buffers."""

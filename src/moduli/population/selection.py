@@ -93,7 +93,7 @@ def tournament(
     References:
         D. E. Goldberg and K. Deb, *A comparative analysis of selection schemes used in genetic algorithms*, 1991.
     """
-    _some(fitness, k)
+    _check_size(fitness, k)
     if size < 1:
         raise ValueError(f"a tournament of {size} members has no winner")
     rank = torch.empty(len(fitness), dtype=torch.int64, device=fitness.device)
@@ -125,7 +125,7 @@ def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.G
     References:
         J. H. Holland, *Adaptation in natural and artificial systems*, 1975.
     """
-    _some(fitness, k)
+    _check_size(fitness, k)
     costs = ranked(fitness, None, maximize).double()
     finite = costs.isfinite()
     best = costs == -torch.inf
@@ -145,7 +145,7 @@ def roulette(fitness: Tensor, k: int, maximize: bool = False, generator: torch.G
     return torch.searchsorted(edges, drawn, right=True).clamp_(max=int(weights.nonzero().amax()))
 
 
-def _some(fitness: Tensor, k: int) -> None:
+def _check_size(fitness: Tensor, k: int) -> None:
     if k < 0:
         raise ValueError(f"{k} members cannot be chosen")
     if k and not len(fitness):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..optim import ChainError, Module, functional
 from ._case import Case, NotApplicable
-from ._problems import eager, needs, problem
+from ._problems import needs, problem, run_eagerly
 from ._settings import numbers
 
 __all__ = ["LAWS"]
@@ -27,7 +27,7 @@ def _descend(links: Sequence[Module], start: list[Tensor]) -> Tensor:
     return torch.stack([(p.reshape(-1) * torch.cos(torch.arange(p.numel()) + 1.0)).sum() for p in params]).sum()
 
 
-@eager
+@run_eagerly
 def differentiable(case: Case) -> None:
     """Gradients through steps, of parameters and of settings, are those of differences; or the chain refuses."""
     if case.members or any(need.evaluates for need in needs(case.links())):

@@ -82,7 +82,7 @@ def _torchs(params: list[nn.Parameter]) -> Callable[[], Any]:
     return step
 
 
-def _counted() -> list[str]:
+def _report_counts() -> list[str]:
     lines = ["", "counted on fake tensors, per step of clip + Adam + decay + lr (nothing was launched):"]
     lines.append(f"  {'':24}{'launches':>10}{'copies':>8}{'allocated':>11}{'bytes':>16}")
     for name, shapes in {"4 of 2048x2048": [(2048, 2048)] * 4, "100 of 64x64": [(64, 64)] * 100}.items():
@@ -186,7 +186,7 @@ def _take_steps(make: Callable[[], list[Module]], place: str, seed: int) -> Tens
     return found.nan_to_num(nan=-7.0)  # the root of a negative number is none on either
 
 
-def _timed(device: str) -> list[str]:
+def _report_times(device: str) -> list[str]:
     lines = ["", f"milliseconds per step on {device}, median of 30 (and the bandwidth that it makes):"]
     for name, shapes in workloads.items():
         elements = sum(torch.Size(shape).numel() for shape in shapes)
@@ -216,7 +216,7 @@ def report() -> int:
         lines.append("This machine has no accelerator that torch can use, so only what can be counted is shown.")
     else:
         lines.append(f"accelerator: {device}, {torch.accelerator.device_count()} of them")
-        lines += _check_operations(device) + _check_numbers(device) + _timed(device)
-    lines += _counted()
+        lines += _check_operations(device) + _check_numbers(device) + _report_times(device)
+    lines += _report_counts()
     print("\n".join(lines))
     return sum("differs by" in line for line in lines)

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from ..optim import Chain, Module, Need, Objective, Transform
 from ._case import Case, NotApplicable
-from ._problems import eager, optimizer, problem, step
+from ._problems import optimizer, problem, run_eagerly, step
 
 __all__ = ["LAWS"]
 
 
-def _plain(value: Any) -> Any:
+def _copy_plain(value: Any) -> Any:
     """A copy to compare with; random generators are meant to change."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if not isinstance(item, torch.Generator)}
+        return {key: _copy_plain(item) for key, item in value.items() if not isinstance(item, torch.Generator)}
     if isinstance(value, list | tuple) or type(value).__name__ == "deque":
-        return [_plain(item) for item in value]
+        return [_copy_plain(item) for item in value]
     return value
 
 
@@ -69,28 +69,28 @@ def _check(case: Case, half: str, watched: Callable[..., Any]) -> None:
         step(case, opt, at)
 
 
-@eager
+@run_eagerly
 def learning(case: Case) -> None:
     """`update` does not change the update."""
 
-    def watched(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
+    def check_hook(link: Module, learn: Callable[..., None], objective: Objective, *lists: Any) -> None:
         given, untouched = list(objective.peek_updates()), objective.updates is None
-        before = _plain(given)
+        before = _copy_plain(given)
         learn(objective, *lists)
         now = given if untouched and objective.updates is None else objective.get_updates()
-        if not (_equal(before, _plain(given)) and _equal(before, _plain(now))):
+        if not (_equal(before, _copy_plain(given)) and _equal(before, _copy_plain(now))):
             raise case.fail("learning", f"{type(link).__name__} changes the update while it learns")
 
-    _check(case, "update", watched)
+    _check(case, "update", check_hook)
 
 
-@eager
+@run_eagerly
 def applying(case: Case) -> None:
     """`apply` does not change what the link has learnt, so that it may be called again."""
 
-    def watched(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
+    def check_hook(link: Module, apply: Callable[..., Objective], objective: Objective, *lists: Any) -> Objective:
         def learnt() -> Any:
-            return _plain([[dict(row) for row in link.state.values()], link.global_state])
+            return _copy_plain([[dict(row) for row in link.state.values()], link.global_state])
 
         before = learnt()
         out = apply(objective, *lists)
@@ -98,7 +98,7 @@ def applying(case: Case) -> None:
             raise case.fail("applying", f"{type(link).__name__} changes what it has learnt when it is applied")
         return out
 
-    _check(case, "apply", watched)
+    _check(case, "apply", check_hook)
 
 
 LAWS = {"learning": learning, "applying": applying}

@@ -9,14 +9,26 @@ import torch
 
 from ..optim import ClosureError
 from ._case import Case, NotApplicable
-from ._problems import LawProblem, backend, eager, moved, needs, optimizer, problem, run, same, snapshot, step
+from ._problems import (
+    LawProblem,
+    backend,
+    have_moved,
+    needs,
+    optimizer,
+    problem,
+    run,
+    run_eagerly,
+    same,
+    snapshot,
+    step,
+)
 
 __all__ = ["LAWS"]
 
 _STEPS = 6
 
 
-@eager
+@run_eagerly
 def optimum(case: Case) -> None:
     """It reaches the optimum of its target problem."""
     if not case.target:
@@ -39,7 +51,7 @@ def optimum(case: Case) -> None:
         )
 
 
-@eager
+@run_eagerly
 def reference(case: Case) -> None:
     """It equals an independent implementation to 1e-10 in float64."""
     if case.reference is None:
@@ -101,7 +113,7 @@ def fused_c(case: Case) -> None:
     _form(case, "fused_c", "c")
 
 
-@eager
+@run_eagerly
 def pieces(case: Case) -> None:
     """One tensor and its pieces give the same steps."""
     if not case.pieces:
@@ -113,7 +125,7 @@ def pieces(case: Case) -> None:
         raise case.fail("pieces", gap)
 
 
-@eager
+@run_eagerly
 def closures(case: Case) -> None:
     """Closures of every kind, and no closure, give the same step; what can't be given is refused in a sentence."""
     links = case.links()
@@ -165,7 +177,7 @@ def closures(case: Case) -> None:
             pass
         else:
             raise case.fail("closures", "it needs a closure, yet a step without one was not refused (ClosureError)")
-        if moved(start, base.params):
+        if have_moved(start, base.params):
             raise case.fail("closures", "a step that was refused moved the parameters")
 
 

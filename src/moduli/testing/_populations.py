@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..optim import ChainError, Need, Optimizer, closure
 from ..population import Population
 from ._case import Case, NotApplicable
-from ._problems import LawProblem, eager, needs, problem, same
+from ._problems import LawProblem, needs, problem, run_eagerly, same
 
 __all__ = ["LAWS"]
 
@@ -42,7 +42,7 @@ def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
     return _Model(at)
 
 
-def _stacked(case: Case, population: Population, per_member: bool) -> Optimizer:
+def _make_stacked(case: Case, population: Population, per_member: bool) -> Optimizer:
     torch.manual_seed(0)
     links = case.links()
     if per_member:
@@ -60,7 +60,7 @@ def _rates() -> Tensor:
     return torch.linspace(1.0, 0.5, _MEMBERS, dtype=torch.float64)
 
 
-@eager
+@run_eagerly
 def population(case: Case) -> None:
     """On a population it does what N separate optimizers do, with one learning rate and with one per member."""
     if not case.population:
@@ -78,7 +78,7 @@ def population(case: Case) -> None:
 
 def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float) -> None:
     together = Population.from_modules([_model(case, i, dtype) for i in range(_MEMBERS)])
-    opt = _stacked(case, together, per_member)
+    opt = _make_stacked(case, together, per_member)
     for _ in range(_STEPS):
         opt.step(closure(lambda: together.losses(lambda net: net())))
     for i in range(_MEMBERS):
@@ -111,7 +111,7 @@ def _train_alone(case: Case, per_member: bool, i: int, dtype: torch.dtype, nudge
     return [param.detach() for param in model.parameters()]
 
 
-@eager
+@run_eagerly
 def operations(case: Case) -> None:
     """How many operations a step takes on a population does not depend on its size, unless `explain()` says that it does."""
     if not case.population:
@@ -140,7 +140,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _count_operations(case: Case, members: int) -> tuple[int, str]:
     """How many operations the steps after the first take, and what `explain()` says."""
     pop = Population.from_modules([_model(case, i, torch.float64) for i in range(members)])
-    opt = _stacked(case, pop, False)
+    opt = _make_stacked(case, pop, False)
     for _ in range(2):
         opt.step(closure(lambda: pop.losses(lambda net: net())))
     with _Operations() as counter:  # type: ignore[no-untyped-call]

@@ -227,7 +227,7 @@ def _equal_nan(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def moved(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+def have_moved(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Whether anything changed."""
     return any(not torch.equal(a.detach(), b.detach()) for a, b in zip(first, second, strict=True))
 
@@ -246,13 +246,13 @@ def backend(name: str) -> Iterator[None]:
             os.environ["MODULI_KERNELS"] = before
 
 
-def eager(law: Callable[[Case], None]) -> Callable[[Case], None]:
+def run_eagerly(law: Callable[[Case], None]) -> Callable[[Case], None]:
     """Laws that are not about compiled kernels do not wait for the compiler."""
 
-    def checked(case: Case) -> None:
+    def check_eagerly(case: Case) -> None:
         with backend("eager"):
             law(case)
 
-    checked.__doc__ = law.__doc__
-    checked.__name__ = law.__name__
-    return checked
+    check_eagerly.__doc__ = law.__doc__
+    check_eagerly.__name__ = law.__name__
+    return check_eagerly

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..optim import Module, Optimizer, flatten
 from ._case import Case, NotApplicable
-from ._problems import LawProblem, eager, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, optimizer, problem, run_eagerly, same, snapshot, step
 from ._settings import arguments, numbers
 
 __all__ = ["LAWS"]
@@ -23,7 +23,7 @@ class _Boom(RuntimeError):
     pass
 
 
-def _counting(at: LawProblem, fail_at: int | None) -> tuple[Callable[[], Tensor], list[int]]:
+def _make_counting_closure(at: LawProblem, fail_at: int | None) -> tuple[Callable[[], Tensor], list[int]]:
     count = [0]
 
     def answer() -> Tensor:
@@ -35,7 +35,7 @@ def _counting(at: LawProblem, fail_at: int | None) -> tuple[Callable[[], Tensor]
     return answer, count
 
 
-@eager
+@run_eagerly
 def errors(case: Case) -> None:
     """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
     from ..optim import closure
@@ -47,7 +47,7 @@ def errors(case: Case) -> None:
         return at, opt
 
     at, opt = begin()
-    answer, count = _counting(at, None)
+    answer, count = _make_counting_closure(at, None)
     torch.manual_seed(2)
     opt.step(closure(answer))
     total = count[0]
@@ -56,7 +56,7 @@ def errors(case: Case) -> None:
             continue
         at, opt = begin()
         start = snapshot(at.params)
-        answer, _ = _counting(at, k)
+        answer, _ = _make_counting_closure(at, k)
         torch.manual_seed(2)
         try:
             opt.step(closure(answer))
@@ -121,7 +121,7 @@ def leaks(case: Case, steps: int = 1000) -> None:
         raise case.fail("leaks", f"{steps // 2} steps left {objects2 - objects} Python objects behind")
 
 
-def _refused(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
+def _expect_refusal(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
     try:
         do()
     except NotApplicable:
@@ -134,7 +134,7 @@ def _refused(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any,
         raise case.fail(law, f"{what} is accepted")
 
 
-@eager
+@run_eagerly
 def nan(case: Case) -> None:
     """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
     found = list(numbers(case.links()))
@@ -151,41 +151,43 @@ def _no_nan(case: Case, name: str, key: str) -> None:
     group = [{"params": at.params, key: math.nan}]
     addressed = [{"params": at.params, f"{name.lower()}.{key}": math.nan}]
     by_link = f"{name}.set_param_groups with {key}=NaN"
-    _refused(case, "nan", by_link, lambda: link.set_param_groups(group), ValueError, name, key)
-    _refused(case, "nan", f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key)
+    _expect_refusal(case, "nan", by_link, lambda: link.set_param_groups(group), ValueError, name, key)
+    _expect_refusal(
+        case, "nan", f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key
+    )
     given = arguments(link, key, math.nan)
     if given is not None:
-        _refused(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
+        _expect_refusal(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
     opt.param_groups[0][f"{name.lower()}.{key}"] = math.nan
     start = snapshot(at.params)
-    _refused(case, "nan", f"a step with {name}.{key}=NaN", lambda: step(case, opt, at), ValueError, key)
+    _expect_refusal(case, "nan", f"a step with {name}.{key}=NaN", lambda: step(case, opt, at), ValueError, key)
     if (gap := same(at.params, start)) is not None:
         raise case.fail("nan", f"a step refused for {name}.{key}=NaN moved something: {gap}")
 
 
-@eager
+@run_eagerly
 def duplicates(case: Case) -> None:
     """A parameter given twice is refused, in one group or in two, at once or later."""
     if case.members:
         raise NotApplicable("a population says itself what its parameters are")
     w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     refuse = ValueError, RuntimeError
-    _refused(case, "duplicates", "the same parameter twice", lambda: optimizer(case, [w, w]), refuse, "param")
+    _expect_refusal(case, "duplicates", "the same parameter twice", lambda: optimizer(case, [w, w]), refuse, "param")
     two = [{"params": [w]}, {"params": [w]}]
-    _refused(case, "duplicates", "a parameter in two groups", lambda: optimizer(case, two), refuse, "param")
+    _expect_refusal(case, "duplicates", "a parameter in two groups", lambda: optimizer(case, two), refuse, "param")
     opt = optimizer(case, [w])
-    _refused(
+    _expect_refusal(
         case, "duplicates", "a parameter added again", lambda: opt.add_param_group({"params": [w]}), refuse, "param"
     )
 
 
-@eager
+@run_eagerly
 def shared(case: Case) -> None:
     """A link used twice, in one chain or in two optimizers, is refused by name."""
     at, other = problem(case), problem(case)
     links = case.links()
     name = next(type(link).__name__ for link in flatten(links))
-    _refused(
+    _expect_refusal(
         case,
         "shared",
         "the same link twice in a chain",
@@ -194,22 +196,24 @@ def shared(case: Case) -> None:
         name,
     )
     opt = Optimizer(at.subject, *links)
-    _refused(
+    _expect_refusal(
         case, "shared", "a link of another optimizer", lambda: Optimizer(other.subject, *opt.modules), ValueError, name
     )
 
 
-@eager
+@run_eagerly
 def unknown(case: Case) -> None:
     """Settings that no link has are refused, by name."""
     at = problem(case)
     word = "no_such_setting"
     group = [{"params": at.params, word: 1.0}]
-    _refused(case, "unknown", "a group with an unknown setting", lambda: optimizer(case, group), ValueError, word)
+    _expect_refusal(
+        case, "unknown", "a group with an unknown setting", lambda: optimizer(case, group), ValueError, word
+    )
     opt = optimizer(case, at.params)
     opt.param_groups[0][word] = 1.0
     start = snapshot(at.params)
-    _refused(case, "unknown", "a step with an unknown setting", lambda: step(case, opt, at), ValueError, word)
+    _expect_refusal(case, "unknown", "a step with an unknown setting", lambda: step(case, opt, at), ValueError, word)
     if (gap := same(at.params, start)) is not None:
         raise case.fail("unknown", f"a refused step moved something: {gap}")
     for top in case.links():
@@ -220,10 +224,10 @@ def unknown(case: Case) -> None:
 def _no_such_setting(case: Case, link: Module, group: list[dict[str, Any]], word: str) -> None:
     name = type(link).__name__
     what = f"{name}.set_param_groups with an unknown setting"
-    _refused(case, "unknown", what, lambda: link.set_param_groups(group), ValueError, word, name)
+    _expect_refusal(case, "unknown", what, lambda: link.set_param_groups(group), ValueError, word, name)
     kinds = {p.kind for p in inspect.signature(type(link).__init__).parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        _refused(
+        _expect_refusal(
             case, "unknown", f"{name}({word}=1)", lambda: cast("Any", type(link))(**{word: 1.0}), TypeError, word, name
         )
 

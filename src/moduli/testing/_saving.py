@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from ..optim import Module, Optimizer
 from ._case import Case
-from ._problems import LawProblem, MemberProblem, eager, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, MemberProblem, optimizer, problem, run_eagerly, same, snapshot, step
 
 __all__ = ["LAWS"]
 
 _NAMES = ("weight", "bias")
 
 
-def _named(at: LawProblem) -> Any:
+def _name_params(at: LawProblem) -> Any:
     return at.params if isinstance(at, MemberProblem) else list(zip(_NAMES, at.params, strict=True))
 
 
 def _begin(case: Case, steps: int = 3) -> tuple[LawProblem, Optimizer]:
     at = problem(case)
-    opt = optimizer(case, _named(at))
+    opt = optimizer(case, _name_params(at))
     for _ in range(steps):
         step(case, opt, at)
     return at, opt
@@ -39,14 +39,14 @@ def _go_on(case: Case, opt: Optimizer, at: LawProblem, steps: int = 3) -> list[T
     return snapshot(at.params)
 
 
-def _through_file(state: Any) -> Any:
+def _pass_through_file(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
 
-def _copied(at: LawProblem, case: Case) -> LawProblem:
+def _copy_problem(at: LawProblem, case: Case) -> LawProblem:
     other = problem(case)
     with torch.no_grad():
         for mine, theirs in zip(other.params, at.params, strict=True):
@@ -54,13 +54,13 @@ def _copied(at: LawProblem, case: Case) -> LawProblem:
     return other
 
 
-@eager
+@run_eagerly
 def saved(case: Case) -> None:
     """`state_dict` goes through torch.save and torch.load(weights_only=True), and the run goes on bit by bit."""
     at, opt = _begin(case)
-    state = _through_file(opt.state_dict())
-    other = _copied(at, case)
-    resumed = optimizer(case, _named(other))
+    state = _pass_through_file(opt.state_dict())
+    other = _copy_problem(at, case)
+    resumed = optimizer(case, _name_params(other))
     resumed.load_state_dict(state)
     expected = _go_on(case, opt, at)
     if (gap := same(_go_on(case, resumed, other), expected)) is not None:
@@ -69,7 +69,7 @@ def saved(case: Case) -> None:
         raise case.fail("saved", "the resumed optimizer counts its steps or evaluations differently")
 
 
-@eager
+@run_eagerly
 def loaded_in_place(case: Case) -> None:
     """Loading an earlier state into the optimizer that made it goes back to that point."""
     at, opt = _begin(case)
@@ -113,29 +113,29 @@ def _copy_law(case: Case, law: str, copied: Any) -> None:
         raise case.fail(law, f"the copy goes on differently: {gap}")
 
 
-def _pickled(thing: Any) -> Any:
+def _pass_through_pickle(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))  # our own bytes
 
 
-@eager
+@run_eagerly
 def deepcopied(case: Case) -> None:
     """A deep copy goes on bit by bit, and is independent."""
     _copy_law(case, "deepcopied", copy.deepcopy)
 
 
-@eager
+@run_eagerly
 def pickled(case: Case) -> None:
     """So does what comes out of pickle."""
-    _copy_law(case, "pickled", _pickled)
+    _copy_law(case, "pickled", _pass_through_pickle)
 
 
-@eager
+@run_eagerly
 def reordered(case: Case) -> None:
     """State is by name: loaded into parameters in another order, the run goes on."""
     at, opt = _begin(case)
-    state = _through_file(opt.state_dict())
-    other = _copied(at, case)
-    resumed = optimizer(case, list(reversed(_named(other))))
+    state = _pass_through_file(opt.state_dict())
+    other = _copy_problem(at, case)
+    resumed = optimizer(case, list(reversed(_name_params(other))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resumed.load_state_dict(state)
@@ -150,11 +150,11 @@ def _vector(link: Module) -> bool:
     return any(part.vector_state for _, part in link.links())
 
 
-@eager
+@run_eagerly
 def grown(case: Case) -> None:
     """Parameters may be added between steps and before loading; what is known goes on, what is new starts fresh."""
     at, opt = _begin(case)
-    state = _through_file(opt.state_dict())
+    state = _pass_through_file(opt.state_dict())
     extra = problem(case, ((3, 2), (4,), (2,)))
     with torch.no_grad():
         for mine, theirs in zip(extra.params, at.params, strict=False):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..optim import FusedRun, Module, Optimizer, Schedule
 from ._case import Case, NotApplicable
-from ._problems import LawProblem, eager, moved, optimizer, problem, same, snapshot, step
+from ._problems import LawProblem, have_moved, optimizer, problem, run_eagerly, same, snapshot, step
 
 __all__ = ["LAWS", "numbers"]
 
@@ -28,7 +28,7 @@ def numbers(links: Sequence[Module]) -> Iterator[tuple[str, str, float]]:
                     yield *found, value
 
 
-def _other(value: float) -> float:
+def _perturb(value: float) -> float:
     """A number near by, on the safe side of limits such as 1 for a momentum."""
     return 0.9 * value if value else 0.01
 
@@ -52,14 +52,14 @@ def _trial(
     return snapshot(at.params)
 
 
-@eager
+@run_eagerly
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
     found = list(numbers(case.links()))
     if not found:
         raise NotApplicable("it has no numbers to set")
     for name, key, value in found:
-        new = _other(value)
+        new = _perturb(value)
 
         def by_default(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, new: float = new) -> None:
             for link in _all(opt.modules, name):
@@ -94,14 +94,16 @@ def _settings(links: Sequence[Module]) -> Iterator[tuple[str, str, Any, Any]]:
                 if found in seen or not isinstance(value, bool | int | float):
                     continue
                 seen.add(found)
-                other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else _other(value)
+                other = (
+                    not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else _perturb(value)
+                )
                 yield *found, value, other
 
 
 _THREE = ((3, 2), (4,), (2, 3))
 
 
-@eager
+@run_eagerly
 def per_group(case: Case) -> None:
     """A setting of one group is obeyed for its parameters, or refused in a sentence that names it."""
     if case.members:
@@ -130,7 +132,7 @@ def per_group(case: Case) -> None:
             everywhere = trial(all_of)
         except ValueError:
             continue  # no value that this link can have here
-        if not moved(plain[1:], everywhere[1:]):
+        if not have_moved(plain[1:], everywhere[1:]):
             continue
 
         def some(params: Any, address: str = address, new: Any = new) -> Any:
@@ -142,7 +144,7 @@ def per_group(case: Case) -> None:
             if key not in str(error) or name not in str(error):
                 broken.append(f"{address} of one group is refused without naming both: {error}")
             continue
-        if not moved(plain, partly):
+        if not have_moved(plain, partly):
             broken.append(f"{address}={new} of the second group is ignored")
     if broken:
         raise case.fail("per_group", "; ".join(broken))
@@ -174,7 +176,7 @@ class _Always:
         return self.value
 
 
-@eager
+@run_eagerly
 def functions(case: Case) -> None:
     """A number given as a function of the step does what the number does, or is refused by name when it is given."""
     found = [row for row in _settings(case.links()) if not isinstance(row[2], bool)]
@@ -210,7 +212,7 @@ def functions(case: Case) -> None:
             raise case.fail("functions", f"{name}.{key} as a function that is always {value}: {gap}")
 
 
-@eager
+@run_eagerly
 def split_groups(case: Case) -> None:
     """Parameters in two groups with equal settings move as in one; settings of one group do not reach another."""
     at, apart = problem(case), problem(case)
@@ -243,7 +245,7 @@ def split_groups(case: Case) -> None:
         raise case.fail("split_groups", "lr=0 of one group stopped another")
 
 
-@eager
+@run_eagerly
 def schedulers(case: Case) -> None:
     """A scheduler of torch, a function of the step, and numbers written by hand into the group do the same."""
     links = case.links()
@@ -286,7 +288,7 @@ def kernels_of(opt: Optimizer) -> int:
     )
 
 
-@eager
+@run_eagerly
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
     found = list(numbers(case.links()))

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from ._case import Case, NotApplicable
-from ._problems import eager, moved, optimizer, problem, run, same, snapshot, step
+from ._problems import have_moved, optimizer, problem, run, run_eagerly, same, snapshot, step
 
 __all__ = ["LAWS"]
 
 
-def _where(param: Tensor) -> tuple[object, ...]:
+def _identify(param: Tensor) -> tuple[object, ...]:
     return param.dtype, param.device, tuple(param.shape), param.stride(), param.data_ptr()
 
 
-@eager
+@run_eagerly
 def formats(case: Case) -> None:
     """Parameters keep dtype, device, strides and memory; strided ones move as contiguous ones do."""
     if case.members:
@@ -27,10 +27,10 @@ def formats(case: Case) -> None:
             nn.Parameter(strided.params[0].detach().T.contiguous().T),
             nn.Parameter(strided.params[1].detach().to(memory_format=torch.channels_last)),
         ]
-        before = [_where(param) for param in strided.params]
+        before = [_identify(param) for param in strided.params]
         objects = list(strided.params)
         run(case, strided, 3)
-        if [_where(param) for param in strided.params] != before or any(
+        if [_identify(param) for param in strided.params] != before or any(
             a is not b for a, b in zip(objects, strided.params, strict=True)
         ):
             raise case.fail("formats", f"a {dtype} parameter changed its dtype, strides or memory")
@@ -40,7 +40,7 @@ def formats(case: Case) -> None:
             raise case.fail("formats", f"with strided {dtype} parameters {gap}")
 
 
-@eager
+@run_eagerly
 def shapes(case: Case) -> None:
     """0-d and empty parameters are taken, and empty ones change nothing."""
     with_empty, without = problem(case, ((), (0,), (3,), (2, 0))), problem(case, ((), (3,)))
@@ -52,11 +52,11 @@ def shapes(case: Case) -> None:
         raise case.fail("shapes", "a 0-d or ordinary parameter became infinite or NaN")
     if not case.random and (gap := same(kept, without.params, 1e-10)) is not None:
         raise case.fail("shapes", f"with an empty parameter beside them {gap}")
-    if case.target and not moved(start, kept):
+    if case.target and not have_moved(start, kept):
         raise case.fail("shapes", "nothing moved beside an empty parameter")
 
 
-@eager
+@run_eagerly
 def complex_numbers(case: Case) -> None:
     """Complex parameters stay complex and finite; the loss goes down where the link is an optimizer."""
     if not case.complex:
@@ -73,7 +73,7 @@ def complex_numbers(case: Case) -> None:
         raise case.fail("complex_numbers", f"the loss went from {first:.4g} to {last:.4g} in 10 steps")
 
 
-@eager
+@run_eagerly
 def half(case: Case) -> None:
     """Half-precision parameters stay half and finite."""
     if not case.half:
@@ -85,11 +85,11 @@ def half(case: Case) -> None:
         for param in at.params:
             if param.dtype is not dtype or not torch.isfinite(param.detach()).all():
                 raise case.fail("half", f"a {dtype} parameter became {param.dtype}, infinite or NaN")
-        if case.target and not moved(start, at.params):
+        if case.target and not have_moved(start, at.params):
             raise case.fail("half", f"{dtype} parameters did not move")
 
 
-@eager
+@run_eagerly
 def frozen(case: Case) -> None:
     """Frozen, unused and gradient-free parameters are left alone, and the others move as if alone."""
     alone, among = problem(case), problem(case)
@@ -112,7 +112,7 @@ def frozen(case: Case) -> None:
         raise case.fail("frozen", f"beside frozen and unused parameters {gap}")
 
 
-@eager
+@run_eagerly
 def thawed(case: Case) -> None:
     """A parameter that is unfrozen later starts fresh; freezing one again keeps it still."""
     at = problem(case)
@@ -125,12 +125,12 @@ def thawed(case: Case) -> None:
         step(case, opt, at)
     if any(not torch.isfinite(param.detach()).all() for param in at.params):
         raise case.fail("thawed", "after unfreezing a parameter became infinite or NaN")
-    if case.target and not moved([start[1]], [at.params[1]]):
+    if case.target and not have_moved([start[1]], [at.params[1]]):
         raise case.fail("thawed", "an unfrozen parameter did not move")
     at.params[0].requires_grad_(False)
     start = snapshot(at.params)
     step(case, opt, at)
-    if moved([start[0]], [at.params[0]]):
+    if have_moved([start[0]], [at.params[0]]):
         raise case.fail("thawed", "a parameter that was frozen between steps moved")
 
 

@@ -78,7 +78,7 @@ class DigitsLogistic(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Weights near zero."""
-        return _initialised(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
+        return _initialise(lambda: nn.Linear(64, 10, dtype=torch.float64), seed, 0.01)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy, and the penalty (the weights are read off by asking for the origin and the axes)."""
@@ -108,7 +108,7 @@ class DigitsMLP(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialised(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
+        return _initialise(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Another batch."""
@@ -152,14 +152,14 @@ class Spirals(Problem):
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialised(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
+        return _initialise(lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), seed)
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy of the two classes."""
         return F.binary_cross_entropy_with_logits(model(self.x).squeeze(-1), self.y)
 
 
-def _initialised(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
+def _initialise(make: Callable[[], nn.Module], seed: int, scale: float = 1.0) -> nn.Module:
     """Normal weights of variance scale^2 / inputs, from a generator of our own: no other randomness is touched."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):

@@ -83,7 +83,7 @@ class Bands(Problem):
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean squared error of the energies."""
         error: Tensor = model() - self.energies
-        return _plain((error**2).mean())
+        return _strip_labels((error**2).mean())
 
 
 @nograd_tensors("hamiltonian")
@@ -136,9 +136,9 @@ class GroundState(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean energy."""
-        return _plain(model())
+        return _strip_labels(model())
 
 
-def _plain(value: Tensor | torch.Tensor) -> torch.Tensor:
+def _strip_labels(value: Tensor | torch.Tensor) -> torch.Tensor:
     """Without labels. Under vmap, what has no axes is plain already."""
     return value if isinstance(value, torch.Tensor) else value.data

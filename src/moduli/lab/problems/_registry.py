@@ -25,7 +25,7 @@ class UnknownProblemError(LookupError):
     """
 
 
-def _whole() -> dict[str, Callable[[], Problem]]:
+def _make_registry() -> dict[str, Callable[[], Problem]]:
     classes = (LeastSquares, DigitsLogistic, DigitsMLP, Spirals, Bands, GroundState, TextTransformer)
     return {**functions(), **{kind.name: kind for kind in classes}}
 
@@ -36,7 +36,7 @@ def names() -> list[str]:
     >>> "rosenbrock" in names(), "rosenbrock-20" in names()
     (True, True)
     """
-    return [*_whole(), *(f"{name}-{size}" for name, (size, _) in scalable().items())]
+    return [*_make_registry(), *(f"{name}-{size}" for name, (size, _) in scalable().items())]
 
 
 def get(name: str) -> Problem:
@@ -55,7 +55,7 @@ def get(name: str) -> Problem:
     ...
     moduli.lab.problems._registry.UnknownProblemError: no problem is called 'rosenbrok'; did you mean 'rosenbrock'?
     """
-    whole = _whole()
+    whole = _make_registry()
     if name in whole:
         return whole[name]()
     match = re.fullmatch(r"(.+?)-([0-9]{1,6})", name)

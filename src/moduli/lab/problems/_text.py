@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ._base import Problem
-from ._data import _initialised
+from ._data import _initialise
 
 __all__ = ["TextTransformer"]
 
@@ -91,12 +91,12 @@ class TextTransformer(Problem):
         rows = _text()[1][starts[:, None] + torch.arange(CONTEXT + 1)]
         return rows[:, :-1], rows[:, 1:]
 
-    def _fixed(self) -> torch.Tensor:
+    def _choose_windows(self) -> torch.Tensor:
         return torch.linspace(0, len(_text()[1]) - CONTEXT - 2, 64).long()
 
     def model(self, seed: int) -> nn.Module:
         """Random weights of variance 1 / inputs."""
-        return _initialised(lambda: _TextReader(len(_text()[0])), seed)
+        return _initialise(lambda: _TextReader(len(_text()[0])), seed)
 
     def resample(self, generator: torch.Generator) -> None:
         """Other windows."""
@@ -108,9 +108,9 @@ class TextTransformer(Problem):
 
     def loss(self, model: Callable[..., Any]) -> torch.Tensor:
         """The mean cross entropy of the batch, in nats per letter."""
-        return self._loss_at(model, self._fixed() if self.starts is None else self.starts)
+        return self._loss_at(model, self._choose_windows() if self.starts is None else self.starts)
 
     def measure(self, model: Callable[..., Any]) -> float:
         """The same over fixed windows."""
         with torch.no_grad():
-            return float(self._loss_at(model, self._fixed()))
+            return float(self._loss_at(model, self._choose_windows()))

@@ -119,7 +119,7 @@ class PSO(Module):
                 state["place"] = param.detach().clone(memory_format=torch.contiguous_format)
                 state["velocity"] = torch.zeros_like(state["place"])
             # Every parameter compares with the same record, so each works on a copy of it.
-            remember_best(_rows(param.detach()), losses, _rows(state["place"]), best.clone())
+            remember_best(_view_rows(param.detach()), losses, _view_rows(state["place"]), best.clone())
         best.copy_(torch.where(losses < best, losses, best))
 
     def apply(self, objective: Objective) -> Objective:
@@ -154,7 +154,7 @@ class PSO(Module):
     ) -> Tensor:
         """The update of one parameter with the new velocity in it; where the chain ends, the parameter moves by it."""
         state, setting = self.state[param], self.settings[param]
-        x, v, place = _rows(param.detach()), _rows(state["velocity"]), _rows(state["place"])
+        x, v, place = _view_rows(param.detach()), _view_rows(state["velocity"]), _view_rows(state["place"])
         w, own, social = (_column(setting[key], x) for key in ("inertia", "cognitive", "social"))
         draws = Draws(x, self.get_generator(param.device, self.seed), shard)
         if self.topology == "informed":
@@ -261,7 +261,7 @@ def _pad(value: Any, radius: int) -> Any:
     return torch.nn.functional.pad(value, (0, 0, radius, radius), value=1.0)
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def _view_rows(tensor: Tensor) -> Tensor:
     """One row of real numbers per member; of what is contiguous a view, which can be written to."""
     return as_real(tensor).reshape(len(tensor), -1)
 

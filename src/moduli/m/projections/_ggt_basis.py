@@ -136,7 +136,7 @@ class GGTBasis(Module):
         shown[: len(columns)] = inside
         stand_ins = self._stand_ins.setdefault(self._stand_in_key("modules"), StandIns())
         self.children["modules"].check_shared(objective.params, every=True)
-        with stand_ins.pointed_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
+        with stand_ins.point_at([shown.clone()], self.settings.binding, objective.params[:1]) as fakes:
             made = step_tensors(self.children["modules"], [shown], fakes, [shown.clone()], objective.loss)[0]
         made = made[: len(columns)]
         size = inside.norm()

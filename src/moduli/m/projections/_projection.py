@@ -82,7 +82,7 @@ class Projection(Module):
         with ExitStack() as stack:
             fakes = [
                 stack.enter_context(
-                    self._stand_ins.setdefault(self._stand_in_key(key), StandIns()).pointed_at(
+                    self._stand_ins.setdefault(self._stand_in_key(key), StandIns()).point_at(
                         [tensor], self.settings.binding, [source]
                     )
                 )[0]

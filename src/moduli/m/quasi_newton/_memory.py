@@ -57,7 +57,7 @@ class PairMemory:
         # Below this size NumPy's dispatch, on the same memory, costs less than torch's.
         self.numpy = is_small(n, device)
         self._rows: Any = self.rows.numpy() if self.numpy else self.rows
-        self._blocks = self._cut() if self.numpy else []
+        self._blocks = self._split_slots() if self.numpy else []
         self._found: Any = np.empty(2 * self.capacity, dtype=self._rows.dtype) if self.numpy else None
         self._yy: Small = state["yy"].numpy()
         self._inverse: Small = state["inverse"].numpy()
@@ -66,7 +66,7 @@ class PairMemory:
         self._point: tuple[Tensor, Tensor, Any, Any] | None = None
         self.observe: tuple[Tensor, Any] | None = None
 
-    def _cut(self) -> list[tuple[slice, Any]]:
+    def _split_slots(self) -> list[tuple[slice, Any]]:
         height = max(_WIDE // max(self.n, 1), 1)
         if height * self.n > _WIDE or 2 * self.capacity > _BLOCKS * height:
             return []

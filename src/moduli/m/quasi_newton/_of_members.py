@@ -16,7 +16,7 @@ __all__ = ["learn_members", "multiply_members"]
 _LOW = (torch.float16, torch.bfloat16)
 
 
-def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _view_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     out = [as_real(tensor.detach()).reshape(len(tensor), -1) for tensor in tensors]
     return [rows.float() if rows.dtype in _LOW else rows for rows in out]
 
@@ -35,7 +35,7 @@ def _largest(tensors: Sequence[Tensor]) -> Tensor:
 
 def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> None:
     """Take in the pair of the last step of each member; the newest pair is last in (N, history, size)."""
-    x, u = _rows(objective.params), _rows(mask_absent(objective.peek_updates(), objective.present))
+    x, u = _view_rows(objective.params), _view_rows(mask_absent(objective.peek_updates(), objective.present))
     history = setting["history_size"]
     fits = all(
         "x" in state and state["x"].shape == rows.shape and state["s"].shape[1] == history
@@ -72,7 +72,7 @@ def learn_members(objective: Objective, states: Sequence[Any], shared: dict[str,
 
 def multiply_members(objective: Objective, states: Sequence[Any], shared: dict[str, Any], setting: Any) -> Objective:
     """The inverse BFGS matrix of each member times its update: the two-loop recursion, all members in each step of it."""
-    u = _rows(mask_absent(objective.peek_updates(), objective.present))
+    u = _view_rows(mask_absent(objective.peek_updates(), objective.present))
     history, pairs = setting["history_size"], shared["pairs"]
     s, y = [state["s"] for state in states], [state["y"] for state in states]
     q = [rows.clone() for rows in u]
