@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
-from ._variables import Variables
+from ._variables import Variables, largest
 
 __all__ = ["FAR", "STRIDE", "UNBOUNDED", "EndOfRun", "RunRecord", "falls_without_limit", "loss_of", "run_chain"]
 
@@ -31,10 +31,6 @@ class EndOfRun(Exception):
 def falls_without_limit(first: Any, value: Any, steepness: Any, far: Any, size: Any) -> Any:
     """Whether a value at this distance from the start is of an unbounded function; of numbers, or of tensors of them."""
     return (value < -1e200) | ((far > FAR * size) & (first - value >= 1e-3 * steepness * far))
-
-
-def _largest(tensors: Sequence[Tensor]) -> float:
-    return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
 
 
 def loss_of(found: Any, residuals: bool) -> Tensor:
@@ -75,7 +71,7 @@ class RunRecord:
         self.value = self.lowest = math.inf
         self.best: list[Tensor] = [leaf.detach().clone() for leaf in variables.seen()]
         self.start = [leaf.clone() for leaf in self.best]
-        self.size = max(1.0, _largest(self.best))
+        self.size = max(1.0, largest(self.best))
         self.first: float | None = None
         self.steepness = 1.0
         self.evaluations = self.steps = 0
@@ -102,15 +98,16 @@ class RunRecord:
         seen, found = self.ready or self._call()
         self.ready = None
         data = loss_of(found, residuals)
-        with torch.no_grad():
-            value = float(data) if data.dim() == 0 else 0.5 * float(data.detach().abs().square().sum())
+        value = float(data.item()) if data.dim() == 0 else 0.5 * float(data.detach().abs().square().sum())
         if self.first is None:
             if not math.isfinite(value):
                 raise EndOfRun(f"The loss is {value} at the start.")
             self.first = value
         if value < self.lowest:
             self.lowest = value
-            self._check_fall(value, seen)
+            # A number that tells most of the time that there is nothing to look at.
+            if value < -1e200 or self.first - value >= 1e-3 * self.steepness * FAR * self.size:
+                self._check_fall(value, seen)
         # A value that is lower by rounding only does not outweigh a gradient that is known to be small.
         if value < self.value - (0.0 if self.gradient_norm is None else self.noise(value, data.dtype)):
             self._keep(value, seen, None)
@@ -127,15 +124,15 @@ class RunRecord:
 
     def noise(self, value: float, dtype: torch.dtype) -> float:
         """How far apart two values may be by rounding alone."""
-        sizes = [abs(v) for v in (value, self.value) if math.isfinite(v)]
-        return 32 * torch.finfo(dtype).eps * max(sizes, default=0.0)
+        size = max(abs(value), abs(self.value) if math.isfinite(self.value) else 0.0)
+        return 32 * torch.finfo(dtype).eps * size if math.isfinite(size) else 0.0
 
     def _keep(self, value: float, seen: list[Tensor], norm: float | None) -> None:
         self.value, self.gradient_norm = value, norm
         self.best = [leaf.detach().clone() for leaf in seen]
 
     def _check_fall(self, value: float, seen: list[Tensor]) -> None:
-        far = _largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
+        far = largest([x.detach() - x0 for x, x0 in zip(seen, self.start, strict=True)])
         if falls_without_limit(self.first, value, self.steepness, far, self.size):
             self._keep(value, seen, None)
             raise EndOfRun(UNBOUNDED)
@@ -190,8 +187,8 @@ class _GradientWatch(Module):
         self.mark = here
         if not before or record.steps < self.next:
             return
-        length = _largest(self.way)
-        if length > 0 and _largest([a - b for a, b in zip(self.way, before, strict=True)]) <= 1e-3 * length:
+        length = largest(self.way)
+        if length > 0 and largest([a - b for a, b in zip(self.way, before, strict=True)]) <= 1e-3 * length:
             self.next = 2 * record.steps
             far = 2 * FAR * record.size / length
             with objective.moved():
@@ -206,7 +203,7 @@ class _GradientWatch(Module):
         else:
             free = grads if variables.transform else variables.find_free(objective.params, grads)
             held = [g if g is f else g * f for g, f in zip(grads, free, strict=True)]
-            norm = _largest(held)
+            norm = largest(held)
         if record.steps == 0 and record.first is not None and math.isfinite(norm):
             record.steepness = norm
         done = ""

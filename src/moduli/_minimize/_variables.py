@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..optim import Module, Objective
 from ._point import StartPoint
 
-__all__ = ["Free", "Variables"]
+__all__ = ["Free", "Variables", "largest"]
 
 Bound = Tensor | None
 
@@ -107,13 +108,16 @@ class Variables:
 
     def gradient_norm(self, values: list[Tensor], grads: list[Tensor]) -> float:
         """The largest component of the gradient at the function's arguments, as far as bounds let it be followed."""
-        largest = 0.0
-        for x, g, low, high in zip(values, grads, self.full_low, self.full_high, strict=True):
-            step = g if low is None and high is None else x - _clamp(x - g, low, high)
-            if step.numel():
-                found = float(step.detach().abs().max())
-                largest = found if found != found else max(largest, found)
-        return largest
+        ends = zip(values, grads, self.full_low, self.full_high, strict=True)
+        return largest(
+            [g if low is None and high is None else x - _clamp(x - g, low, high) for x, g, low, high in ends]
+        )
+
+
+def largest(tensors: Sequence[Tensor]) -> float:
+    """The largest absolute value of all numbers; NaN where one is."""
+    found = [float(torch.linalg.vector_norm(t.detach(), torch.inf)) for t in tensors if t.numel()]
+    return next((size for size in found if size != size), max(found, default=0.0))
 
 
 def _clamp(z: Tensor, low: Bound, high: Bound) -> Tensor:

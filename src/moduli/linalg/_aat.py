@@ -4,15 +4,14 @@ from typing import final
 
 from torch import Tensor
 
-from ._dense import Dense
-from ._gram import gram_solve, gram_solve_plus_diag
+from ._gram import Gram
 from ._operator import LinearOperator
 
 __all__ = ["AAT"]
 
 
 @final
-class AAT(LinearOperator):
+class AAT(Gram):
     """A Aᴴ for a factor A of n rows and k columns, never formed for a product.
 
     With one gradient per column it is the empirical Fisher matrix. Systems are solved as in `AtA`, for the adjoint
@@ -34,29 +33,4 @@ class AAT(LinearOperator):
     """
 
     def __init__(self, factor: LinearOperator | Tensor) -> None:
-        self._factor = A = factor if isinstance(factor, LinearOperator) else Dense(factor)
-        *batch, n, _ = A.shape
-        super().__init__((*batch, n, n), A.dtype, A.device, positive_semidefinite=True, matrix_free=A.is_matrix_free)
-
-    def _matmat(self, X: Tensor) -> Tensor:
-        return self._factor._matmat(self._factor._rmatmat(X))
-
-    def _matvec(self, x: Tensor) -> Tensor:
-        return self._factor._matvec(self._factor._rmatvec(x))
-
-    def _solve(self, B: Tensor) -> Tensor:
-        return gram_solve(self._explicit("solve").mH, B, self)
-
-    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
-        return gram_solve_plus_diag(self._explicit("solve_plus_diag").mH, B, d, f"{self} plus the diagonal")
-
-    def _diagonal(self) -> Tensor:
-        A = self._factor._to_dense()
-        return (A * A.conj()).sum(-1)
-
-    def _to_dense(self) -> Tensor:
-        A = self._factor._to_dense()
-        return A @ A.mH
-
-    def _explicit(self, ability: str) -> Tensor:
-        return self._factor._to_dense() if not self.is_matrix_free else self._dense_for(ability)._to_dense()
+        super().__init__(self._operator(factor).adjoint())

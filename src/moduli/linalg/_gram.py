@@ -3,10 +3,53 @@
 import torch
 from torch import Tensor
 
+from ._dense import Dense
 from ._errors import SingularError
 from ._factor import expand, lu_solve, project_out
+from ._operator import LinearOperator
 
-__all__ = ["gram_solve", "gram_solve_plus_diag"]
+__all__ = ["Gram"]
+
+
+class Gram(LinearOperator):
+    """Jᴴ J for an operator J, which is all that `AtA` and `AAT` are.
+
+    Args:
+        inner: J.
+    """
+
+    def __init__(self, inner: LinearOperator) -> None:
+        self._factor = inner
+        *batch, _, n = inner.shape
+        free = inner.is_matrix_free
+        super().__init__((*batch, n, n), inner.dtype, inner.device, positive_semidefinite=True, matrix_free=free)
+
+    @staticmethod
+    def _operator(factor: LinearOperator | Tensor) -> LinearOperator:
+        return factor if isinstance(factor, LinearOperator) else Dense(factor)
+
+    def _matmat(self, X: Tensor) -> Tensor:
+        return self._factor._rmatmat(self._factor._matmat(X))
+
+    def _matvec(self, x: Tensor) -> Tensor:
+        return self._factor._rmatvec(self._factor._matvec(x))
+
+    def _solve(self, B: Tensor) -> Tensor:
+        return gram_solve(self._explicit("solve"), B, self)
+
+    def _solve_plus_diag(self, B: Tensor, d: Tensor) -> Tensor:
+        return gram_solve_plus_diag(self._explicit("solve_plus_diag"), B, d, f"{self} plus the diagonal")
+
+    def _diagonal(self) -> Tensor:
+        J = self._factor._to_dense()
+        return (J * J.conj()).sum(-2)
+
+    def _to_dense(self) -> Tensor:
+        J = self._factor._to_dense()
+        return J.mH @ J
+
+    def _explicit(self, ability: str) -> Tensor:
+        return self._factor._to_dense() if not self.is_matrix_free else self._dense_for(ability)._to_dense()
 
 
 def gram_solve(J: Tensor, B: Tensor, what: object) -> Tensor:
