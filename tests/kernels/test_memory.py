@@ -1,5 +1,7 @@
 """Aliases and overlaps, version counters, graphs: torch's own rules about memory hold."""
 
+import gc
+
 import pytest
 import torch
 
@@ -215,3 +217,15 @@ def test_a_storage_that_is_too_short_is_not_written(backend, known):
 
 def test_a_norm_of_tensors_without_numbers_has_none_either():
     assert kernels.norm([torch.ones(3, device="meta")]).is_meta
+
+
+def test_a_pause_of_collection_ends_as_it_began():
+    assert gc.isenabled()
+    with kernels.pause_collection():
+        with kernels.pause_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()  # the inner one found it so
+    assert gc.isenabled()
+    with pytest.raises(KeyError), kernels.pause_collection():
+        raise KeyError
+    assert gc.isenabled()

@@ -25,6 +25,7 @@ kernel), `_table` (the addresses it reads, on the device) and `_triton` (launche
 from ._backend import KernelError, reset
 from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
+from ._memory import pause_collection
 from ._reduce import amax, dot, norm, sum
 from ._sharded import is_sharded, over_processes, reducing_over
 from ._trace import NotPointwiseError
@@ -46,6 +47,7 @@ __all__ = [
     "is_sharded",
     "over_processes",
     "reducing_over",
+    "pause_collection",
     "Launch",
     "watch_launches",
 ]

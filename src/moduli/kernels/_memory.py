@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from .._torch import count_references, count_storage_uses, is_fake
 
-__all__ = ["KeptMemory", "Memory", "take_result"]
+__all__ = ["KeptMemory", "Memory", "pause_collection", "take_result"]
 
 Memory = dict[Any, Any]
 
@@ -58,3 +59,26 @@ def take_result(memory: Memory, device: torch.device) -> torch.Tensor:
 
 def _count_uses(tensor: torch.Tensor) -> int:
     return 0 if is_fake(tensor) else count_storage_uses(tensor)
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """A block in which Python looks for no cycles of garbage; reference counts free the rest as ever.
+
+    Thousands of objects that are made to be kept would have it look through all of a program, which takes longer than to make
+    them, and finalizers of others would run in between.
+
+    Example:
+        >>> import gc
+        >>> from moduli import kernels
+        >>> with kernels.pause_collection():
+        ...     gc.isenabled()
+        False
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import gc
 import operator
 import sys
 import weakref
@@ -32,6 +31,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+from ._memory import pause_collection
 
 __all__ = ["Reads", "Watcher"]
 
@@ -66,15 +67,12 @@ class Watcher:
 
         No cycles are collected meanwhile: finalizers and `gc.callbacks` of others would count as part of the function.
         """
-        collects = gc.isenabled()
-        gc.disable()
-        sys.setprofile(self._see)
-        try:
-            return fn()
-        finally:
-            sys.setprofile(None)
-            if collects:
-                gc.enable()
+        with pause_collection():
+            sys.setprofile(self._see)
+            try:
+                return fn()
+            finally:
+                sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, result: Any) -> None:
         if event == "call":

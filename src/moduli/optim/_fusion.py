@@ -256,8 +256,15 @@ class FusedRun:
             return self._run_parts(objective, self._parts[1])
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
-        if not self._known(objective) and not self._build(objective, tensors, grads):
-            return self._run_unfused(objective)
+        if self._known(objective):
+            return self._run_cohorts(objective, tensors, grads)
+        with kernels.pause_collection():  # states and plans are made, which are kept
+            built = self._build(objective, tensors, grads)
+            return self._run_cohorts(objective, tensors, grads) if built else self._run_unfused(objective)
+
+    def _run_cohorts(
+        self, objective: Objective, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None
+    ) -> Objective:
         now: list[list[Mapping[str, Any]]] = [
             [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
         ]
