@@ -175,6 +175,9 @@ def test_merge(call, tmp_path):
     for wrong in (["--set", "t"], ["--set", "q=1"], ["--set", "t=__import__('os')"]):
         failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "d.safetensors", *wrong)
         assert failed.returncode == 2
+    failed = call("merge", "lerp", "a.safetensors", "b.safetensors", "-o", "d.safetensors", "--set", "t=abc")
+    assert failed.returncode == 2
+    assert "abc is no number" in failed.stderr
     assert call("merge", "stew", "a.safetensors", "b.safetensors", "-o", "d.safetensors").returncode == 2
     assert not (tmp_path / "d.safetensors").exists()
 

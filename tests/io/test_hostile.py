@@ -519,3 +519,13 @@ def test_settings_that_are_arrays_are_compared(tmp_path):
         else:
             with pytest.raises(mio.CheckpointError, match="different settings"):
                 mio.load(path, net, optimizer=joint)
+
+
+def test_values_that_are_shown_are_compared_with_their_checksums(tmp_path):
+    path = tmp_path / "net.safetensors"
+    mio.save(path, {"large": torch.zeros(1000), "small": torch.tensor([1.0, 2.0])})
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(mio.DamagedFileError, match="'small'"):
+        mio.inspect(path)

@@ -148,7 +148,7 @@ def _check_exists(file: Path) -> None:
 
 def _option(text: str) -> tuple[str, Any]:
     """`name=value`, the value written as in a chain, or numbers by layer: read by a parser, so nothing is run."""
-    from ..lab import ChainSyntaxError, parse
+    from ..lab import ChainSyntaxError, ParsedChain, parse
     from ..merge import MergeError, layered
 
     name, equals, value = text.partition("=")
@@ -163,4 +163,9 @@ def _option(text: str) -> tuple[str, Any]:
         exit_with_usage(f"--set {text}: {error.fact}; write it as t=0.3 or weights=[2, 1]")
     if len(found.links) != 1 or found.links[0].args or len(found.links[0].kwargs) != 1:
         exit_with_usage(f"--set {text}: write it as t=0.3 or weights=[2, 1]")
-    return found.links[0].kwargs[0]
+    name, given = found.links[0].kwargs[0]
+    if isinstance(given, ParsedChain):
+        exit_with_usage(
+            f"--set {text}: {given} is no number; write it as t=0.3, or in quotes if it is a word: then='ties'"
+        )
+    return name, given

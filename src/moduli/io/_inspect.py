@@ -243,6 +243,9 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
     owners = {
         name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part)) if part in content
     }
+    # Values that are shown are those that were written.
+    small = {name for name in reader.slots if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES}
+    reader.verify(small)
     labels = saved.labels
     tied: dict[str, list[str]] = {}
     for name, first in saved.ties.items():
@@ -256,9 +259,7 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
             slot.end - slot.begin,
             labels.get(name),
             tuple(tied.get(name, ())),
-            _read_small(reader.tensor(name))
-            if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES
-            else None,
+            _read_small(reader.tensor(name)) if name in small else None,
         )
         for name, slot in reader.slots.items()
     ]
