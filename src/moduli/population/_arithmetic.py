@@ -209,7 +209,7 @@ class Arithmetic(Core):
             if isinstance(module, nn.Module):
                 made._buffers = repeat_buffers(module, self._count)
             else:
-                made._buffers = {name: held.clone() for name, held in self._buffers.items()}
+                made._buffers = self._copy_buffers()
         return made
 
     def _change(self, fn: Any, other: Any) -> Any:

@@ -154,19 +154,12 @@ class Calls(Core):
         self._check_members()
         flat = arguments(args, {}, in_dims, self._count)
         plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk_size)
-        # What a failed call did to the statistics of some members is taken back.
-        kept = {name: held.clone() for name, held in self._buffers.items()}
 
         def call(how: EvaluationPlan) -> tuple[Tensor, Self]:
-            try:
-                return self._differentiate(fn, flat, how, randomness)
-            except BaseException:
-                with torch.no_grad():
-                    for name, before in kept.items():
-                        self._buffers[name].copy_(before)
-                raise
+            return self._differentiate(fn, flat, how, randomness)
 
-        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count)
+        may_loop, buffers = _may_loop(vectorize, randomness), list(self._buffers.values())
+        return self._evaluator.attempt(call, plan, may_loop, fn, self._count, buffers)
 
     def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
         """How a call with these arguments is evaluated, and why, in a sentence.
@@ -211,7 +204,7 @@ class Calls(Core):
                 losses.append(loss.detach())
             if not losses:
                 losses.append(torch.zeros(0))
-            copies = {name: held.clone() for name, held in self._buffers.items()}
+            copies = self._copy_buffers()
         return torch.cat(losses), self._make_alike(values, self._count, copies)
 
     def _evaluate(
@@ -228,7 +221,7 @@ class Calls(Core):
         def call(how: EvaluationPlan) -> Any:
             return self._evaluator.run(fn, how, leaves, buffers, flat, randomness, 0, self._count)
 
-        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count)
+        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count, buffers)
 
 
 def _may_loop(vectorize: str, randomness: str) -> bool:

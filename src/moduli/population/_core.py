@@ -254,6 +254,10 @@ class Core:
         found = buffer_policies(self.template)
         return {name: policy for name, policy in found.items() if policy != "copy"}
 
+    def _copy_buffers(self) -> dict[str, Tensor]:
+        """Every buffer of all members, as a tensor of its own."""
+        return {name: held.clone() for name, held in self._buffers.items()}
+
     def _keep_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
         """The buffers of a result, according to their policies."""
         policies = self._policies()

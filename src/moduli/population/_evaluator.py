@@ -70,24 +70,42 @@ class PopulationEvaluator:
         return choose(self.kind, self.layout, count, args, fn, vectorize, chunk_size)
 
     def attempt(
-        self, call: Callable[[EvaluationPlan], Made], plan: EvaluationPlan, auto: bool, fn: Any, count: int
+        self,
+        call: Callable[[EvaluationPlan], Made],
+        plan: EvaluationPlan,
+        auto: bool,
+        fn: Any,
+        count: int,
+        buffers: Sequence[Tensor],
     ) -> Made:
         """Evaluate according to a plan, or in a loop where `torch.vmap` turns out to be unable to follow.
 
         Args:
-            call: Evaluates, and leaves everything as it was if it fails.
+            call: Evaluates.
             plan: How.
             auto: Whether a loop may take the place of what was planned.
             fn: The function that is evaluated.
             count: How many members.
+            buffers: What a call does to them is taken back where it fails.
 
         Raises:
             MemoryError: If there is not enough memory.
         """
         state = torch.get_rng_state() if auto and plan.form != "loop" else None
+        kept = [buffer.clone() for buffer in buffers]
+
+        def call_or_undo(how: EvaluationPlan) -> Made:
+            try:
+                return call(how)
+            except BaseException:
+                with torch.no_grad():
+                    for buffer, before in zip(buffers, kept, strict=True):
+                        buffer.copy_(before)
+                raise
+
         try:
             try:
-                return call(plan)
+                return call_or_undo(plan)
             except RuntimeError as error:
                 if state is None or not _says(error, _UNBATCHED):
                     raise
@@ -95,7 +113,7 @@ class PopulationEvaluator:
             # Draw what a loop from the start would have drawn.
             torch.set_rng_state(state)
             reason = f"loop: torch.vmap cannot follow the model ({why})"
-            made = call(EvaluationPlan("loop", 0, reason))
+            made = call_or_undo(EvaluationPlan("loop", 0, reason))
             # That a function other than the model's own cannot be followed says nothing about the next one.
             if fn is forward:
                 self.refused = reason
@@ -134,31 +152,21 @@ class PopulationEvaluator:
             first: Which member is the first of these.
             count: How many there are.
         """
-        # What a failed call did to the statistics of some members is taken back.
-        kept = [buffer.clone() for buffer in buffers]
-        try:
-            with self._choose_attention(fn, plan):
-                if plan.form == "loop" or count == 0:
-                    return self._loop(fn, parameters, buffers, args, randomness, first, count)
-                outputs = Outputs()
-                blocks: list[list[Tensor]] = []
-                block = plan.block or count
-                # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one `cat`.
-                parts = (
-                    zip(*(torch.split(p, block) for p in parameters), strict=True) if block < count else [parameters]
-                )
-                call = self._stack if plan.form == "stacked" else self._map
-                for start, rows in zip(range(0, count, block), parts, strict=True):
-                    stop = min(count, start + block)
-                    held = [b[start:stop] for b in buffers]
-                    mapped = args.rows(first + start, first + stop)
-                    blocks.append(call(fn, rows, held, args, mapped, randomness, outputs))
-                return outputs.concatenate(blocks)
-        except BaseException:
-            with torch.no_grad():
-                for buffer, before in zip(buffers, kept, strict=True):
-                    buffer.copy_(before)
-            raise
+        with self._choose_attention(fn, plan):
+            if plan.form == "loop" or count == 0:
+                return self._loop(fn, parameters, buffers, args, randomness, first, count)
+            outputs = Outputs()
+            blocks: list[list[Tensor]] = []
+            block = plan.block or count
+            # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one `cat`.
+            parts = zip(*(torch.split(p, block) for p in parameters), strict=True) if block < count else [parameters]
+            call = self._stack if plan.form == "stacked" else self._map
+            for start, rows in zip(range(0, count, block), parts, strict=True):
+                stop = min(count, start + block)
+                held = [b[start:stop] for b in buffers]
+                mapped = args.rows(first + start, first + stop)
+                blocks.append(call(fn, rows, held, args, mapped, randomness, outputs))
+            return outputs.concatenate(blocks)
 
     def _choose_attention(self, fn: Callable[..., Any], plan: EvaluationPlan) -> AbstractContextManager[None]:
         """A block in which attention, if there may be any, takes the form that suits the plan."""

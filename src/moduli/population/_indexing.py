@@ -92,40 +92,29 @@ class Indexing(Core):
         if step < 0:
             return self._take_members(torch.arange(self._count)[list(range(start, stop, step))])
         count = len(range(start, stop, step))
-        chosen = slice(start, stop, step)
-        if self._graph:
-            made = self._make_alike(
-                Values([m[chosen] for m in self._values.matrices]),
-                count,
-                {n: b[chosen] for n, b in self._buffers.items()},
-            )
-            made._graph = True
-            return made
-        with torch.no_grad(), torch.inference_mode(False):
-            made = self._make_alike(
-                Values([matrix[chosen] for matrix in self._values.matrices]),
-                count,
-                {name: held[chosen] for name, held in self._buffers.items()},
-            )
-        made._parent = self
+        made = self._rows(slice(start, stop, step), count)
+        made._parent = None if self._graph else self
+        return made
+
+    def _rows(self, chosen: Any, count: int) -> Self:
+        """A population of rows as indexing gives them, with their history where they have one."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self._graph and torch.is_grad_enabled()):
+            values = Values([matrix[chosen] for matrix in self._values.matrices])
+            made = self._make_alike(values, count, {name: held[chosen] for name, held in self._buffers.items()})
+        made._graph = self._graph
         return made
 
     def _take_members(self, index: Tensor) -> Self:
         """A population of copies of members."""
         if self._graph:
-            made = self._make_alike(
-                Values([m[index] for m in self._values.matrices]),
-                len(index),
-                {n: b[index] for n, b in self._buffers.items()},
-            )
-            made._graph = True
-            return made
-        with torch.no_grad(), torch.inference_mode(False):
-            values = allocate(self.layout, len(index))
-            for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
-                torch.index_select(matrix, 0, index.to(matrix.device), out=out)
-            buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
-        made = self._make_alike(values, len(index), buffers)
+            made = self._rows(index, len(index))
+        else:
+            with torch.no_grad(), torch.inference_mode(False):
+                values = allocate(self.layout, len(index))
+                for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
+                    torch.index_select(matrix, 0, index.to(matrix.device), out=out)
+                buffers = {name: held.index_select(0, index.to(held.device)) for name, held in self._buffers.items()}
+            made = self._make_alike(values, len(index), buffers)
         made._shard = None  # whichever members these are, they are not those of this process in their order
         return made
 

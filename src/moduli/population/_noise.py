@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moduli.layout import Layout
 
-__all__ = ["normal", "seeds", "uniform"]
+__all__ = ["draw_fractions", "find_places", "normal", "seeds", "uniform"]
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
 _LIMIT = 1 << 62
@@ -71,6 +71,11 @@ def _unit(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
     return made.add_(more).mul_(2.0**-53)
 
 
+def draw_fractions(keys: Tensor, size: int) -> Tensor:
+    """Uniform numbers in [0, 1), in double precision: `size` for each seed."""
+    return _unit(keys, torch.arange(size, dtype=torch.int32, device=keys.device), torch.float64)
+
+
 def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: int = 0) -> list[Tensor]:
     """Uniform numbers in [0, scale) for every parameter: one (N, P) matrix per group.
 
@@ -83,7 +88,7 @@ def uniform(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: i
     made = []
     for group in layout.groups:
         dtype = _real_dtype(group.dtype)
-        values = _unit(_stream(keys, stream).to(group.device), _places(layout, group.indices, group.device), dtype)
+        values = _unit(_stream(keys, stream).to(group.device), find_places(layout, group.indices, group.device), dtype)
         made.append(_scale_values(values, scale).to(group.dtype) if _drawable(group.dtype) else values)
     return made
 
@@ -96,7 +101,7 @@ def normal(layout: Layout, keys: Tensor, scale: float | Tensor = 1.0, stream: in
     made = []
     for group in layout.groups:
         dtype, size = _real_dtype(group.dtype), group.numel
-        places = _places(layout, group.indices, group.device)
+        places = find_places(layout, group.indices, group.device)
         half = (size + 1) // 2
         key = _stream(keys, stream).to(group.device)
         radius = _unit(key, places[:half], dtype).mul_(-1.0).add_(1.0).log_().mul_(-2.0).sqrt_()
@@ -113,7 +118,7 @@ def _stream(keys: Tensor, stream: int) -> Tensor:
     return keys if not stream else keys ^ (stream * 0x2545F4914F6CDD1D & (_LIMIT - 1))
 
 
-def _places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
+def find_places(layout: Layout, indices: tuple[int, ...], device: torch.device) -> Tensor:
     """What identifies each column of a group: its position among all parameters."""
     if len(layout.groups) == 1:
         return torch.arange(layout.numel, dtype=torch.int32, device=device)

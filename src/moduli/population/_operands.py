@@ -20,7 +20,7 @@ from moduli.particles import StructureError, matching_values
 if TYPE_CHECKING:
     from ._core import Core
 
-__all__ = ["broadcast", "check_dtype", "check_match", "name_group", "rows", "scalar"]
+__all__ = ["broadcast", "check_dtype", "check_match", "rows", "scalar"]
 
 
 def check_match(ours: Core, theirs: Core) -> None:
@@ -122,11 +122,6 @@ def _cast(value: Tensor, group: Group) -> Tensor:
     return value.to(group.device)
 
 
-def name_group(layout: Layout, group: Group) -> str:
-    """The first name of a group, for errors."""
-    return layout.entries[group.indices[0]].name
-
-
 def check_dtype(layout: Layout, group: Group, fn: Any, value: Any) -> None:
     """Check that an operation keeps the dtype of parameters, before anything is computed.
 
@@ -139,7 +134,7 @@ def check_dtype(layout: Layout, group: Group, fn: Any, value: Any) -> None:
     whole = not group.dtype.is_floating_point
     real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
     if turned or (whole and (real or fn is operator.truediv)):
-        name = name_group(layout, group)
+        name = layout.entries[group.indices[0]].name
         raise TypeError(
             f"the operation would turn {name!r} from {group.dtype} into another kind of number; convert the models first, "
             f"or leave the parameter out with pop.template.set_param_config(operational=False, name={name!r})"

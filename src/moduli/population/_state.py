@@ -238,7 +238,7 @@ class State(Indexing):
             values = allocate(self.layout, self._count)
             for out, matrix in zip(values.matrices, self._values.matrices, strict=True):
                 out.copy_(matrix)
-            buffers = {name: held.clone() for name, held in self._buffers.items()}
+            buffers = self._copy_buffers()
         return self._make_alike(values, self._count, buffers)
 
     def __copy__(self) -> Self:

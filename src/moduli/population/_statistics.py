@@ -340,10 +340,8 @@ class Statistics(Arithmetic):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _matrices(self) -> list[Tensor]:
-        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in self._detach_matrices()]
-
-    def _detach_matrices(self) -> list[Tensor]:
-        return [matrix.detach() for matrix in self._values.matrices]
+        held = [matrix.detach() for matrix in self._values.matrices]
+        return [m if m.is_floating_point() or m.is_complex() else m.double() for m in held]
 
     def _read_other(self, other: Any) -> list[Tensor]:
         """Another population's matrices, or the rows of one module."""

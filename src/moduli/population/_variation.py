@@ -16,7 +16,7 @@ from moduli.particles import StructureError
 from . import selection
 from ._choosing import Choosing
 from ._indexing import Indexing
-from ._noise import normal, seeds, uniform
+from ._noise import draw_fractions, find_places, normal, seeds, uniform
 from ._operands import check_match, rows
 from ._values import Values, allocate
 
@@ -141,7 +141,7 @@ class Variation(Choosing):
                         step = step.masked_fill_(keep, 0.0)
                     torch.add(matrix[some], step, out=out[some])
             self._restore(values, still)
-        return self._make_alike(values, self._count, {name: held.clone() for name, held in self._buffers.items()})
+        return self._make_alike(values, self._count, self._copy_buffers())
 
     def crossover(
         self,
@@ -183,7 +183,7 @@ class Variation(Choosing):
         check_match(self, other)
         keys = self._keys(generator, seeds)
         values = allocate(self.layout, self._count)
-        buffers = {name: held.clone() for name, held in self._buffers.items()}
+        buffers = self._copy_buffers()
         with torch.no_grad(), torch.inference_mode(False):
             masks, weight, from_second = self._masks(kind, rate, keys)
             for index, out in enumerate(values.matrices):
@@ -325,7 +325,7 @@ class Variation(Choosing):
         with torch.no_grad(), torch.inference_mode(False):
             made = Values(draw(self.layout, self._keys(generator, given), scale))
             self._restore(made, sorted(self._inert()))
-            buffers = {name: held.clone() for name, held in self._buffers.items()}
+            buffers = self._copy_buffers()
         return self._make_alike(made, self._count, buffers)
 
     def _masks(self, kind: str, rate: float, keys: Tensor) -> tuple[list[Tensor], Tensor | None, dict[str, Tensor]]:
@@ -334,18 +334,14 @@ class Variation(Choosing):
         if kind == "uniform":
             return [chance.real < rate for chance in uniform(layout, keys)], None, {}
         if kind == "arithmetic":
-            return [], _unit(keys, 1)[:, 0] * (2.0 * rate), {}
+            return [], draw_fractions(keys, 1)[:, 0] * (2.0 * rate), {}
         if kind == "one_point":
-            cut = (_unit(keys, 1)[:, :1] * (layout.numel + 1)).floor()
-            masks = []
-            for group in layout.groups:
-                entries = [layout.entries[i] for i in group.indices]
-                places = torch.cat([torch.arange(e.start, e.start + e.numel) for e in entries]) if entries else cut[0]
-                masks.append((places >= cut).to(group.device))
-            return masks, None, {}
+            cut = (draw_fractions(keys, 1)[:, :1] * (layout.numel + 1)).floor()
+            cuts = [(group, cut.to(group.device)) for group in layout.groups]
+            return [find_places(layout, group.indices, group.device) >= at for group, at in cuts], None, {}
         owners = list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout))
         number = {owner: place for place, owner in enumerate(owners)}
-        chosen = _unit(keys, max(len(owners), 1)) < rate
+        chosen = draw_fractions(keys, max(len(owners), 1)) < rate
         masks = []
         for group in layout.groups:
             entries = [layout.entries[i] for i in group.indices]
@@ -357,13 +353,6 @@ class Variation(Choosing):
             if owner in number:
                 from_second[name] = chosen[:, number[owner]]
         return masks, None, from_second
-
-
-def _unit(keys: Tensor, size: int) -> Tensor:
-    """Uniform numbers in [0, 1): `size` for each seed."""
-    from ._noise import _unit as unit
-
-    return unit(keys, torch.arange(size, dtype=torch.int32, device=keys.device), torch.float64)
 
 
 def _bounds(value: float | Tensor) -> tuple[float, float]:
