@@ -19,7 +19,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
-# Who only runs moduli does not wait for the tools that its tests and its site need.
+# `make run` needs neither the test tools nor the documentation tools, so they are a separate step.
 $(VENV)/.ready: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
@@ -31,15 +31,14 @@ $(VENV)/.bench: $(VENV)/.ready
 run: $(VENV)/.run  ## the default race: prints a table and writes race.html
 	@$(BIN)/moduli race $(ARGS)
 
-picture: $(VENV)/.run  ## the default race, kept in docs/img as what the picture of the README is drawn from
+picture: $(VENV)/.run  ## run the default race and redraw the picture of the README from it
 	@$(BIN)/moduli race --out site/race.html
 	@$(BIN)/python docs/img/draw.py site/race.jsonl
 
-catalogue: $(VENV)/.run  ## what `moduli links` answers from without importing torch, made of the links again
+catalogue: $(VENV)/.run  ## regenerate the catalogue that `moduli links` reads without importing torch
 	@$(BIN)/python -c "from moduli.cli._catalogue import write; write()"
 
-# Coverage doubles the time of what it looks at: .ci/run asks for it (COVERAGE=1), and then laws that try thousands of cases run
-# without it.
+# Measuring coverage doubles the run time, so only .ci/run does it (COVERAGE=1), and the laws with thousands of cases run without it.
 test: $(VENV)/.ready  ## the test suite, warnings as errors; without what takes minutes; COVERAGE=1 measures coverage
 ifdef COVERAGE
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --part covered $(ARGS)
@@ -51,7 +50,7 @@ endif
 test-all: $(VENV)/.ready  ## every test there is: killed writers, process pools, all of the law book (about half an hour)
 	@$(MAKE) test ARGS="--all $(ARGS)"
 
-# Triton takes a gigabyte, so that it has an environment of its own.
+# Triton takes a gigabyte, so it gets its own environment.
 $(VENV)-gpu/.ready: pyproject.toml constraints.txt
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv $(VENV)-gpu
 	$(VENV)-gpu/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt torch

@@ -104,6 +104,22 @@ def test_repeated_names_and_vague_words_are_found(names, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["_made", "_checked_views", "_known", "_taken", "briefly", "_directly", "_beyond", "_live"]
+)
+def test_participles_and_adverbs_are_found(names, tmp_path, name):
+    write(tmp_path, "io/_a.py", f"def {name}(): ...")
+    assert list(names.check(tmp_path / "house")) == [f"io/_a.py:1: {name!r} is no verb; say what the function does"]
+
+
+@pytest.mark.parametrize(
+    "name", ["_make", "_check_views", "_seed", "apply", "_multiply", "named_parameters", "_need_square"]
+)
+def test_verbs_and_names_of_torch_may_be_used(names, tmp_path, name):
+    write(tmp_path, "io/_a.py", f"def {name}(): ...")
+    assert list(names.check(tmp_path / "house")) == []
+
+
 def write(folder, name, code):
     path = folder / "house" / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Refuse two classes of one name, and words that say less than the field's own.
+"""Refuse two classes of one name, private functions named by participles or adverbs, and words that name nothing.
 
 `make lint` runs it, and so does `tests/test_house.py`. A reader who meets `Plan` in a traceback should know which one it is, and
 a sentence about "somebody" does not say what holds the reference, calls the hook or writes the file.
@@ -17,6 +17,14 @@ SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src" / "moduli"
 # Two things of one name by contract: torch's own word for a module and for a link, and an algorithm beside its link.
 SHARED = {"Module"}
 ALGORITHMS = ("evolve/", "m/evolution/", "m/population/")
+# The first word of a private function: what it does, not what its result has become.
+PARTICIPLES = re.compile(
+    r"_(?:\w*[^e]ed|made|taken|drawn|found|held|known|kept|met|seen|shown|told|written|built|chosen|grown|frozen)(?:_\w+)?"
+)
+ADVERBS = re.compile(
+    r"_?(?:[a-z]+ly|beyond|beside|elsewhere|together|again|alone|aside|always|twice|later|live|hot|quick)"
+)
+VERBS = re.compile(r"_?(?:apply|multiply|supply|rely|comply|only)")
 VAGUE = re.compile(r"\b(somebody|nobody|whoever|anybody|everybody)\b", re.IGNORECASE)
 
 
@@ -37,9 +45,13 @@ def check(source: pathlib.Path) -> Iterator[str]:
     for path in sorted(source.rglob("*.py")):
         inside = path.relative_to(source).as_posix()
         text = path.read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
+        tree = ast.parse(text)
+        for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{inside}:{node.lineno}")
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and not is_verb(function):
+                yield f"{inside}:{function.lineno}: {function.name!r} is no verb; say what the function does"
         for number, line in enumerate(text.splitlines(), 1):
             for word in VAGUE.findall(line):
                 yield f"{inside}:{number}: {word!r} names nothing; say what it is"
@@ -47,6 +59,17 @@ def check(source: pathlib.Path) -> Iterator[str]:
         algorithms = [place for place in where if place.startswith(ALGORITHMS)]
         if len(where) > 1 and name not in SHARED and len(algorithms) < len(where):
             yield f"{name}: {len(where)} classes of one name: {', '.join(where)}"
+
+
+def is_verb(function: ast.FunctionDef) -> bool:
+    """Whether a function's name may be one: properties are nouns, and public hooks keep the names that programs use."""
+    if function.name.startswith("__") or any("property" in ast.unparse(each) for each in function.decorator_list):
+        return True
+    first = re.match(r"_?[^_]*", function.name)
+    word = first.group() if first else function.name
+    if VERBS.fullmatch(word) or word in {"_need", "_seed", "_feed", "_embed"}:
+        return True
+    return not PARTICIPLES.fullmatch(word) and not ADVERBS.fullmatch(function.name)
 
 
 if __name__ == "__main__":

@@ -151,9 +151,9 @@ class Results:
                 if kind == "race" and record["format"] > FORMAT:
                     raise ResultsError(f"{path} has format {record['format']}; this moduli reads up to {FORMAT}")
                 if kind == "race":
-                    header = _checked_header(record)
+                    header = _check_header(record)
                 elif kind == "run":
-                    runs[cls.key(record)] = _checked_run(record)
+                    runs[cls.key(record)] = _check_run(record)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, ResultsError):
                     raise
@@ -190,7 +190,7 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
+def _check_header(record: dict[str, Any]) -> dict[str, Any]:
     _check_shape(record, _HEADER, "the race")
     for problem in record["problems"]:
         if problem["window"] is not None:
@@ -200,7 +200,7 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _checked_run(record: dict[str, Any]) -> dict[str, Any]:
+def _check_run(record: dict[str, Any]) -> dict[str, Any]:
     _check_shape(record, _RUN, "a run")
     RunReason(record["reason"])
     for point in record["history"]:

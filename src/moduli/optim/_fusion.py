@@ -166,7 +166,7 @@ class FusedRun:
     def _stamp(self, present: list[bool] | None) -> tuple[Any, ...]:
         return (present, *[link._state.changes[0] for link in self.links])
 
-    def _known(self, objective: Objective) -> bool:
+    def _is_valid(self, objective: Objective) -> bool:
         if self._valid is None or self._valid != self._stamp(objective.present):
             return False
         if self._params is not objective.params:
@@ -256,7 +256,7 @@ class FusedRun:
             return self._run_parts(objective, self._parts[1])
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
-        if self._known(objective):
+        if self._is_valid(objective):
             return self._run_cohorts(objective, tensors, grads)
         with kernels.pause_collection():  # states and plans are made, which are kept
             built = self._build(objective, tensors, grads)

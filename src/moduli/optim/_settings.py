@@ -108,7 +108,7 @@ class Settings:
     def __getitem__(self, param: Tensor) -> Mapping[str, Any]:
         if self.shown and param in self.shown:
             return self.shown[param]
-        known = self._known(param)
+        known = self._resolve_for(param)
         found: Mapping[str, Any] = known.values
         if known.fixed:
             return found
@@ -122,9 +122,9 @@ class Settings:
 
     def raw(self, param: Tensor) -> dict[str, Any]:
         """The same, with schedules not yet evaluated; parameters with equal settings share one dictionary."""
-        return self._known(param).values
+        return self._resolve_for(param).values
 
-    def _known(self, param: Tensor) -> _Resolved:
+    def _resolve_for(self, param: Tensor) -> _Resolved:
         group, local = -1, self.local.get(param) if self.local else None
         if self.binding is not None:
             source = self.binding.source(param) if self.binding.sources else param

@@ -29,7 +29,7 @@ def keeps_history() -> bool:
 
 def _binary(fn: Any, reflected: bool = False) -> Any:
     def method(self: Any, other: Any) -> Any:
-        return self._combined(fn, other, reflected, count_references(self), count_references(other))
+        return self._combine_with(fn, other, reflected, count_references(self), count_references(other))
 
     name = "__" + ("r" if reflected else "") + fn.__name__ + "__"
     method.__name__ = name
@@ -55,7 +55,7 @@ def _take_over_operator(
     fn = _TORCH.get(func)
     if fn is None or kwargs or len(args) != 2 or not isinstance(args[1], cls) or not isinstance(args[0], Tensor):
         return NotImplemented
-    return args[1]._combined(fn, args[0], True, count_references(args[1]), -1)
+    return args[1]._combine_with(fn, args[0], True, count_references(args[1]), -1)
 
 
 class _Probe:
@@ -65,7 +65,7 @@ class _Probe:
     __rmul__ = _binary(operator.mul, True)
     __torch_function__ = classmethod(_take_over_operator)
 
-    def _combined(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
+    def _combine_with(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
         return ours, theirs
 
 
@@ -125,26 +125,26 @@ class Arithmetic(Core):
     __imod__ = _make_in_place(operator.mod)
 
     def __neg__(self) -> Self:
-        return self._mapped(torch.neg)
+        return self._map_tensors(torch.neg)
 
     def __pos__(self) -> Self:
-        return self._mapped(torch.clone)
+        return self._map_tensors(torch.clone)
 
     def __abs__(self) -> Self:
-        return self._mapped(torch.abs)
+        return self._map_tensors(torch.abs)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def _combined(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
+    def _combine_with(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
         if self._members:
             self._members.check()
         if isinstance(other, Core):
             check_match(self, other)
             if keeps_history() or self._graph or other._graph:
-                return self._graphed([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
+                return self._keep_graph([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
             there = other._buffers
             waiting = defer_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
-            return self._finished(waiting or pair(self, other, fn), lambda name, held: fn(held, there[name]))
+            return self._finish_result(waiting or pair(self, other, fn), lambda name, held: fn(held, there[name]))
         graph = keeps_history() or self._graph
         if isinstance(other, nn.Module):
             values: list[Any] = list(rows(self, other, graph))
@@ -159,25 +159,27 @@ class Arithmetic(Core):
                 check_dtype(self.layout, group, fn, each)
         if graph:
             pairs = zip(self._plain(), values, strict=True)
-            return self._graphed([fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None)
+            return self._keep_graph(
+                [fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None
+            )
         temporary = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
         made = defer(self, fn, values, reflected, temporary) or operate_with_values(self, fn, values, reflected)
         on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
-        return self._finished(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
+        return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
-    def _mapped(self, fn: Callable[..., Tensor]) -> Self:
+    def _map_tensors(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
         if self._members:
             self._members.check()
         if keeps_history() or self._graph:
-            return self._graphed([fn(x) for x in self._plain()])
+            return self._keep_graph([fn(x) for x in self._plain()])
         with torch.no_grad(), torch.inference_mode(False):
             values = allocate(self.layout, self._count)
             for out, matrix in zip(values.held, self._values.matrices, strict=True):
                 out.copy_(matrix) if fn is torch.clone else fn(matrix, out=out)
-        return self._finished(values, lambda _, held: fn(held))
+        return self._finish_result(values, lambda _, held: fn(held))
 
-    def _finished(
+    def _finish_result(
         self,
         values: Values,
         buffer: Callable[[str, Tensor], Tensor] | None = None,
@@ -199,7 +201,7 @@ class Arithmetic(Core):
             buffers = self._keep_buffers(buffer)
         return self._make_alike(values, self._count, buffers)
 
-    def _graphed(self, matrices: list[Tensor], module: Any = None) -> Self:
+    def _keep_graph(self, matrices: list[Tensor], module: Any = None) -> Self:
         """A result that keeps its history."""
         made = self._make_alike(
             Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}

@@ -215,7 +215,7 @@ class Calls(Core):
         self._check_members()
         flat = arguments(args, kwargs, in_dims, self._count)
         plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk)
-        leaves = self._stacked()
+        leaves = self._read_leaves()
         buffers = list(self._buffers.values())
 
         def call(how: EvaluationPlan) -> Any:

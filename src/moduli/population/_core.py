@@ -165,7 +165,7 @@ class Core:
             >>> dict(pop.named_parameters())["bias"].grad.shape
             torch.Size([5, 2])
         """
-        yield from zip(self.layout.names, self._stacked(), strict=True)
+        yield from zip(self.layout.names, self._read_leaves(), strict=True)
 
     def parameters(self) -> Iterator[Tensor]:
         """The leaves of `named_parameters()`.
@@ -175,7 +175,7 @@ class Core:
             >>> len(list(Population.of(nn.Linear(3, 2), 5).parameters()))
             2
         """
-        yield from self._stacked()
+        yield from self._read_leaves()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The name of each buffer, and the live stack of all members' buffers, of shape (N, *shape).
@@ -187,7 +187,7 @@ class Core:
         """
         yield from self._buffers.items()
 
-    def _stacked(self) -> list[Tensor]:
+    def _read_leaves(self) -> list[Tensor]:
         self._values.serve()
         if self._leaves is None:
             if self._graph:
@@ -234,7 +234,7 @@ class Core:
         """The values as matrices through which gradients reach the leaves."""
         if self._graph:
             return self._values.matrices
-        leaves = self._stacked()
+        leaves = self._read_leaves()
         if not any(leaf.requires_grad for leaf in leaves):
             return self._values.matrices
         flat = [leaf.reshape(self._count, entry.numel) for leaf, entry in zip(leaves, self.layout, strict=True)]

@@ -51,7 +51,7 @@ class Indexing(Core):
         if known is not None:
             return known
         if self._graph:
-            parameters: list[Any] = [leaf[place] for leaf in self._stacked()]
+            parameters: list[Any] = [leaf[place] for leaf in self._read_leaves()]
             return build(self.template, self._entries, parameters, {n: b[place] for n, b in self._buffers.items()})
         shared = tracks_versions(self.template)
         with torch.no_grad(), torch.inference_mode(False):

@@ -146,17 +146,17 @@ class Shard:
 
     def join(self, value: Any) -> Any:
         """Plain data in which what is kept for the members here becomes what is kept for all."""
-        return self._mapped(value, self.stop - self.start, self.gather)
+        return self._map_tensors(value, self.stop - self.start, self.gather)
 
     def part(self, value: Any) -> Any:
         """Undo `join`, for any number of processes."""
-        return self._mapped(value, self.total, self.own)
+        return self._map_tensors(value, self.total, self.own)
 
-    def _mapped(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:
+    def _map_tensors(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(value, Tensor):
             return act(value) if value.dim() and len(value) == count and value.dtype is not torch.uint8 else value
         if isinstance(value, dict):
-            return {key: self._mapped(item, count, act) for key, item in value.items()}
+            return {key: self._map_tensors(item, count, act) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._mapped(item, count, act) for item in value)
+            return type(value)(self._map_tensors(item, count, act) for item in value)
         return value

@@ -290,7 +290,7 @@ class State(Indexing):
         return held if self._shard is None else {name: self._shard.gather(tensor) for name, tensor in held.items()}
 
     def _state(self) -> dict[str, Tensor]:
-        stacks: dict[int, Tensor] = {id(t): leaf for t, leaf in zip(self._entries, self._stacked(), strict=True)}
+        stacks: dict[int, Tensor] = {id(t): leaf for t, leaf in zip(self._entries, self._read_leaves(), strict=True)}
         for name, held in self.template.named_buffers():
             stacks[id(held)] = self._buffers[name]
         return {

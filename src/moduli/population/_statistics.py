@@ -157,7 +157,7 @@ class Statistics(Arithmetic):
             >>> Population.of(nn.Linear(1, 1), 2).sign().matrix.abs().max().item()
             1.0
         """
-        return self._mapped(torch.sign)
+        return self._map_tensors(torch.sign)
 
     def sqrt(self) -> Self:
         """The square root of every value.
@@ -167,7 +167,7 @@ class Statistics(Arithmetic):
             >>> (4 + 0 * Population.of(nn.Linear(1, 1), 2)).sqrt().matrix.mean().item()
             2.0
         """
-        return self._mapped(torch.sqrt)
+        return self._map_tensors(torch.sqrt)
 
     def exp(self) -> Self:
         """The exponential of every value.
@@ -177,7 +177,7 @@ class Statistics(Arithmetic):
             >>> (0 * Population.of(nn.Linear(1, 1), 2)).exp().matrix.mean().item()
             1.0
         """
-        return self._mapped(torch.exp)
+        return self._map_tensors(torch.exp)
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Self:
         """Every value, kept between two bounds.
@@ -195,7 +195,7 @@ class Statistics(Arithmetic):
         def act(x: Tensor, **out: Any) -> Tensor:
             return torch.clamp(x, min, max, **out)
 
-        return self._mapped(act)
+        return self._map_tensors(act)
 
     def zeros_like(self) -> Self:
         """A population of zeros; the buffers are copies.
@@ -209,7 +209,7 @@ class Statistics(Arithmetic):
         def act(x: Tensor, out: Tensor | None = None) -> Tensor:
             return torch.zeros_like(x) if out is None else out.zero_()
 
-        return self._mapped(act)
+        return self._map_tensors(act)
 
     def lerp(self, other: Any, weight: float | Tensor) -> Self:
         """On the way to another population or module: `self + weight * (other - self)`.
@@ -302,7 +302,7 @@ class Statistics(Arithmetic):
             values = allocate(self.layout, self._count)
             for out, ours, theirs, chosen in zip(values.matrices, self._values.matrices, others, masks, strict=True):
                 torch.where(chosen != 0, ours, theirs, out=out)
-        return self._finished(values)
+        return self._finish_result(values)
 
     def map(self, fn: Callable[..., Tensor], *others: Self, named: bool = False) -> Self:
         """A function of each stacked parameter, of shape (N, *shape), and of those of other populations.
@@ -335,7 +335,7 @@ class Statistics(Arithmetic):
                     got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
                     raise ValueError(f"the function gave {got} for {entry.name!r}, which has shape {tuple(out.shape)}")
                 out.copy_(made)
-        return self._finished(values)
+        return self._finish_result(values)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
