@@ -244,3 +244,25 @@ def test_cmaes_is_a_method():
     torch.testing.assert_close(inside.x, torch.tensor([1.0, 2.0], dtype=D), atol=1e-4, rtol=0)
     again = minimize(_rosenbrock, START, "CMA-ES")
     assert torch.equal(found.x, again.x)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_look_far_away_neither_raises_nor_is_returned(batched):
+    asked = []
+
+    def slope(x):  # falls, but not without limit: far away it is a little lower
+        inside = torch.where(x.abs() < 1e6, x, torch.zeros_like(x))
+        return (-1e-3 * inside - 100.0 * (x.abs() >= 1e6)).sum()
+
+    def domain(x):
+        asked.append(float(x.detach().abs().max()))
+        if asked[-1] > 1e6:
+            raise ValueError("outside of the domain")
+        return -1e-3 * x.sum()
+
+    x0 = torch.zeros(2, 2, dtype=D) if batched else torch.zeros(2, dtype=D)
+    result = minimize(slope, x0, "adam", max_evals=60, batched=batched)
+    assert float(result.x.abs().max()) < 100
+    if not batched:
+        assert float(minimize(domain, x0, "adam", max_evals=60).x.abs().max()) < 100
+        assert max(asked) > 1e6  # it was asked there

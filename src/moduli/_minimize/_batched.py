@@ -13,7 +13,7 @@ from torch import Tensor
 from ..m import LineSearchBase
 from ..optim import Closure, Module, Objective, step
 from ._derivatives import FoundProblem
-from ._loop import FAR, STRIDE, UNBOUNDED, falls_without_limit
+from ._loop import FAR, OUTSIDE, STRIDE, UNBOUNDED, falls_without_limit
 from ._methods import CHAINS
 from ._result import Result
 from ._variables import Variables
@@ -174,7 +174,15 @@ class BatchedRuns:
         rows = (self.active & same & (self.next <= self.steps) & (self.each < self.max_evals)).nonzero()[:, 0]
         if len(rows):
             self.next[rows] = 2 * self.steps
-            self._evaluate(here[rows] + (2 * FAR * self.size / length)[rows, None] * self.way[rows], rows)
+            known = [kept.clone() for kept in (self.values, self.best, self.best_norms)]
+            try:
+                self._evaluate(here[rows] + (2 * FAR * self.size / length)[rows, None] * self.way[rows], rows)
+            except OUTSIDE:
+                self.at[rows] = math.nan  # nothing is known of this point
+            # Only a run that ends there returns a point that far away.
+            going = self.active
+            for kept, before in zip((self.values, self.best, self.best_norms), known, strict=True):
+                kept[going] = before[going]
 
     def stop(self, reason: str) -> None:
         """All runs are over, for this reason."""

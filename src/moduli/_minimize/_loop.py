@@ -13,13 +13,26 @@ from torch import Tensor
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._variables import Variables, largest
 
-__all__ = ["FAR", "STRIDE", "UNBOUNDED", "EndOfRun", "RunRecord", "falls_without_limit", "loss_of", "run_chain"]
+__all__ = [
+    "FAR",
+    "OUTSIDE",
+    "STRIDE",
+    "UNBOUNDED",
+    "EndOfRun",
+    "RunRecord",
+    "falls_without_limit",
+    "loss_of",
+    "run_chain",
+]
 
 FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
 
 STRIDE = 6
 """After so many steps the way that they went is compared with that of the steps before; even, for what oscillates."""
+
+OUTSIDE = (ArithmeticError, AssertionError, RuntimeError, ValueError)
+"""What a function may raise far outside of its domain, where only the check for unbounded functions goes."""
 
 UNBOUNDED = "The function seems to be unbounded below: it falls without limit."
 
@@ -73,6 +86,9 @@ class RunRecord:
         self.start = [leaf.clone() for leaf in self.best]
         self.size = max(1.0, largest(self.best))
         self.first: float | None = None
+        self.probing = (
+            False  # whether evaluations ask only how the function goes on, and are no candidates for the best
+        )
         self.steepness = 1.0
         self.evaluations = self.steps = 0
         self.ready: tuple[list[Tensor], Any] | None = None
@@ -103,6 +119,9 @@ class RunRecord:
             if not math.isfinite(value):
                 raise EndOfRun(f"The loss is {value} at the start.")
             self.first = value
+        if self.probing:
+            self._check_fall(value, seen)
+            return data
         if value < self.lowest:
             self.lowest = value
             # A number that tells most of the time that there is nothing to look at.
@@ -191,9 +210,15 @@ class _GradientWatch(Module):
         if length > 0 and largest([a - b for a, b in zip(self.way, before, strict=True)]) <= 1e-3 * length:
             self.next = 2 * record.steps
             far = 2 * FAR * record.size / length
-            with objective.moved():
-                objective.move_to([a + far * d for a, d in zip(here, self.way, strict=True)])
-                objective.get_loss(backward=False, at_x0=False)
+            record.probing = True
+            try:
+                with objective.moved():
+                    objective.move_to([a + far * d for a, d in zip(here, self.way, strict=True)])
+                    objective.get_loss(backward=False, at_x0=False)
+            except OUTSIDE:
+                pass
+            finally:
+                record.probing = False
 
     def apply(self, objective: Objective) -> Objective:
         record, variables = self.record, self.record.variables
