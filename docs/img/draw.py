@@ -56,7 +56,7 @@ def keep(path: Path) -> None:
     from moduli.lab._statistics import costs
 
     results = lab.Results.read(path)
-    header = {key: value for key, value in results.header.items() if key not in ("started", "machine", "command")}
+    header = {**results.header, "started": "", "machine": {}, "command": []}
     flat = next((problem["name"] for problem in header["problems"] if problem["window"]), header["problems"][0]["name"])
     solved = {}
     for source, found in costs(results, 1e-3).items():
@@ -74,8 +74,10 @@ def keep(path: Path) -> None:
         line["history"] = [h for i, h in enumerate(history) if i in (0, len(history) - 1) or corner[i]]
         if drawn and run["seed"] == header["seeds"][0]:
             line |= {"path": run["path"]} if "path" in run else {}
-            line |= {"cloud": [run["cloud"][len(run["cloud"]) // 4]]} if "cloud" in run else {}
-        lines.append({**line, "seconds": None})
+            if "cloud" in run:
+                frame = len(run["cloud"]) // 4
+                line |= {"cloud": [run["cloud"][frame]], "generations": [run["generations"][frame]]}
+        lines.append({**line, "seconds": None, "gradients": None, "steps": None, "detail": "", "traceback": ""})
     KEPT.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")
 
 

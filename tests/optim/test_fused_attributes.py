@@ -28,7 +28,7 @@ class Scale(TensorTransform):
         self.flip = False
 
     def single_tensor_apply(self, tensor, param, grad, loss, state, setting):
-        out = tensor * self.s * self.keep_shared * self.config["rate"] * setting["power"]
+        out = tensor * self.s * self.shared * self.config["rate"] * setting["power"]
         return -out if self.flip else out
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._buffers import Buffers
 from ._coordinates import Bounds, Coordinates
-from ._fitness import numbers
+from ._fitness import read_fitness
 from ._noise import DirectionMemory, Share, key
 from ._reason import Reason
 
@@ -206,7 +206,7 @@ class Search(ABC):
             )
         if given.is_complex():
             raise TypeError("fitness is complex; a search needs real numbers that can be ordered")
-        seen = numbers(given)
+        seen = read_fitness(given)
         with torch.no_grad():
             self._check_untouched()
             place, state = int(seen.argmin()), self.state

@@ -18,7 +18,7 @@ __all__ = [
     "clean",
     "host",
     "nes_utilities",
-    "numbers",
+    "read_fitness",
     "shape_fitness",
     "standardise",
     "tensor",
@@ -43,10 +43,10 @@ def tensor(numbers: Numbers, like: Tensor) -> Tensor:
 
 def clean(fitness: Tensor) -> Tensor:
     """Fitness in double, with NaN as the worst there is: +inf. Always a copy."""
-    return torch.from_numpy(numbers(fitness)).to(fitness.device)
+    return torch.from_numpy(read_fitness(fitness)).to(fitness.device)
 
 
-def numbers(fitness: Tensor) -> Numbers:
+def read_fitness(fitness: Tensor) -> Numbers:
     """The same as an array."""
     f = np.array(host(fitness), dtype=np.float64)
     least = np.minimum.reduce(f, initial=math.inf)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layout import find_group, is_sharded, make_whole
+from ..layout import find_group, gather_objects, is_sharded, make_whole
 from ._dtypes import order_for_file
 from ._errors import CheckpointError
 from ._replace import PathLike
 
-__all__ = ["choose_by_rank", "gather_objects", "write_together"]
+__all__ = ["choose_by_rank", "write_together"]
 
 
 def write_together(
@@ -55,14 +55,6 @@ def _gather_each(tensors: Iterable[tuple[str, Tensor]], writes: bool) -> Iterato
     for name, tensor in tensors:
         if writes or is_sharded(tensor):
             yield name, make_whole(tensor.detach())
-
-
-def gather_objects(value: Any, tensors: Iterable[Any]) -> list[Any]:
-    """What every process that holds pieces of these tensors has, in the order of the processes."""
-    group = find_group(tensors)
-    every: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(every, value, group=group)
-    return every
 
 
 def choose_by_rank(values: list[Any]) -> Any:

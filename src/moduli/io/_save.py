@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layout import any_sharded
+from ..layout import any_sharded, gather_objects
 from . import _module, _random
 from ._dtypes import COMPLEX, describe_stored, dtype_name, order_for_file
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
 from ._optimizer import class_name, describe, parameter_names
-from ._processes import gather_objects, write_together
+from ._processes import write_together
 from ._replace import PathLike
 from ._tree import Tensors, encode
 from ._write import write_tensors

@@ -11,6 +11,7 @@ or dict of tensors; whatever adds, stacks, optimises or stores models asks `layo
 * `read`: a live module tree, read at one moment: its `Structure` (the layout, and every module in it), parameters,
   buffers and modules. Two readings have the same structure exactly if nothing looks different: whatever asks "is this
   module what it was?" asks `read`;
+* `map_tensors`: a nested value, as links keep them, with every tensor in it replaced;
 * tensors that several processes hold in pieces (DTensors): `is_sharded`, `piece_of` and `make_whole`, `cut_like` and
   `piece_like` for the ways back.
 
@@ -29,6 +30,7 @@ Example:
 
 from ._difference import Difference, diff
 from ._layout import BufferEntry, Entry, Group, Layout, LayoutError
+from ._nested import map_tensors
 from ._pieces import (
     Box,
     any_sharded,
@@ -36,6 +38,7 @@ from ._pieces import (
     cut_like,
     find_box,
     find_group,
+    gather_objects,
     is_sharded,
     make_whole,
     memory_of,
@@ -62,12 +65,14 @@ __all__ = [
     "ModuleEntry",
     "Difference",
     "diff",
+    "map_tensors",
     "Box",
     "any_sharded",
     "cut",
     "cut_like",
     "find_box",
     "find_group",
+    "gather_objects",
     "is_sharded",
     "make_whole",
     "memory_of",

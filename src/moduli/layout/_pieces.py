@@ -22,6 +22,7 @@ __all__ = [
     "cut_like",
     "find_box",
     "find_group",
+    "gather_objects",
     "is_sharded",
     "make_whole",
     "memory_of",
@@ -189,6 +190,19 @@ def find_group(tensors: Iterable[Any]) -> Any:
     if not ranks or len(ranks) == torch.distributed.get_world_size():
         return None
     return _make_group(tuple(ranks), torch.distributed.group.WORLD)
+
+
+def gather_objects(value: Any, tensors: Iterable[Any]) -> list[Any]:
+    """What every process that holds pieces of these tensors has, in the order of the processes.
+
+    Args:
+        value: What this process has; it is pickled.
+        tensors: The tensors.
+    """
+    group = find_group(tensors)
+    every: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(every, value, group=group)
+    return every
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..layout import map_tensors
 from ._state import ParamState
 
 __all__ = ["Block", "copy_columns", "describe_row"]
@@ -74,10 +75,14 @@ class Block:
 
     def column(self, value: Any, i: int) -> Any:
         """What a value of a link's state says about one leaf."""
-        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == sum(self.sizes):
-            part = value.narrow(1, sum(self.sizes[:i]), self.sizes[i])
-            return part.view(*self.leaves[i].shape, *value.shape[2:])
-        return _map_items(value, lambda item: self.column(item, i))
+        start, size, shape = sum(self.sizes[:i]), self.sizes[i], self.leaves[i].shape
+
+        def narrow(tensor: Tensor) -> Tensor:
+            if tensor.dim() < 2 or tensor.shape[1] != sum(self.sizes):
+                return tensor
+            return tensor.narrow(1, start, size).view(*shape, *tensor.shape[2:])
+
+        return map_tensors(value, narrow)
 
     def find(self, store: Any, i: int) -> ParamState | None:
         """What a link keeps for the whole block as that of one leaf; what is written goes to the block."""
@@ -96,6 +101,8 @@ class Block:
         if isinstance(first, list | tuple | deque):
             made = [self.join_values(items) for items in zip(*values, strict=True)]
             return deque(made, maxlen=first.maxlen) if isinstance(first, deque) else type(first)(made)
+        if isinstance(first, dict):
+            return {key: self.join_values([value[key] for value in values]) for key in first}
         return first
 
 
@@ -119,7 +126,7 @@ class ColumnState(ParamState):
 
 def copy_columns(value: Any) -> Any:
     """Columns as tensors of their own."""
-    return value.contiguous() if isinstance(value, Tensor) else _map_items(value, copy_columns)
+    return map_tensors(value, Tensor.contiguous)
 
 
 def describe_row(row: Any) -> Any:
@@ -131,9 +138,3 @@ def describe_row(row: Any) -> Any:
     if isinstance(row, list | tuple | deque):
         return (type(row).__name__, *[describe_row(item) for item in row])
     return row if isinstance(row, int | float | str | bool | None) else id(row)
-
-
-def _map_items(value: Any, act: Callable[[Any], Any]) -> Any:
-    if isinstance(value, deque):
-        return deque(map(act, value), maxlen=value.maxlen)
-    return type(value)(map(act, value)) if isinstance(value, list | tuple) else value

@@ -7,7 +7,6 @@ graph) of what it remembers, of the update and of the parameters, and what the l
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..layout import map_tensors
 from ._needs import ChainError
 
 if TYPE_CHECKING:
@@ -46,16 +46,12 @@ def check(links: Iterable[Module]) -> None:
 
 def copy_state(value: Any) -> Any:
     """A copy of what a link remembers, with the graphs of its tensors."""
-    if isinstance(value, Tensor):
-        return value.clone()
+    return map_tensors(value, Tensor.clone, _copy_other)
+
+
+def _copy_other(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return torch.Generator(value.device).set_state(value.get_state())
-    if isinstance(value, dict):
-        return {key: copy_state(item) for key, item in value.items()}
-    if isinstance(value, deque):
-        return deque((copy_state(item) for item in value), value.maxlen)
-    if isinstance(value, list | tuple):
-        return type(value)(copy_state(item) for item in value)
     return copy.deepcopy(value)
 
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..layout import make_whole
+from ..layout import make_whole, map_tensors
 from ._processes import is_called_from
-from ._shard_state import map_tensors
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..layout import make_whole
+from ..layout import make_whole, map_tensors
 from . import _groups, _members
 from ._flat_shards import is_flat_shard
 from ._plain import decode, encode
 from ._portable import is_portable, read_portable, refuse_flattened
 from ._renaming import rename
-from ._shard_state import find_key, join_owned, map_tensors, pack_value, unpack_value
+from ._shard_state import find_key, join_owned, pack_value, unpack_value
 from ._stand_ins import StandIns
 from ._torch_state import is_of_torch, read_torch
 from ._vector_state import VECTOR, Vector
@@ -215,19 +214,9 @@ def _names(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def _cast(value: Any, saved: str | None, param: Tensor) -> Any:
     """Numbers in the precision of the saved parameter, in that of the parameter here; others (counts, scales) as they are."""
-    if isinstance(value, Tensor):
-        before = getattr(torch, saved.removeprefix("torch.")) if saved else param.dtype
-        for old, new in ((before, param.dtype), (before.to_real(), param.dtype.to_real())):
-            if value.dtype is old:
-                return value.to(new)
-        return value
-    if isinstance(value, dict):
-        return {key: _cast(item, saved, param) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_cast(item, saved, param) for item in value)
-    if isinstance(value, deque):
-        return deque((_cast(item, saved, param) for item in value), value.maxlen)
-    return value
+    before = getattr(torch, saved.removeprefix("torch.")) if saved else param.dtype
+    kinds = {before.to_real(): param.dtype.to_real(), before: param.dtype}
+    return map_tensors(value, lambda tensor: tensor.to(kinds.get(tensor.dtype, tensor.dtype)))
 
 
 def _check_format(saved: Mapping[str, Any]) -> None:

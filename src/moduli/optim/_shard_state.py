@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..layout import cut, is_sharded, make_whole, piece_like, piece_of
+from ..layout import cut, is_sharded, make_whole, map_tensors, piece_like, piece_of
 from ._needs import Across
 
 if TYPE_CHECKING:
     from ._shards import ShardedParams
     from .module import Module
 
-__all__ = ["find_key", "hollow", "join_owned", "map_tensors", "pack_value", "unpack_value"]
+__all__ = ["find_key", "hollow", "join_owned", "pack_value", "unpack_value"]
 
 
 def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
@@ -101,14 +100,3 @@ def join_owned(shards: ShardedParams, saved: dict[str, Any], paths: Mapping[Modu
     order = {name: i for i, name in enumerate(saved["shapes"])}
     state = dict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
     return {**saved, "state": state, "links": links}
-
-
-def map_tensors(value: Any, act: Callable[[Any], Any]) -> Any:
-    """A value with every tensor in it replaced."""
-    if isinstance(value, Tensor):
-        return act(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, act) for key, item in value.items()}
-    if isinstance(value, deque):
-        return deque((map_tensors(item, act) for item in value), value.maxlen)
-    return type(value)(map_tensors(item, act) for item in value) if isinstance(value, list | tuple) else value

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layout import map_tensors
+
 __all__ = ["VECTOR", "Vector", "describe_params"]
 
 VECTOR = "vector of"
@@ -75,17 +77,14 @@ class Vector:
 
     def permute(self, value: Any) -> Any:
         """A value with every axis as long as the vector in the new order."""
-        if self.index is None:
+        index = self.index
+        if index is None:
             return value
-        if isinstance(value, Tensor):
-            for dim, size in enumerate(value.shape):
-                if dim >= self.stacked and size == self.index.numel() and size > 0:
-                    value = value.index_select(dim, self.index.to(value.device))
-            return value
-        if isinstance(value, dict):
-            return {key: self.permute(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.permute(item) for item in value)
-        if hasattr(value, "maxlen"):
-            return type(value)((self.permute(item) for item in value), maxlen=value.maxlen)
-        return value
+
+        def permute_axes(tensor: Tensor) -> Tensor:
+            for dim, size in enumerate(tensor.shape):
+                if dim >= self.stacked and size == index.numel() and size > 0:
+                    tensor = tensor.index_select(dim, index.to(tensor.device))
+            return tensor
+
+        return map_tensors(value, permute_axes)

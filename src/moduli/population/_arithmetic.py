@@ -15,8 +15,8 @@ from moduli.particles import is_differentiable, refuse_graph
 from ._core import Core
 from ._deferred import accumulate, deferrable, negate_terms
 from ._members import repeat_buffers
-from ._numbers import OUT, defer, defer_pair, make_buffer_operation, operate_with_values, pair
 from ._operands import broadcast, check_dtype, check_match, rows, scalar
+from ._results import OUT, defer, defer_pair, make_buffer_operation, operate_with_values, pair
 from ._values import Values, allocate
 
 __all__ = ["Arithmetic"]

@@ -223,12 +223,12 @@ class _Host:
         return losses.detach(), self._keep()
 
     def read(self, member: int) -> list[Tensor]:
-        return [rows[member].clone() for rows in self._rows(self._state())]
+        return [rows[member].clone() for rows in self._list_rows(self._state())]
 
     def write(self, changes: Sequence[tuple[int, list[Tensor]]]) -> tuple[None, Any]:
         state = copy.deepcopy(self._state())
         for member, values in changes:
-            for rows, value in zip(self._rows(state), values, strict=True):
+            for rows, value in zip(self._list_rows(state), values, strict=True):
                 rows[member] = value
         self.pop.load_state_dict(state[0])
         if self.opt is not None:
@@ -247,7 +247,7 @@ class _Host:
     def _state(self) -> tuple[Any, Any]:
         return self.pop.state_dict(), None if self.opt is None else self.opt.state_dict()
 
-    def _rows(self, state: tuple[Any, Any]) -> list[Tensor]:
+    def _list_rows(self, state: tuple[Any, Any]) -> list[Tensor]:
         """What is kept for each member, with the members in front. Of an optimizer, bytes are the state of a generator."""
         of_links = [leaf for leaf in pytree.tree_leaves(state[1]) if isinstance(leaf, Tensor)]
         count = len(self.pop)

@@ -92,11 +92,11 @@ class Indexing(Core):
         if step < 0:
             return self._take_members(torch.arange(self._count)[list(range(start, stop, step))])
         count = len(range(start, stop, step))
-        made = self._rows(slice(start, stop, step), count)
+        made = self._take_rows(slice(start, stop, step), count)
         made._parent = None if self._graph else self
         return made
 
-    def _rows(self, chosen: Any, count: int) -> Self:
+    def _take_rows(self, chosen: Any, count: int) -> Self:
         """A population of rows as indexing gives them, with their history where they have one."""
         with torch.inference_mode(False), torch.set_grad_enabled(self._graph and torch.is_grad_enabled()):
             values = Values([matrix[chosen] for matrix in self._values.matrices])
@@ -107,7 +107,7 @@ class Indexing(Core):
     def _take_members(self, index: Tensor) -> Self:
         """A population of copies of members."""
         if self._graph:
-            made = self._rows(index, len(index))
+            made = self._take_rows(index, len(index))
         else:
             with torch.no_grad(), torch.inference_mode(False):
                 values = allocate(self.layout, len(index))

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..layout import map_tensors
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -146,17 +148,14 @@ class Shard:
 
     def join(self, value: Any) -> Any:
         """Plain data in which what is kept for the members here becomes what is kept for all."""
-        return self._map_tensors(value, self.stop - self.start, self.gather)
+        return self._map_members(value, self.stop - self.start, self.gather)
 
     def part(self, value: Any) -> Any:
         """Undo `join`, for any number of processes."""
-        return self._map_tensors(value, self.total, self.own)
+        return self._map_members(value, self.total, self.own)
 
-    def _map_tensors(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:
-        if isinstance(value, Tensor):
-            return act(value) if value.dim() and len(value) == count and value.dtype is not torch.uint8 else value
-        if isinstance(value, dict):
-            return {key: self._map_tensors(item, count, act) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._map_tensors(item, count, act) for item in value)
-        return value
+    def _map_members(self, value: Any, count: int, act: Callable[[Tensor], Tensor]) -> Any:
+        def of_members(tensor: Tensor) -> bool:  # states of generators are bytes
+            return tensor.dim() > 0 and len(tensor) == count and tensor.dtype is not torch.uint8
+
+        return map_tensors(value, lambda tensor: act(tensor) if of_members(tensor) else tensor)

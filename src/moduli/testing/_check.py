@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _differentiable, _learning, _numbers, _populations, _safety, _saving, _settings, _tensors
+from . import _agreement, _differentiable, _learning, _populations, _safety, _saving, _settings, _tensors
 from ._case import Case, LawError, NotApplicable, Report
 
 __all__ = ["LAWS", "check_law", "check_link"]
 
 LAWS: dict[str, Callable[[Case], None]] = {
-    **_numbers.LAWS,
+    **_agreement.LAWS,
     **_tensors.LAWS,
     **_saving.LAWS,
     **_settings.LAWS,

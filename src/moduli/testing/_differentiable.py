@@ -11,7 +11,7 @@ from torch import Tensor
 from ..optim import ChainError, Module, functional
 from ._case import Case, NotApplicable
 from ._problems import needs, problem, run_eagerly
-from ._settings import numbers
+from ._settings import list_numbers
 
 __all__ = ["LAWS"]
 
@@ -50,7 +50,7 @@ def differentiable(case: Case) -> None:
         return _descend(case.links(), [p + t * v for p, v in zip(start, along, strict=True)]).item()
 
     _compare(case, "the parameters", ours, moved, 1e-6)
-    for name, key, value in numbers(case.links()):
+    for name, key, value in list_numbers(case.links()):
         _of_setting(case, start, name, key, value)
 
 

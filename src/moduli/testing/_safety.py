@@ -14,7 +14,7 @@ from torch import Tensor
 from ..optim import Module, Optimizer, flatten
 from ._case import Case, NotApplicable
 from ._problems import LawProblem, optimizer, problem, run_eagerly, same, snapshot, step
-from ._settings import arguments, numbers
+from ._settings import arguments, list_numbers
 
 __all__ = ["LAWS"]
 
@@ -137,7 +137,7 @@ def _expect_refusal(case: Case, law: str, what: str, do: Callable[[], Any], kind
 @run_eagerly
 def nan(case: Case) -> None:
     """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
-    found = list(numbers(case.links()))
+    found = list(list_numbers(case.links()))
     if not found:
         raise NotApplicable("it has no numbers to set")
     for name, key, _ in found:

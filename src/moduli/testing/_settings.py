@@ -13,10 +13,10 @@ from ..optim import FusedRun, Module, Optimizer, Schedule
 from ._case import Case, NotApplicable
 from ._problems import LawProblem, have_moved, optimizer, problem, run_eagerly, same, snapshot, step
 
-__all__ = ["LAWS", "numbers"]
+__all__ = ["LAWS", "list_numbers"]
 
 
-def numbers(links: Sequence[Module]) -> Iterator[tuple[str, str, float]]:
+def list_numbers(links: Sequence[Module]) -> Iterator[tuple[str, str, float]]:
     """(class, setting, value) of every setting that is a real number free to change."""
     seen = set()
     for top in links:
@@ -55,7 +55,7 @@ def _trial(
 @run_eagerly
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
-    found = list(numbers(case.links()))
+    found = list(list_numbers(case.links()))
     if not found:
         raise NotApplicable("it has no numbers to set")
     for name, key, value in found:
@@ -291,7 +291,7 @@ def kernels_of(opt: Optimizer) -> int:
 @run_eagerly
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
-    found = list(numbers(case.links()))
+    found = list(list_numbers(case.links()))
     if not found:
         raise NotApplicable("it has no numbers to set")
     at = problem(case)

@@ -12,7 +12,7 @@ from .._checks import choice, non_negative
 from .._lists import dot
 from .._metrics import lengths
 from .._scalars import larger
-from ..ops._operands import MultiOperation, numbers, present
+from ..ops._operands import MultiOperation, present, spread_numbers
 from ._cautious import agreement
 
 __all__ = ["IntermoduleCautious", "ScaleModulesByCosineSimilarity"]
@@ -75,7 +75,7 @@ class IntermoduleCautious(MultiOperation):
                 objective.members,
             )
             kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
-            factors = numbers(objective, [kept] * len(out))
+            factors = spread_numbers(objective, [kept] * len(out))
             out = [
                 o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) and k.dim() else k)
                 for o, k in zip(out, factors, strict=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, numbers, present
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, present, spread_numbers
 
 __all__ = [
     "Add",
@@ -55,7 +55,7 @@ class _Scaled(MultiOperation):
         super().__init__({"alpha": alpha}, other=other)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        factors = numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
+        factors = spread_numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
         return [u + self.sign * a * o for u, a, o in zip(update, factors, values["other"], strict=True)]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...optim import Chainable, Module, Objective, Schedule, as_real, restore_complex
 from ...optim import step as run
 
-__all__ = ["MultiOperation", "Operand", "as_tensor", "apply_in_pairs", "numbers", "present"]
+__all__ = ["MultiOperation", "Operand", "as_tensor", "apply_in_pairs", "spread_numbers", "present"]
 
 Operand = float | int | Tensor | Chainable
 
@@ -75,7 +75,7 @@ class MultiOperation(Module):
         return objective
 
     def _number(self, objective: Objective, key: str) -> Any:
-        return numbers(objective, [self.settings[param][key] for param in objective.params])
+        return spread_numbers(objective, [self.settings[param][key] for param in objective.params])
 
     def apply(self, objective: Objective) -> Objective:
         """Combine, learning nothing."""
@@ -86,7 +86,7 @@ class MultiOperation(Module):
         return self._combine(objective, learn=True)
 
 
-def numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
+def spread_numbers(objective: Objective, values: Sequence[Any]) -> list[Any]:
     """One number for each parameter; with one number per member, shaped to multiply stacked tensors."""
     out = []
     for value, param in zip(values, objective.params, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, numbers
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, spread_numbers
 
 __all__ = [
     "ClipModules",
@@ -205,7 +205,7 @@ class LerpModules(MultiOperation):
         super().__init__({"weight": weight}, input=input, end=end)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        weights = numbers(objective, [self.settings[param]["weight"] for param in objective.params])
+        weights = spread_numbers(objective, [self.settings[param]["weight"] for param in objective.params])
         return [a + w * (b - a) for a, b, w in zip(values["input"], values["end"], weights, strict=True)]
 
 
@@ -230,7 +230,7 @@ class SubModules(MultiOperation):
         super().__init__({"alpha": alpha}, input=input, other=other)
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        factors = numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
+        factors = spread_numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
         return [a - f * b for a, b, f in zip(values["input"], values["other"], factors, strict=True)]
 
 

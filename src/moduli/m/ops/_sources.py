@@ -10,7 +10,7 @@ from torch import Tensor
 from ...optim import Module, Need, Objective, sample_like
 from .._checks import choice, non_negative
 from .._metrics import lengths, shape_like
-from ._operands import numbers
+from ._operands import spread_numbers
 
 __all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
 
@@ -92,7 +92,7 @@ class Fill(_SourceLink):
         super().__init__({"value": value})
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        values = numbers(objective, [self.settings[param]["value"] for param in objective.params])
+        values = spread_numbers(objective, [self.settings[param]["value"] for param in objective.params])
         return [torch.zeros_like(param) + value for param, value in zip(objective.params, values, strict=True)]
 
 
