@@ -245,11 +245,12 @@ def test_state_moves_with_map_location(tmp_path):
     assert devices(elsewhere) == {"meta"}
     here = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=False)
     for saved in (elsewhere, here):  # state goes where the parameters are, wherever it was
-        others = [torch.nn.Parameter(torch.empty(n, device="meta")) for n in (3, 5)]
-        twin = Optimizer(others, m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.LR(1e-3))
-        twin.load_state_dict(saved)
-        held = [dict(row) for link in twin.modules for row in link.state.values()]
-        assert devices(held) == {"meta"}
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            others = [torch.nn.Parameter(torch.empty(n, device="cuda")) for n in (3, 5)]
+            twin = Optimizer(others, m.ClipNorm(1.0), m.Adam(), m.SOAP(), m.LR(1e-3))
+            twin.load_state_dict(saved)
+            held = [dict(row) for link in twin.modules for row in link.state.values()]
+        assert devices(held) == {"cuda"}
         assert sum(len(row) for row in held) > 4
 
 
