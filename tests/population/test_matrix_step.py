@@ -417,3 +417,14 @@ def test_explain_says_what_torch_saw(per_member):
         assert "one by one" not in text
         if mo.kernels.explain().form == "c":
             assert names == []
+
+
+def test_gradients_that_are_zeroed_in_place_are_dense():
+    population = Stacked(6, torch.float32).population
+    opt = mo.Optimizer(population, m.Adam(), m.LR(0.1))
+    for _ in range(2):
+        loss = mo.closure(lambda f: sum(p.square().sum() for p in f.parameters()))
+        opt.step(loss)
+        opt.zero_grad(set_to_none=False)
+        leaves = list(population.parameters())
+        assert all(not leaf.grad.any() and leaf.grad.is_contiguous() for leaf in leaves)
