@@ -262,7 +262,8 @@ class Optimizer(torch.optim.Optimizer):
             **kwargs: Extra arguments for links, in `objective.storage`.
 
         Returns:
-            The loss before the step (one per member for a population), detached; None where it was not evaluated.
+            The loss before the step (one per member for a population), detached; the mean of the samples for links that
+            evaluate only those; None where nothing was evaluated.
 
         Raises:
             ClosureError: A link needs more than `.grad` and there is no closure, or the closure can't give it.
