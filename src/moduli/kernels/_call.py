@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 from .._torch import has_dispatch_mode, in_forward_ad, in_transform
 from . import _backend
 from ._graph import Graph
+from ._memory import pause_collection
 from ._plain import run_directly, run_plain
 from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
 from ._prepare import LAZY, find_end, prepare, refuse_graphs
@@ -118,7 +119,8 @@ def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | Non
         if found is not None:
             plans.put(plan)
             return plan, locate(plan, *found) if plan.extents else None
-    plan = prepare(request)
+    with pause_collection():  # a plan is kept, with thousands of objects
+        plan = prepare(request)
     state = None
     if plan.extents:
         found = plan.lists.find(request.lists, None)
