@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from moduli.layout import (
     diff,
     layout_and_tensors,
     layout_of,
+    map_tensors,
 )
 from strategies import ALL_DTYPES, Node, edit, modules, parameters
 
@@ -685,3 +687,21 @@ def test_entries_are_values():
     entry = layout_of(nn.Linear(1, 1))["weight"]
     assert entry == Entry("weight", (1, 1), torch.float32, torch.device("cpu"), 1, 0, 0, 0)
     assert pickle.loads(pickle.dumps(entry)) == entry
+
+
+# ---------------------------------------------------------------- nested values
+
+
+def test_tensors_inside_of_every_container_are_replaced():
+    held = torch.ones(2)
+    value = {"list": [held, 3], "deque": deque([held, (held, "text")], maxlen=5), "dict": {"inner": held}, "none": None}
+    made = map_tensors(value, torch.neg, lambda other: f"<{other}>")
+    assert [type(made[key]) for key in value] == [list, deque, dict, str]
+    assert made["deque"].maxlen == 5
+    assert type(made["deque"][1]) is tuple
+    replaced = [made["list"][0], made["deque"][0], made["deque"][1][0], made["dict"]["inner"]]
+    assert all(torch.equal(tensor, -held) for tensor in replaced)
+    assert (made["list"][1], made["deque"][1][1], made["none"]) == ("<3>", "<text>", "<None>")
+    assert map_tensors(value, torch.neg)["list"][1] == 3
+    assert torch.equal(held, torch.ones(2))
+    assert value["list"][0] is held

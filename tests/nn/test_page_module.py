@@ -67,11 +67,11 @@ def test_it_tracks_its_logical_device_and_moves_assigned_values_onto_it():
 
     class Reading(DeviceBounded):
         def __init__(self, device):
-            self._check_position = device
+            self._at = device
 
         @property
         def device(self):
-            return self._check_position
+            return self._at
 
         def to_device(self, device):
             return Reading(device)

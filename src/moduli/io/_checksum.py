@@ -39,12 +39,12 @@ class Checksum:
     """
 
     def __init__(self, size: int) -> None:
-        self._write_small = size < _SMALL
+        self._small = size < _SMALL
         self._crc = self._sum = 0
 
     def update(self, piece: Any) -> None:
         """Take the next bytes. Every piece but the last has a whole number of blocks."""
-        if self._write_small:
+        if self._small:
             self._crc = zlib.crc32(piece, self._crc)
         else:
             self.add(*_summary(piece))

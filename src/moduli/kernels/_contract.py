@@ -33,10 +33,10 @@ class _Contraction:
         live = graph.find_needed()
         self.uses = Counter(index for i in live for index in graph.nodes[i].refs())
         self.uses.update(graph.roots())
-        self.find_needed = live
+        self.needed = live
 
     def run(self) -> Graph:
-        for index in self.find_needed:
+        for index in self.needed:
             node = self.nodes[index]
             if not node.vector or not COMPUTE.get(node.dtype, torch.bool).is_floating_point:
                 continue

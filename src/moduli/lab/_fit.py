@@ -155,7 +155,7 @@ class _Course:
 
     def __init__(self, problem: Problem, entrant: Entrant, source: str, generator: torch.Generator) -> None:
         self.problem, self.entrant, self.source, self.generator = problem, entrant, source, generator
-        self.steps, self.earlier, self.check_budget = 0, 0, 0.0
+        self.steps, self.earlier, self.before = 0, 0, 0.0
         self.still, self.last = 0, math.nan
         self.start = problem.measure(entrant.model)
         self.meter = Meter(2**62, math.inf, None)
@@ -167,7 +167,7 @@ class _Course:
 
     @property
     def seconds(self) -> float:
-        return self.check_budget + self.meter.seconds()
+        return self.before + self.meter.seconds()
 
     def drive(
         self, steps: int, target: float | None, limit: float, path: Path | None, every: float, asked: list[int],
@@ -240,7 +240,7 @@ class _Course:
             extra={"generator": self.generator},
         )
         entrant.losses = saved["losses"]
-        self.steps, self.earlier, self.check_budget = about["steps"], about["evaluations"], about["seconds"]
+        self.steps, self.earlier, self.before = about["steps"], about["evaluations"], about["seconds"]
         self.start = about["start"]
         self.still, self.last = about.get("still", 0), about.get("last", math.nan)
         self.meter.began = time.perf_counter()
