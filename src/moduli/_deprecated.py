@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-__all__ = ["move", "rename"]
-
 
 def rename(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """A module's `__getattr__` that knows its old names.

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["allow_labels"]
-
 _MADE_BY = ("_space._restore", "_axes.intern", "_tensor.wrap")
 
 

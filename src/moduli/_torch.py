@@ -27,39 +27,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = [
-    "batch_axis",
-    "count_references",
-    "count_storage_uses",
-    "has_autocast",
-    "find_storage",
-    "find_tensor_reader",
-    "guard_tensors",
-    "has_dispatch_mode",
-    "has_function_mode",
-    "has_global_module_hooks",
-    "has_mode_beside",
-    "has_saved_tensor_hooks",
-    "in_forward_ad",
-    "in_transform",
-    "is_observed",
-    "is_tracing",
-    "is_fake",
-    "is_flat_shard",
-    "is_wrapped",
-    "keep_from_tracing",
-    "mark_constant",
-    "open_fake_device",
-    "pytree",
-    "register_collate",
-    "register_constant_type",
-    "require_torch",
-    "run_backward",
-    "run_outside",
-    "set_grad_enabled",
-    "transform_level",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])

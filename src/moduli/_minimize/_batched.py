@@ -18,8 +18,6 @@ from ._methods import CHAINS
 from ._result import Result
 from ._variables import Variables
 
-__all__ = ["BATCHED", "BatchedRuns", "minimize_batched"]
-
 BATCHED = ("bfgs", "lbfgs", "cg", "gd", "adam")
 """The methods whose links take all members of a population at once."""
 

@@ -13,8 +13,6 @@ from ..optim import Objective
 from ._point import to_vector
 from ._variables import Variables
 
-__all__ = ["BoundedLevenbergMarquardt"]
-
 
 class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
     r"""Minimises the damped model over the box: numbers that would leave it are put onto their bound, the others solved again.

@@ -12,8 +12,6 @@ from torch import Tensor
 from ..labels import Tensor as Labelled
 from ._point import StartPoint
 
-__all__ = ["read_bounds"]
-
 Bound = Tensor | None
 _FORMS = (
     "bounds are one interval (low, high) for all variables, a list with an interval for each variable as in SciPy, or a "

@@ -18,8 +18,6 @@ from ._derivatives import FoundProblem
 from ._point import StartPoint
 from ._result import Result, ask_to_stop
 
-__all__ = ["minimize_constrained", "read_constraints"]
-
 
 class Constraint(NamedTuple):
     """A function of the point that is zero, or at least zero."""

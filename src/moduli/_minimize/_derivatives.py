@@ -12,8 +12,6 @@ from ..labels import Space
 from ..labels import Tensor as Labelled
 from ._point import StartPoint, from_vector, to_vector
 
-__all__ = ["FoundProblem"]
-
 
 class FoundProblem:
     """A function of a point of some form, differentiated where it is asked.

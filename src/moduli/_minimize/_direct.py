@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-__all__ = ["DIRECT"]
-
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Function = Callable[[Vector], float]
 

@@ -13,18 +13,6 @@ from torch import Tensor
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
 from ._variables import Variables, largest
 
-__all__ = [
-    "FAR",
-    "OUTSIDE",
-    "STRIDE",
-    "UNBOUNDED",
-    "EndOfRun",
-    "RunRecord",
-    "falls_without_limit",
-    "loss_of",
-    "run_chain",
-]
-
 FAR = 1e9
 """A function that still falls as steeply this far from the start, relative to its size, is taken to be unbounded."""
 

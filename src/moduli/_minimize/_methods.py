@@ -13,8 +13,6 @@ from ._bounded import BoundedLevenbergMarquardt
 from ._direct import DIRECT
 from ._variables import Free, Variables
 
-__all__ = ["CHAINS", "DIRECT", "IN_BOX", "RESIDUALS", "VALUES_ONLY", "canonical", "make_chain"]
-
 
 def _newton() -> list[Module]:
     return [m.Newton(eigval_fn=torch.abs, eigv_tol=1e-14), m.Backtracking(maxiter=40)]

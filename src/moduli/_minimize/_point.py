@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from ..labels import Tensor as Labelled
 
-__all__ = ["StartPoint", "from_vector", "to_vector"]
-
 
 class StartPoint:
     """The numbers of x0 as leaf tensors, and the way back to its form.

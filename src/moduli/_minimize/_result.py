@@ -8,8 +8,6 @@ from typing import Any
 
 from ._derivatives import FoundProblem
 
-__all__ = ["Result", "ask_to_stop"]
-
 
 def ask_to_stop(callback: Callable[[Result], Any], result: Result) -> bool:
     """Whether a callback ends the run: by a true answer, or by StopIteration as SciPy's do."""

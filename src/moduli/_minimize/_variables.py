@@ -11,8 +11,6 @@ from torch import Tensor
 from ..optim import Module, Objective
 from ._point import StartPoint
 
-__all__ = ["Free", "Variables", "largest"]
-
 Bound = Tensor | None
 
 

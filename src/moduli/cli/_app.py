@@ -14,8 +14,6 @@ from ._fit import fit
 from ._links import links
 from ._race import race
 
-__all__ = ["app", "main"]
-
 EPILOG = "Exit codes: 0 done, 1 the work failed, 2 the command was wrong, 130 interrupted (what was finished is kept)."
 
 app = typer.Typer(

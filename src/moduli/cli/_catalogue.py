@@ -18,8 +18,6 @@ from typing import Any
 
 from ._console import note
 
-__all__ = ["FILE", "describe", "entries", "find_changes", "write"]
-
 FILE = Path(__file__).with_name("catalogue.json")
 PACKAGE = Path(__file__).resolve().parent.parent
 _ROOMS = ("m", "presets")

@@ -12,19 +12,6 @@ import typer
 if TYPE_CHECKING:  # at work it is imported by what needs it: it costs as much as the rest of a short command
     from rich.console import Console
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "WRONG",
-    "escape",
-    "fail",
-    "note",
-    "number",
-    "out",
-    "print_json",
-    "print_table",
-    "exit_with_usage",
-]
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 

@@ -9,8 +9,6 @@ import typer
 
 from ._console import exit_with_usage, fail, note, out, print_json
 
-__all__ = ["inspect", "merge"]
-
 # Said here, so that the help needs no torch.
 RECIPES = (
     "linear", "soup", "lerp", "slerp", "task_vector", "task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce",

@@ -12,8 +12,6 @@ import typer
 from ._console import FAILED, INTERRUPTED, escape, exit_with_usage, fail, note, number, out, print_json
 from ._problems import blame, file_of, problem_of
 
-__all__ = ["fit"]
-
 
 def fit(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="FILE.py:name, or the name of a problem.")],

@@ -13,8 +13,6 @@ import typer
 from ._catalogue import entries
 from ._console import exit_with_usage, out, print_json
 
-__all__ = ["links"]
-
 
 def links(
     query: Annotated[

@@ -11,8 +11,6 @@ from ._console import exit_with_usage, fail
 if TYPE_CHECKING:
     from ..lab.problems import Problem
 
-__all__ = ["blame", "file_of", "problem_of"]
-
 
 def file_of(reference: str) -> Path | None:
     """The file that FILE.py:name is in; None for the name of a problem."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .. import lab
 
-__all__ = ["race"]
-
 
 def race(
     problem: Annotated[

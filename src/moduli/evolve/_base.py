@@ -17,8 +17,6 @@ from ._fitness import read_fitness
 from ._noise import DirectionMemory, Share, key
 from ._reason import Reason
 
-__all__ = ["MatrixSearch", "Search"]
-
 Value = Tensor | int | float
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .._torch import count_references, count_storage_uses
 
-__all__ = ["Buffers", "draws", "limit", "uniforms"]
-
 _CHUNK = 1 << 17  # numbers that are made of words while these are in the cache
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Journal", "load_state", "save_state"]
-
 _RECORD = struct.Struct("<qqd")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = _RECORD.size + _CHECKSUM.size

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ..layout import Entry, layout_and_tensors
 
-__all__ = ["Chosen", "ModuleFitness"]
-
 
 class Chosen:
     """The parameters of a module whose names match a pattern, in the order of its layout."""

@@ -8,8 +8,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Bounds", "Coordinates", "clamp_inside", "midpoint", "reflect"]
-
 Bounds: TypeAlias = tuple[Tensor | float, Tensor | float]
 """A lower and an upper bound: numbers for all coordinates, or one number per coordinate. Ends may be infinite."""
 

@@ -17,8 +17,6 @@ from ._coordinates import reflect
 from ._noise import DirectionMemory, Noise, Share, member_signs
 from ._reason import Reason
 
-__all__ = ["Distribution", "GradientSearch"]
-
 
 class Distribution(Search):
     """A Gaussian around a mean, with independent coordinates; memory is linear in the dimension for any population.

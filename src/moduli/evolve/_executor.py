@@ -16,17 +16,6 @@ from torch import Tensor
 
 from ._noise import Share, key
 
-__all__ = [
-    "EvaluationError",
-    "EvaluationWarning",
-    "Executor",
-    "InProcess",
-    "Rows",
-    "evaluate_generation",
-    "member_seeds",
-    "evaluate_seeded",
-]
-
 Rows = Callable[[int, int], Tensor]
 
 

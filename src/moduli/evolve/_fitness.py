@@ -12,18 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Numbers",
-    "centre_ranks",
-    "clean",
-    "host",
-    "nes_utilities",
-    "read_fitness",
-    "shape_fitness",
-    "standardise",
-    "tensor",
-]
-
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 

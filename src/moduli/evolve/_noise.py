@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["SEGMENT", "DirectionMemory", "Noise", "Share", "key", "member_signs"]
-
 SEGMENT = 1 << 17
 KEPT = 1 << 20  # directions of at most this many numbers together are drawn once and kept for one generation
 

@@ -28,8 +28,6 @@ from ._executor import evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
-__all__ = ["Pool"]
-
 
 class Pool(Workers):
     """A pool of processes, each an executor of `concurrent.futures` of its own, so that one can be lost alone.

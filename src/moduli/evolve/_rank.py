@@ -13,8 +13,6 @@ from torch import Tensor
 from ._executor import Executor, InProcess, Rows
 from ._noise import Share
 
-__all__ = ["Ranks"]
-
 
 class Ranks(Executor):
     """Every rank runs the same search with the same seed, evaluates its share, and hears of the others' fitness.

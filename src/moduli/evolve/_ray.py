@@ -20,8 +20,6 @@ from ._executor import EvaluationWarning, evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
-__all__ = ["Ray"]
-
 
 class Ray(Workers):
     """Actors on Ray, here or on a cluster. Needs the extra: `pip install moduli[ray]`.

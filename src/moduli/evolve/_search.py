@@ -31,8 +31,6 @@ from .pso import PSO
 from .snes import SNES
 from .xnes import XNES
 
-__all__ = ["SearchResult", "search"]
-
 METHODS: dict[str, tuple[type[Search], dict[str, Any]]] = {
     "pso": (PSO, {}),
     "de": (DE, {}),

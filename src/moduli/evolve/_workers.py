@@ -18,8 +18,6 @@ from ._base import Search
 from ._executor import Executor, Faults, Rows, evaluate_seeded
 from ._noise import DirectionMemory
 
-__all__ = ["Answer", "Workers", "evaluate_draft", "pack", "unpack"]
-
 
 class Answer(NamedTuple):
     """What came back from a worker: a value, or why there is none; a dead worker has to be replaced."""

@@ -15,8 +15,6 @@ from ._header import _json
 from ._tensor_file import TensorFile
 from ._tensor_mapping import TensorMapping
 
-__all__ = ["Adapted", "is_adapter"]
-
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."

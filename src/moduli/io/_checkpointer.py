@@ -19,8 +19,6 @@ from ._match import NameMap
 from ._replace import PathLike, make_directory
 from ._save import save
 
-__all__ = ["Checkpointer"]
-
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
 
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["BLOCK", "Checksum", "checksums_of"]
-
 _SMALL: Final = 1 << 16
 _COLUMNS: Final = 1021
 _ROW: Final = 8 * _COLUMNS

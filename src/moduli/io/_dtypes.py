@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ._errors import CheckpointError
 
-__all__ = ["CODES", "COMPLEX", "DTYPES", "NUMPY", "Scratch", "array", "dtype_name", "describe_stored"]
-
 DTYPES: Final[dict[str, torch.dtype]] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

@@ -1,7 +1,5 @@
 """What goes wrong with checkpoints."""
 
-__all__ = ["CheckpointError", "DamagedFileError"]
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or loaded; nothing has changed.

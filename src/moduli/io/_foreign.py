@@ -10,8 +10,6 @@ from .._loading import allow_labels
 from ._errors import DamagedFileError
 from ._replace import PathLike
 
-__all__ = ["is_torch_file", "read_torch_file"]
-
 # Neither can be the length of a header: they would stand for more than 2**40 bytes.
 _ZIP = b"PK\x03\x04"
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF"

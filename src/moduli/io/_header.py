@@ -21,19 +21,6 @@ from typing import Any, Final
 from ._dtypes import DTYPES
 from ._errors import DamagedFileError
 
-__all__ = [
-    "CHECKSUMS",
-    "CONTENT",
-    "FORMAT",
-    "OLD_CHECKSUMS",
-    "Header",
-    "TensorSlot",
-    "arrange",
-    "compose",
-    "parse",
-    "seal",
-]
-
 CONTENT: Final = "moduli"
 CHECKSUMS: Final = "moduli.sums"
 OLD_CHECKSUMS: Final = "moduli.crc32"

@@ -15,8 +15,6 @@ from ._replace import PathLike
 from ._saved import Saved
 from ._tree import Tensors
 
-__all__ = ["InMemory"]
-
 
 class InMemory(Saved):
     """A state dict that is in memory already, seen as the module part of a file."""

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moduli.particles import CONFIG_KEY as CONFIG
+
 from ._dtypes import dtype_name
 from ._foreign import is_torch_file, read_torch_file
 from ._load import _SavedSource
 from ._match import list_names
 from ._replace import PathLike
 from ._save import PARTS
-from ._saved import CONFIG
 from ._tree import tensor_names
-
-__all__ = ["Description", "TensorInfo", "escape", "inspect"]
 
 _MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64
 

@@ -26,8 +26,6 @@ from ._saved import Saved
 from ._steps import Steps
 from ._tree import decode, is_stateful, tensor_names
 
-__all__ = ["Contents", "Loaded", "load", "read"]
-
 
 @dataclass(frozen=True)
 class Loaded:

@@ -13,8 +13,6 @@ from moduli.particles import Event, events_of
 
 from ._errors import CheckpointError
 
-__all__ = ["Edits", "Match", "NameMap", "Rename", "edits_between", "events_of", "list_names", "match", "make_rename"]
-
 NameMap: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None]
 """From names in a checkpoint to names here: of tensors, or of modules with everything below them. None leaves it out."""
 

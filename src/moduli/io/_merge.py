@@ -22,8 +22,6 @@ from ._tensor_mapping import TensorMapping
 from ._vocabulary import align, read_vocabulary
 from ._write import write_tensors
 
-__all__ = ["RECIPES", "merge_files"]
-
 RECIPES: Final = tuple(_RECIPES)
 """The recipes that merge files, by name."""
 

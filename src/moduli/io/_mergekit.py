@@ -18,8 +18,6 @@ from ._merge import merge_files
 from ._replace import PathLike
 from ._shards import TensorFiles
 
-__all__ = ["MergeRecipe", "merge_recipe", "read_recipe"]
-
 # What a method is called here, with the options that make it so, where its defaults are other than ours.
 METHODS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "linear": ("linear", {}),

@@ -15,16 +15,14 @@ from torch.nn.parameter import is_lazy
 
 from moduli.labels import Tensor as LabelledTensor
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, VirtualTensor, load_all_or_nothing, virtual
-from moduli.particles import POLICY, buffer_policy
+from moduli.particles import CONFIG_KEY as CONFIG
+from moduli.particles import POLICY, buffer_policy, events_of
 
 from ..layout import cut_like, is_sharded, memory_of
 from ._errors import CheckpointError
-from ._match import Match, NameMap, Rename, edits_between, events_of, make_rename, match
-from ._saved import CONFIG, EXTRA, LABELS, Saved
+from ._match import Match, NameMap, Rename, edits_between, make_rename, match
+from ._saved import EXTRA, LABELS, Saved
 from ._tree import Tensors, decode, encode
-
-__all__ = ["ModulePlan", "collect", "plan"]
-
 
 # -- into a file -------------------------------------------------------------------------------------------------------
 

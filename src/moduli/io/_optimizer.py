@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from ._errors import CheckpointError, DamagedFileError
 from ._match import Rename, list_names
 
-__all__ = ["KnownState", "class_name", "describe", "fit_state", "parameter_names"]
-
 
 def class_name(value: object) -> str:
     """The full name of an object's class."""

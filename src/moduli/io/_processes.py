@@ -13,8 +13,6 @@ from ._dtypes import order_for_file
 from ._errors import CheckpointError
 from ._replace import PathLike
 
-__all__ = ["choose_by_rank", "write_together"]
-
 
 def write_together(
     path: PathLike, tensors: Mapping[str, Tensor], write: Callable[[Iterable[tuple[str, Tensor]]], None]

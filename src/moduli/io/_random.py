@@ -8,8 +8,6 @@ import torch
 
 from ._errors import DamagedFileError
 
-__all__ = ["collect", "restore", "validate"]
-
 
 def collect() -> dict[str, Any]:
     """The global random states as a tree."""

@@ -16,8 +16,6 @@ from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, Header, TensorSl
 from ._replace import PathLike
 from ._tree import check_owners
 
-__all__ = ["Reader"]
-
 _HEXADECIMAL = frozenset("0123456789abcdef")
 _COMPLEX_NAMES = {dtype_name(dtype): dtype for dtype in COMPLEX}
 

@@ -18,7 +18,6 @@ try:
 except ImportError:  # only Unix has it; elsewhere what a killed writer left behind is not swept up
     fcntl = None
 
-__all__ = ["PathLike", "make_directory", "replace_file", "find_unfinished", "write_bytes"]
 
 PathLike = str | os.PathLike[str]
 

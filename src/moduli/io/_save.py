@@ -20,8 +20,6 @@ from ._replace import PathLike
 from ._tree import Tensors, encode
 from ._write import write_tensors
 
-__all__ = ["PARTS", "describe_writer", "save", "strings", "write"]
-
 PARTS = ("optimizer", "population", "scheduler")
 """The parts of a checkpoint that are objects with a state dict, besides the module."""
 

@@ -14,8 +14,6 @@ from ._errors import DamagedFileError
 from ._read import Reader
 from ._tree import decode, tensor_names
 
-__all__ = ["CONFIG", "EXTRA", "LABELS", "PREFIXES", "Saved"]
-
 LABELS = "labels"
 EXTRA = "_extra_state"
 PREFIXES = (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")

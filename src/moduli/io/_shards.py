@@ -22,8 +22,6 @@ from ._tensor_file import TensorFile
 from ._tensor_mapping import TensorMapping
 from ._write import write_tensors
 
-__all__ = ["INDEX", "SINGLE", "TensorFiles", "find_files", "parse_size", "side_files", "write_directory"]
-
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 

@@ -11,8 +11,6 @@ import torch
 from ._errors import CheckpointError
 from ._module import ModulePlan
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """Objects to load into, and how to put them back."""

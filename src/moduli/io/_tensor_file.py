@@ -11,8 +11,6 @@ from ._replace import PathLike
 from ._saved import Saved
 from ._tensor_mapping import TensorMapping
 
-__all__ = ["TensorFile"]
-
 
 class TensorFile(TensorMapping):
     """The tensors of the module in a safetensors file, each read when it is asked for.

@@ -5,8 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["TensorMapping"]
-
 
 class TensorMapping(Mapping[str, Tensor]):
     """Tensors by name, each read when it is asked for; `held` has the names, and looking for one reads nothing.

@@ -20,8 +20,6 @@ from moduli.labels import Tensor as LabelledTensor
 from ._dtypes import NUMPY, dtype_name
 from ._errors import CheckpointError, DamagedFileError
 
-__all__ = ["Tensors", "check_owners", "decode", "encode", "is_stateful", "tensor_names"]
-
 _SMALL: Final = 2**63
 _PLAIN: Final = frozenset({str, bool, type(None)})
 _DTYPES: Final = {dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}

@@ -14,8 +14,6 @@ from ._errors import CheckpointError
 from ._header import _json
 from ._tensor_mapping import TensorMapping
 
-__all__ = ["Aligned", "align", "read_vocabulary"]
-
 TOKENIZER: Final = "tokenizer.json"
 
 # Names of tensors with one row for each token, in the checkpoints that there are.

@@ -17,8 +17,6 @@ from ._errors import CheckpointError
 from ._header import TensorSlot, arrange, compose, seal
 from ._replace import PathLike, replace_file
 
-__all__ = ["write_tensors"]
-
 # In pieces as large as this, the system keeps files in large pages, which are mapped several times faster.
 _CHUNK: Final = 4 * BLOCK
 _MOST_AT_ONCE: Final = min(getattr(os, "IOV_MAX", 1024), 1024)

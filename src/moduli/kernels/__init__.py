@@ -27,7 +27,7 @@ from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
 from ._memory import pause_collection
 from ._reduce import amax, dot, norm, sum
-from ._sharded import is_sharded, over_processes, reducing_over
+from ._sharded import over_processes, reducing_over
 from ._trace import NotPointwiseError
 from ._triton import Launch, watch_launches
 
@@ -44,7 +44,6 @@ __all__ = [
     "reset",
     "KernelError",
     "NotPointwiseError",
-    "is_sharded",
     "over_processes",
     "reducing_over",
     "pause_collection",

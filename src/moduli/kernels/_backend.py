@@ -14,8 +14,6 @@ from . import _compiler, _runtime
 from ._compiler import Library, Unavailable
 from ._runtime import Runtime
 
-__all__ = ["Kernel", "KernelError", "kernel", "mode", "reset", "runtime", "threads", "warn_once"]
-
 _MODES = ("auto", "c", "triton", "foreach", "plain")
 _GRAIN = 16384
 

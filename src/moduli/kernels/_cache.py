@@ -11,8 +11,6 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["CacheError", "directory", "is_whole", "private", "publish", "remove_leftovers"]
-
 _MAGIC = b"moduli-kernel-2\n"
 _TRAILER = len(_MAGIC) + 32
 _LEFTOVER = ".tmp-"

@@ -23,7 +23,6 @@ from ._triton import UnbuiltError, report_unbuilt
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
 
-__all__ = ["Request", "call", "find_plan", "is_transformed"]
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["reduce_without_compiler"]
-
 _BLOCK = 32768
 _SPLIT = 134217729.0  # 2**27 + 1 halves the digits of a double (Veltkamp)
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from . import _cache
 
-__all__ = ["Library", "Unavailable", "build", "compiler", "reset"]
-
 # -ffp-contract=off and no -ffast-math: each operation rounds as torch's does, NaN and infinities mean what they say.
 _BASE = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 _ALIASING = ("-fno-strict-aliasing",)

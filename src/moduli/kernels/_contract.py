@@ -15,8 +15,6 @@ import torch
 
 from ._graph import COMPUTE, Graph, Node, Ref
 
-__all__ = ["contract"]
-
 aten = torch.ops.aten
 
 

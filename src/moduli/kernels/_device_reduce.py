@@ -10,8 +10,6 @@ import torch
 
 from ._memory import KeptMemory, Memory, take_result
 
-__all__ = ["join_numbers", "reduce_on_device"]
-
 _ORDERS = {"squares": 2.0, "norm": 2.0, "absolutes": 1.0, "largest": math.inf}
 _KEPT = 8
 

@@ -7,8 +7,6 @@ import torch
 from ._graph import Graph
 from ._operations import C, NoFormError, write_node
 
-__all__ = ["emit"]
-
 _STORAGE = {
     torch.float64: ("double", "{p}[k]", "{v}"),
     torch.float32: ("float", "{p}[k]", "{v}"),

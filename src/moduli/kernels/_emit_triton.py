@@ -14,8 +14,6 @@ import torch
 from ._graph import Graph, Node, Ref
 from ._operations import TRITON, NoFormError, write_node
 
-__all__ = ["emit_reduction", "emit_result", "emit_triton", "find_needed_numbers"]
-
 _STORAGE = {
     torch.float64: "tl.float64",
     torch.float32: "tl.float32",

@@ -17,7 +17,6 @@ from ._prepare import refuse_graphs
 if TYPE_CHECKING:
     from ._fuse import Fused
 
-__all__ = ["Explanation", "explain", "explain_plan"]
 
 _SENTENCES = {
     "c": "a compiled kernel, one pass, {threads}",

@@ -20,8 +20,6 @@ from ._memory import KeptMemory, Memory
 from ._operations import OPERATIONS
 from ._scalars import apply_node, evaluate_scalars, find_placed
 
-__all__ = ["BLOCK", "Cuts", "Program"]
-
 #: Elements in a block of a large tensor: few enough to stay in the cache between operations.
 BLOCK = 131072
 #: Elements of small tensors in a group: there calling costs more than arithmetic.

@@ -16,8 +16,6 @@ from ._plan import CallPlan, Form
 from ._reads import Reads
 from ._trace import NotPointwiseError, Scalar, Whole, trace
 
-__all__ = ["Bound", "Fused", "fuse"]
-
 _RESERVED = {"out", "flat", "offsets"}
 _KEPT_PLANS = 8
 _KEPT_TRACES = 4

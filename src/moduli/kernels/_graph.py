@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["COMPUTE", "Graph", "Node", "Ref", "find_changed_numbers", "lift_numbers"]
-
 #: The dtypes a compiled kernel loads and stores, and the dtype each one computes in.
 COMPUTE: dict[torch.dtype, torch.dtype] = {
     torch.float64: torch.float64,

@@ -11,8 +11,6 @@ import torch
 
 from .._torch import count_references, count_storage_uses, is_fake
 
-__all__ = ["KeptMemory", "Memory", "pause_collection", "take_result"]
-
 Memory = dict[Any, Any]
 
 

@@ -17,8 +17,6 @@ import torch
 
 from ._graph import COMPUTE, Graph, Node, Ref
 
-__all__ = ["C", "OPERATIONS", "TRITON", "ForeachCall", "Language", "NoFormError", "compute_number", "write_node"]
-
 #: Functions of libm, of libdevice and of Python's `math`, most of them under the names of aten.
 _FUNCTIONS_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos"]
 _FUNCTIONS_1 += ["atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]

@@ -12,7 +12,6 @@ from ._graph import Graph
 if TYPE_CHECKING:
     from ._fuse import Fused
 
-__all__ = ["run_directly", "run_plain"]
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -26,9 +26,6 @@ from ._runtime import Runtime
 from ._table import Table
 from ._triton import NOT_INSTALLED, TritonKernel, find_problem
 
-__all__ = ["Form", "Lists", "Output", "Piece", "CallPlan", "PlanState", "Runs", "describe_dtypes", "form_of"]
-__all__ += ["has_memory", "locate"]
-
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ._call import Request
     from ._fuse import Fused, Slot, Trace
 
-__all__ = ["LAZY", "find_end", "prepare", "refuse_graphs"]
 
 LAZY = "lazily negated, conjugated or zero tensors run as torch runs them"
 _TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -34,8 +34,6 @@ import torch
 
 from ._memory import pause_collection
 
-__all__ = ["Reads", "Watcher"]
-
 R = TypeVar("R")
 
 _MISSING = object()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from .._torch import has_dispatch_mode, is_fake
+from ..layout import is_sharded
 from . import _backend
 from ._backend import KernelError
 from ._call import is_transformed
@@ -18,10 +19,8 @@ from ._compensated_sum import reduce_without_compiler
 from ._device_reduce import join_numbers, reduce_on_device
 from ._plan import Lists, has_memory
 from ._runtime import CODES, KINDS, Runtime
-from ._sharded import is_sharded, over_processes, reduce_counted
+from ._sharded import over_processes, reduce_counted
 from ._triton import find_problem, reduce_lists
-
-__all__ = ["amax", "dot", "norm", "sum"]
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 # Between them neither squares nor their sum have overflowed or lost digits.

@@ -13,8 +13,6 @@ from .._torch import find_tensor_reader
 from ._compiler import Library, build
 from ._emit_c import HALF, headers
 
-__all__ = ["CODES", "KINDS", "Runtime", "load"]
-
 CODES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 KINDS = {"sum": 0, "dot": 1, "squares": 2, "absolutes": 3, "amax": 4, "largest": 5}
 

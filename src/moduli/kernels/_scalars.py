@@ -13,8 +13,6 @@ from ._graph import Graph, Node, Ref
 from ._memory import Memory
 from ._operations import NoFormError, compute_number
 
-__all__ = ["apply_node", "evaluate_scalars", "find_placed"]
-
 
 def find_placed(graph: Graph, tensors: Sequence[bool]) -> frozenset[int]:
     """The scalar nodes that follow from scalars which are tensors on a device."""

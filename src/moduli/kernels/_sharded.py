@@ -10,10 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layout import is_sharded
-
-__all__ = ["is_sharded", "over_processes", "reduce_counted", "reducing_over"]
-
 LARGEST = ("amax", "largest")
 
 # The process group (None for all processes), and for each tensor of a list whether this process counts it.

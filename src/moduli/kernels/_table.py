@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Table", "choose_block"]
-
 
 def choose_block(compute: torch.dtype, roles: int) -> tuple[int, int]:
     """Elements of a chunk, and warps of a program, by two rules.

@@ -16,8 +16,6 @@ from .._torch import run_outside
 from ._graph import Graph, Node, Ref
 from ._reads import Reads, Watcher
 
-__all__ = ["NotPointwiseError", "Scalar", "Whole", "trace"]
-
 aten = torch.ops.aten
 _NAN = float("nan")
 

@@ -28,9 +28,6 @@ from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
 from ._table import Table, choose_block
 
-__all__ = ["NOT_INSTALLED", "Launch", "TritonKernel", "UnbuiltError", "build", "find_problem", "reduce_lists"]
-__all__ += ["report_unbuilt", "watch_launches"]
-
 _PROGRAMS = 1024
 _DEVICES = ("cuda", "xpu")
 NOT_INSTALLED = "Triton is not installed"

@@ -13,8 +13,6 @@ from torch import nn
 from . import catalogue
 from ._grammar import ParsedChain, parse
 
-__all__ = ["Contender", "Entrant", "contender"]
-
 
 class Entrant:
     """A contender that has met a model: an optimizer, and what it moves.

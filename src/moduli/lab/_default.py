@@ -6,8 +6,6 @@ from . import catalogue
 from ._contender import Contender, contender
 from ._grammar import ParsedChain, parse
 
-__all__ = ["DEFAULT_BUDGET", "DEFAULT_FIELD", "DEFAULT_PROBLEMS", "default_field"]
-
 DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "bands", "ground-state", "spirals")
 """The problems of the default race; none of them needs an extra."""
 

@@ -10,8 +10,6 @@ from torch import nn
 
 from .problems import Problem
 
-__all__ = ["readable", "standard_errors"]
-
 _MOST = 64
 
 

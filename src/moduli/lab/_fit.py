@@ -25,8 +25,6 @@ from ._meter import Meter
 from ._run import closure_for
 from .problems import Problem
 
-__all__ = ["Ended", "Fit", "fit"]
-
 # So many steps in a row that evaluate nothing: the optimizer has finished.
 IDLE = 8
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.

@@ -20,8 +20,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["ParsedChain", "ChainSyntaxError", "Link", "Value", "parse"]
-
 LONGEST = 20_000
 DEEPEST = 40
 

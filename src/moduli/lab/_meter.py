@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from ._reasons import RunReason
 
-__all__ = ["Meter", "RunEnd"]
-
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
 # A line search may step where the loss is not a number and come back. This many in a row is no line search.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["picture", "write_picture"]
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c08a00", "#0b8f9c", "#c2255c", "#6b5b4d")
 SOLVED = 1e-3

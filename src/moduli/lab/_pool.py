@@ -15,8 +15,6 @@ from typing import Any
 from ._reasons import RunReason
 from ._tasks import Task, record_without_run
 
-__all__ = ["RunPool"]
-
 STARTUP = 300.0
 """How many seconds the server has to import what runs need."""
 

@@ -7,8 +7,6 @@ from torch import nn
 
 from ..population import Population
 
-__all__ = ["scatter"]
-
 
 def scatter(model: nn.Module, *, size: int, spread: float, seed: int) -> Population:
     """A population of which the first member is the model, and the others lie around it.

@@ -18,8 +18,6 @@ from ._results import Results, Writer, header
 from ._tasks import Task, execute, resolve
 from .problems import Problem
 
-__all__ = ["race"]
-
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
 Messages = Generator[tuple[int, dict[str, Any]], None, None]

@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["RunReason"]
-
 
 class RunReason(StrEnum):
     """Why a run ended, as a sentence.

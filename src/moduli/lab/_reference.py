@@ -27,8 +27,6 @@ from torch import nn
 
 from .problems import Problem
 
-__all__ = ["ProblemFileError", "as_problem", "load_problem"]
-
 
 class ProblemFileError(ValueError):
     """A `FILE.py:name` that does not lead to a problem.

@@ -20,8 +20,6 @@ from ._results import Results
 from ._statistics import TOLERANCES, curves, profiles, summary
 from .problems import Problem, get
 
-__all__ = ["command_for", "landscape", "report", "write_report"]
-
 MAP = 112
 
 

@@ -25,8 +25,6 @@ from ..io import make_directory, write_bytes
 from ._reasons import RunReason
 from .problems import Problem
 
-__all__ = ["FORMAT", "Results", "ResultsError", "check_table", "environment", "flat_rows", "write_table"]
-
 COLUMNS = (
     "problem", "contender", "source", "seed", "reason", "value", "evaluations", "gradients", "steps", "seconds", "detail",
 )  # fmt: skip

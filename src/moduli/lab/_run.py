@@ -18,8 +18,6 @@ from ._reasons import RunReason
 from ._reference import ProblemFileError
 from .problems import Problem
 
-__all__ = ["closure_for", "run"]
-
 PATH_POINTS = 240
 CLOUD_FRAMES = 48
 CLOUD_MEMBERS = 64

@@ -29,8 +29,6 @@ from typing import IO, Any
 
 from ._reasons import RunReason
 
-__all__ = ["serve"]
-
 # Beyond the time that a run gives itself: for one that never comes back to ask what time it is.
 GRACE = 3.0
 

@@ -13,8 +13,6 @@ from typing import Any
 from ._reasons import RunReason
 from ._results import Results
 
-__all__ = ["TOLERANCES", "curves", "profiles", "quantile", "summary"]
-
 TOLERANCES = (1e-1, 1e-3, 1e-6)
 POINTS = 90
 

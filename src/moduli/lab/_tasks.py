@@ -16,8 +16,6 @@ from ._reference import load_problem
 from ._run import run
 from .problems import Problem, get
 
-__all__ = ["Task", "execute", "record_without_run"]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -12,8 +12,6 @@ from ._axes import Axes, cache_by_axes, intern_pairs
 from ._matrix import check_matrix
 from ._tensor import RULES, Tensor, method, wrap
 
-__all__ = ["adjoint"]
-
 
 @method
 def adjoint(t: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ from ._shape import _take_axes, freeze
 from ._space import Space
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
-__all__ = ["diag_embed", "diagonal", "index_add", "one_hot"]
-
 
 def _setitem(self: Tensor, key: Any, value: Any) -> None:
     """``t[key] = value``: the value's axes and labels are aligned to those of ``t[key]`` first."""

@@ -22,7 +22,6 @@ from ._space import BROADCAST, Space, check_name
 if TYPE_CHECKING:
     from ._pairing import PairingPlan
 
-__all__ = ["Axes", "DimLike", "DimsLike", "intern", "axes_of", "split_names", "cache_by_axes"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,8 +17,6 @@ from ._shape import freeze
 from ._space import Space, check_name
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
-__all__ = ["cat", "chunk", "flatten", "split", "stack", "unbind", "unflatten"]
-
 
 def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
     """Join tensors along an axis they all have.

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 from .._torch import register_constant_type
 
-__all__ = ["constant"]
-
 C = TypeVar("C", bound=type[Any])
 
 

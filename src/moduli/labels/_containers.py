@@ -14,8 +14,6 @@ from .._torch import register_collate
 from ._concat import stack
 from ._tensor import Tensor
 
-__all__ = ["collate"]
-
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
 class _Parts:

@@ -14,8 +14,6 @@ from ._pairing import Check, check_sizes, pair_spaces
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
-__all__ = ["dot", "einsum"]
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 # What identifies an index of the contraction: a name, a letter, or a place within "...".

@@ -15,8 +15,6 @@ from ._join import join as scope
 from ._pairing import align, apply_step, check_sizes, current_plan, refuse_itself
 from ._tensor import Tensor, finish
 
-__all__ = ["elementwise"]
-
 Function = Callable[..., torch.Tensor]
 
 _new: Final = object.__new__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OwnTransposeError", "UnknownLabelError"]
-
 
 class UnknownLabelError(KeyError, IndexError, ValueError):
     """A name or label that an axis or tensor does not have.

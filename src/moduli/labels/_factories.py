@@ -20,8 +20,6 @@ from ._axes import SCALAR, Axes, cache_by_axes, intern, make_unnamed, split_name
 from ._space import Space
 from ._tensor import Tensor, finish
 
-__all__ = ["empty", "full", "ones", "rand", "randn", "tensor", "zeros"]
-
 Dim: TypeAlias = int | Space | Iterable[Hashable]
 Part: TypeAlias = tuple[str | None, Space | None, int]
 

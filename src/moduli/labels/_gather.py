@@ -13,8 +13,6 @@ from torch.compiler import is_dynamo_compiling
 from .._torch import mark_constant, run_outside
 from ._constant import constant
 
-__all__ = ["Gather", "gather"]
-
 
 @final
 @constant("highest", "missing", "positions", "size", "reader")

@@ -13,8 +13,6 @@ from ._gather import Gather, index_of
 from ._space import Space, show_labels
 from ._tensor import Tensor, finish, method
 
-__all__ = ["Groups", "groupby"]
-
 
 @method
 def groupby(t: Tensor, dim: DimLike | None = None, groups: Any = None, /, **named: Any) -> Groups:

@@ -21,8 +21,6 @@ from ._pairing import apply_step, check_sizes, current_plan, pair
 from ._space import Space
 from ._tensor import Tensor, finish
 
-__all__ = ["get"]
-
 # A token of the first kind, in a form that can be remembered.
 _Token = tuple[Any, ...]
 _new: Final = object.__new__

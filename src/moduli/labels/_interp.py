@@ -14,8 +14,6 @@ from ._neighbours import sort_labels
 from ._space import Space, show_labels
 from ._tensor import Tensor, finish, method
 
-__all__ = ["interp"]
-
 
 @method
 def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex | None = None, **named: Any) -> Tensor:

@@ -6,8 +6,6 @@ import threading
 from types import TracebackType
 from typing import Final
 
-__all__ = ["join"]
-
 POLICIES: Final = ("exact", "outer", "inner", "left")
 
 

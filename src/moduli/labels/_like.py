@@ -13,17 +13,6 @@ from ._factories import Dim, _freeze, _part, _place
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
-__all__ = [
-    "arange",
-    "empty_like",
-    "eye",
-    "full_like",
-    "ones_like",
-    "rand_like",
-    "randn_like",
-    "zeros_like",
-]
-
 
 def eye(
     space: Dim,

@@ -14,34 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ._elementwise import refuse_out
-from ._lowdin import lowdin
 from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, round_to
 from ._pointwise import register
-from ._solve import add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
+from ._solve import det, inv, matrix_exp, pinv, slogdet, solve, trace
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
-
-__all__ = [
-    "QR",
-    "SVD",
-    "Eigen",
-    "add_identity",
-    "cholesky",
-    "det",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "inv",
-    "lowdin",
-    "matrix_exp",
-    "pinv",
-    "qr",
-    "slogdet",
-    "solve",
-    "svd",
-    "svdvals",
-    "trace",
-]
 
 
 class Eigen(NamedTuple):

@@ -14,8 +14,6 @@ from ._elementwise import elementwise
 from ._pairing import align
 from ._tensor import RULES, Tensor, as_tensor, finish
 
-__all__: list[str] = []
-
 
 def _loss(name: str, *options: str) -> None:
     """A loss is elementwise, then reduced over all axes: mean, sum or none."""

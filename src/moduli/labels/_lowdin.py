@@ -7,8 +7,6 @@ import torch
 from ._matrix import as_floating, factors, round_to
 from ._tensor import Tensor, _in_transform, as_tensor, method, wrap
 
-__all__ = ["lowdin"]
-
 
 @method
 def lowdin(t: Tensor, tolerance: float | None = None) -> Tensor:

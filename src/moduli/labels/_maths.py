@@ -14,14 +14,6 @@ from ._join import join as scope
 from ._pointwise import register
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
-__all__ = [
-    "abs", "acos", "acosh", "add", "allclose", "angle", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "clamp", "conj",
-    "cos", "cosh", "div", "equal", "erf", "exp", "expm1", "floor", "hypot", "imag", "isclose", "isfinite", "isinf", "isnan",
-    "lerp", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "maximum", "minimum",
-    "mul", "nan_to_num", "neg", "pow", "real", "reciprocal", "relu", "remainder", "round", "rsqrt", "sigmoid", "sign", "sin",
-    "sinh", "sqrt", "square", "sub", "tan", "tanh", "trunc", "where",
-]  # fmt: skip
-
 
 class Unary(Protocol):
     """A function of one tensor."""

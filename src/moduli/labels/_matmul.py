@@ -13,9 +13,6 @@ from ._join import policy
 from ._pairing import PairingPlan, Step, apply_step, check_sizes, describe_sizes, pair, pair_spaces
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
-__all__ = ["matmul", "outer"]
-
-
 # The axes of the result; whether there is nothing to align; the plan of the batch axes; how the labels of either
 # contracted axis are rearranged; and which of the two is BROADCAST: -1 the left, 1 the right, 0 none.
 _Product = tuple[Axes, bool, PairingPlan, Gather | None, Gather | None, int]

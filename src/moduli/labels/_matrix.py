@@ -17,8 +17,6 @@ from ._gather import Gather, gather, index_of
 from ._pairing import PairingPlan, Step, pair
 from ._space import Space, show_labels
 
-__all__ = ["Operator", "as_floating", "columns_to_rows", "operator", "round_to"]
-
 _LOW = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 

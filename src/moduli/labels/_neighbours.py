@@ -10,8 +10,6 @@ from ._axes import Axes, cache_by_axes
 from ._errors import UnknownLabelError
 from ._space import Space, show_labels
 
-__all__ = ["Ascending", "sort_labels", "locate_neighbours", "locate_slice"]
-
 
 class Ascending(NamedTuple):
     """The labels of an axis in ascending order, and the position of each on the axis."""

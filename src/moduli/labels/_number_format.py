@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["format_numbers"]
-
 
 def format_numbers(values: Sequence[Any]) -> list[str]:
     """Each value as text; floats share one notation, chosen from all of them."""

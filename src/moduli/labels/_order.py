@@ -10,8 +10,6 @@ from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern, intern_pairs
 from ._space import Space
 from ._tensor import RULES, Tensor, method, wrap
 
-__all__ = ["flip", "roll"]
-
 
 @method
 def flip(t: Tensor, dim: DimsLike) -> Tensor:

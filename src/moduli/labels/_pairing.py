@@ -19,9 +19,6 @@ from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
 
-__all__ = ["PairingPlan", "Step", "align_pair", "apply_step", "check_sizes", "pair", "pair_spaces"]
-
-
 Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Gather], ...]]
 """What one operand goes through: permute, insert axes of size one at these places, rearrange labels along axes."""
 

@@ -12,8 +12,6 @@ from ._axes import Axes, cache_by_axes
 from ._pairing import apply_step, check_sizes, current_plan
 from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
 
-__all__ = ["attach", "backward", "clone", "detach", "to"]
-
 
 @method
 def to(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -11,8 +11,6 @@ from ._axes import SCALAR
 from ._elementwise import COMPARISONS, OPERATORS, Function, elementwise, refuse_out
 from ._tensor import RULES, Tensor, finish
 
-__all__ = ["BINARY", "TERNARY", "UNARY", "UNARY_F", "make_paired_rule", "register", "unary_rule"]
-
 _new: Final = object.__new__
 
 

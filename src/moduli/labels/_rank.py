@@ -11,10 +11,6 @@ from ._axes import SCALAR, Axes, DimLike, cache_by_axes, intern
 from ._reduce import _one, amax, amin
 from ._tensor import Tensor, finish, method, wrap
 
-__all__ = [
-    "Ranked", "argmax", "argmin", "argsort", "cumprod", "cumsum", "log_softmax", "max", "min", "softmax", "sort", "topk",
-]  # fmt: skip
-
 
 class Ranked(NamedTuple):
     """Values along an axis in order, and the positions they came from.

@@ -11,11 +11,6 @@ from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern
 from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish, method
 
-__all__ = [
-    "all", "amax", "amin", "any", "count_nonzero", "logsumexp", "mean", "nanmean", "nansum", "norm", "prod", "std", "sum",
-    "var",
-]  # fmt: skip
-
 
 def _key(dim: DimsLike) -> DimsLike:
     return tuple(dim) if type(dim) is list else dim

@@ -20,7 +20,6 @@ from ._space import Space
 if TYPE_CHECKING:
     from ._tensor import Tensor
 
-__all__ = ["html", "text"]
 
 _WIDTH: Final = 110
 _LABEL: Final = 18

@@ -16,8 +16,6 @@ from ._matmul import matmul
 from ._pointwise import register
 from ._tensor import RULES, Tensor, finish
 
-__all__: list[str] = []
-
 
 def _reduction(name: str) -> None:
     ours: Callable[..., Any] = getattr(reduce, name)

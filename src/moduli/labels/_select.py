@@ -16,8 +16,6 @@ from ._neighbours import locate_neighbours, locate_slice
 from ._space import Space
 from ._tensor import Tensor, method
 
-__all__ = ["isel", "sel"]
-
 
 @method
 def isel(t: Tensor, indexers: Mapping[Any, Any] | None = None, /, **named: Any) -> Tensor:

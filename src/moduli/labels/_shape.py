@@ -13,18 +13,6 @@ from ._pairing import describe_difference, reorder
 from ._space import BROADCAST, Space
 from ._tensor import RULES, Tensor, finish, method, wrap
 
-__all__ = [
-    "align_to",
-    "h",
-    "movedim",
-    "permute",
-    "relabel",
-    "rename",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-]
-
 
 @method
 def rename(

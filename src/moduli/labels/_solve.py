@@ -21,8 +21,6 @@ from ._matrix import (
 from ._pairing import check_sizes
 from ._tensor import Tensor, as_tensor, finish, method, wrap
 
-__all__ = ["Slogdet", "add_identity", "det", "inv", "matrix_exp", "pinv", "slogdet", "solve", "trace"]
-
 
 class Slogdet(NamedTuple):
     """Sign and logarithm of a determinant.

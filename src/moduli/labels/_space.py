@@ -13,8 +13,6 @@ import numpy as np
 from ._constant import constant
 from ._errors import UnknownLabelError
 
-__all__ = ["BROADCAST", "Space"]
-
 _POSITIONAL: Final = 0
 _LABELLED: Final = 1
 _BROADCAST: Final = 2

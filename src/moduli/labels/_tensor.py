@@ -29,8 +29,6 @@ else:
         __slots__ = ()
 
 
-__all__ = ["AmbiguousTruthError", "Tensor", "method", "wrap"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _new: Final = object.__new__

@@ -19,8 +19,6 @@ from ._pairing import describe_difference
 from ._space import Space
 from ._tensor import Tensor, wrap
 
-__all__ = ["drop_axis", "put_in_front", "vmap"]
-
 _Context = tuple[Axes, tuple[int, ...], int]
 
 

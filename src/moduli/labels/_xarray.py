@@ -22,7 +22,6 @@ from ._tensor import Tensor, finish, method
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["from_xarray", "to_xarray"]
 
 _BROADCAST: Final = "moduli_broadcast"
 

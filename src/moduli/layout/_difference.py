@@ -8,8 +8,6 @@ import torch
 from ._layout import Layout
 from ._scan import Source, layout_of
 
-__all__ = ["Difference", "diff"]
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:

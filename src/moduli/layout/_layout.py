@@ -10,8 +10,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-__all__ = ["BufferEntry", "Entry", "Group", "Layout", "LayoutError"]
-
 
 class LayoutError(ValueError):
     """A model has no layout, or tensors do not fit the one they are used with.

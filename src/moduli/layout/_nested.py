@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["map_tensors"]
-
 
 def map_tensors(value: Any, act: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None) -> Any:
     """A nested value with every tensor in it replaced; its containers are new, of the same kinds.

@@ -15,22 +15,6 @@ from torch import Tensor, nn
 
 from .._torch import find_storage
 
-__all__ = [
-    "Box",
-    "any_sharded",
-    "cut",
-    "cut_like",
-    "find_box",
-    "find_group",
-    "gather_objects",
-    "is_sharded",
-    "make_whole",
-    "memory_of",
-    "piece_like",
-    "piece_of",
-    "show_pieces",
-]
-
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece begins in the whole tensor, and its sizes."""
 

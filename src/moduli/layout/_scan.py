@@ -10,8 +10,6 @@ from torch.nn.parameter import is_lazy
 from ._layout import Layout, LayoutError
 from ._structure import lay_out, read
 
-__all__ = ["Source", "addresses", "layout_and_tensors", "layout_of"]
-
 Source: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 """What has a layout: a module, a dict of tensors, a list of tensors, or pairs such as `named_parameters()` gives."""
 

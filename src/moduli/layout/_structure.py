@@ -19,8 +19,6 @@ from torch.nn.parameter import is_lazy
 
 from ._layout import BufferEntry, Entry, Layout, LayoutError
 
-__all__ = ["ModuleEntry", "Reading", "Structure", "lay_out", "read"]
-
 _OWNED = attrgetter("_parameters", "_buffers", "_modules")
 _SIZES = attrgetter("dtype", "shape", "device")
 _NONE = id(None)

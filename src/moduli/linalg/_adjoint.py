@@ -6,8 +6,6 @@ from torch import Tensor
 
 from ._operator import LinearOperator
 
-__all__ = ["Adjoint"]
-
 
 @final
 class Adjoint(LinearOperator):

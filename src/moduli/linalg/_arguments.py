@@ -11,8 +11,6 @@ from . import _checks
 from ._dense import Dense
 from ._operator import LinearOperator
 
-__all__ = ["Callback", "finite", "finite_number", "inner", "limit", "norm", "symmetric_operator", "tolerance"]
-
 Callback: TypeAlias = Callable[[int, Tensor, float], bool | None]
 """Called with (iteration, iterate, residual norm) after each iteration; a true result ends the iteration."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 from ._gram import Gram
 from ._operator import LinearOperator
 
-__all__ = ["AtA"]
-
 
 @final
 class AtA(Gram):

@@ -8,8 +8,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ._operator import LinearOperator
 
-__all__ = ["batch", "broadcast", "check_tensor", "diagonal_argument", "factor", "check_floating", "matrix", "vector"]
-
 
 def broadcast(*shapes: tuple[int, ...]) -> torch.Size:
     """The shape that several broadcast to."""

@@ -8,8 +8,6 @@ from . import _checks
 from ._factor import lu_solve, positive_solve
 from ._operator import LinearOperator
 
-__all__ = ["Dense"]
-
 
 @final
 class Dense(LinearOperator):

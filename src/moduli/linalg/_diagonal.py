@@ -8,8 +8,6 @@ from . import _checks
 from ._factor import refuse_zero
 from ._operator import LinearOperator
 
-__all__ = ["Diagonal"]
-
 
 @final
 class Diagonal(LinearOperator):

@@ -12,8 +12,6 @@ from ._factor import project_out, refuse_zero
 from ._lowrank import LowRankPlusDiagonal
 from ._operator import LinearOperator
 
-__all__ = ["Eigendecomposition"]
-
 
 @final
 class Eigendecomposition(LinearOperator):

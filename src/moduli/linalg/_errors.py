@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["MissingAbilityError", "SingularError"]
-
 
 class MissingAbilityError(TypeError):
     """An operator was asked for something that its kind cannot give.

@@ -6,8 +6,6 @@ from torch import Tensor
 from ._checks import broadcast
 from ._errors import SingularError
 
-__all__ = ["project_out", "expand", "lu_solve", "positive_solve", "refuse_zero"]
-
 
 def expand(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the same batch axes, so that torch cannot mistake a matrix of right-hand sides for a batch of vectors."""

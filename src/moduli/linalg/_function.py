@@ -10,8 +10,6 @@ from ._checks import broadcast
 from ._errors import MissingAbilityError
 from ._operator import LinearOperator
 
-__all__ = ["FunctionOperator"]
-
 
 @final
 class FunctionOperator(LinearOperator):

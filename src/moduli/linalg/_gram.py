@@ -8,8 +8,6 @@ from ._errors import SingularError
 from ._factor import expand, lu_solve, project_out
 from ._operator import LinearOperator
 
-__all__ = ["Gram"]
-
 
 class Gram(LinearOperator):
     """Jᴴ J for an operator J, which is all that `AtA` and `AAT` are.

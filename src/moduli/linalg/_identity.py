@@ -8,8 +8,6 @@ from torch import Tensor
 from ._factor import refuse_zero
 from ._operator import LinearOperator
 
-__all__ = ["ScaledIdentity"]
-
 
 @final
 class ScaledIdentity(LinearOperator):

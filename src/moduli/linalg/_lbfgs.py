@@ -10,8 +10,6 @@ from ._errors import SingularError
 from ._factor import expand, lu_solve
 from ._operator import LinearOperator
 
-__all__ = ["LBFGSOperator"]
-
 
 @final
 class LBFGSOperator(LinearOperator):

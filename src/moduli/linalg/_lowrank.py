@@ -9,8 +9,6 @@ from . import _checks
 from ._factor import expand, lu_solve, project_out
 from ._operator import LinearOperator
 
-__all__ = ["LowRankPlusDiagonal"]
-
 
 @final
 class LowRankPlusDiagonal(LinearOperator):

@@ -11,8 +11,6 @@ from ._operator import LinearOperator
 from ._outcome import Outcome
 from ._solution import LinearSolution
 
-__all__ = ["lsqr"]
-
 
 def lsqr(
     A: LinearOperator | Tensor,

@@ -10,8 +10,6 @@ from ._operator import LinearOperator
 from ._outcome import Outcome
 from ._solution import LinearSolution
 
-__all__ = ["minres"]
-
 
 def minres(
     A: LinearOperator | Tensor,

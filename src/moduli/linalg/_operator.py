@@ -9,8 +9,6 @@ from torch import Tensor
 from . import _checks
 from ._errors import MissingAbilityError
 
-__all__ = ["LinearOperator"]
-
 
 class LinearOperator(ABC):
     """A linear map A from vectors of n numbers to vectors of m, known by what it does.

@@ -2,8 +2,6 @@
 
 from enum import Enum, unique
 
-__all__ = ["Outcome"]
-
 
 @unique
 class Outcome(Enum):

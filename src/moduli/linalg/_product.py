@@ -8,8 +8,6 @@ from torch import Tensor
 from ._operator import LinearOperator
 from ._sum import check_alike
 
-__all__ = ["OperatorProduct"]
-
 
 @final
 class OperatorProduct(LinearOperator):

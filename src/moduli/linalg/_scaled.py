@@ -8,8 +8,6 @@ from . import _checks
 from ._errors import SingularError
 from ._operator import LinearOperator
 
-__all__ = ["Scaled"]
-
 
 @final
 class Scaled(LinearOperator):

@@ -10,8 +10,6 @@ from ._operator import LinearOperator
 from ._outcome import Outcome
 from ._trust_step import TrustRegionStep
 
-__all__ = ["check_radius", "steihaug"]
-
 
 def steihaug(
     H: LinearOperator | Tensor,

@@ -10,8 +10,6 @@ from ._diagonal import Diagonal
 from ._identity import ScaledIdentity
 from ._operator import LinearOperator
 
-__all__ = ["OperatorSum", "add"]
-
 
 @final
 class OperatorSum(LinearOperator):

@@ -12,8 +12,6 @@ from ._outcome import Outcome
 from ._steihaug import check_radius
 from ._trust_step import TrustRegionStep
 
-__all__ = ["trust_exact"]
-
 _ROUNDS = 200
 
 

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from ._outcome import Outcome
 
-__all__ = ["TrustRegionStep"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrustRegionStep:

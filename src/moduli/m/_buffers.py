@@ -12,8 +12,6 @@ from ..optim import Chainable, Module, TensorTransform, as_real, restore_complex
 if TYPE_CHECKING:
     from ..optim import Objective
 
-__all__ = ["BufferTransform", "transform_buffers"]
-
 
 def transform_buffers(
     link: Module, key: str, buffers: Sequence[Tensor], params: Sequence[Tensor], objective: Objective

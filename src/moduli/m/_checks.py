@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["check_at_least_one", "choice", "fraction", "non_negative", "positive", "probability"]
-
 
 def _read_numbers(value: Any) -> list[float] | None:
     """The numbers in a setting, or None where it is a function of the step."""

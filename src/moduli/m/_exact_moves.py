@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..optim import Objective
 
-__all__ = ["land"]
-
 
 def land(objective: Objective, goal: Sequence[Tensor]) -> None:
     """Leave the parameters at a goal bit for bit, where the links that follow let the update lead there.

@@ -12,20 +12,6 @@ from torch import Tensor
 from .. import kernels
 from ..optim import as_real
 
-__all__ = [
-    "array",
-    "dot",
-    "flat",
-    "flat_members",
-    "is_small",
-    "mask_absent",
-    "is_plain",
-    "size",
-    "tensors_of",
-    "unflat",
-    "unflat_members",
-]
-
 SMALL = 10_000
 """Up to this many numbers on the CPU are worked on by NumPy, whose dispatch costs less; above it would use all threads."""
 _LOW = (torch.float16, torch.bfloat16)

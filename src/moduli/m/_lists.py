@@ -12,8 +12,6 @@ from .. import kernels
 from .._torch import in_transform
 from ._scalars import read
 
-__all__ = ["dot", "norm"]
-
 
 def _view_real(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]

@@ -12,8 +12,6 @@ from .. import kernels
 from ._lists import norm
 from ._scalars import read
 
-__all__ = ["Axes", "axes_of", "check_axes", "check_metric", "lengths", "metric", "metric_of_all", "shape_like", "sizes"]
-
 Axes = int | tuple[int, ...] | list[int] | None
 
 _NAMES = ("mad", "std", "var", "sum", "l0", "l1", "l2", "l3", "l4", "linf")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .._torch import in_transform, is_fake
 
-__all__ = ["choose", "divide", "larger", "read", "root", "smaller"]
-
 
 def read(found: Tensor) -> Any:
     """A 0-d tensor as a number where that costs nothing; on a device, differentiated or vectorised, as it is."""

@@ -11,7 +11,6 @@ from ._errors import MergeError
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-__all__ = ["reestimate_batch_norm"]
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

@@ -23,8 +23,6 @@ from ._task import labels
 from ._ties import Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["breadcrumbs", "crumbs"]
-
 
 @accept_paths
 def breadcrumbs(

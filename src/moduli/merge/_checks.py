@@ -8,8 +8,6 @@ from torch import Tensor
 from .._torch import is_fake
 from ..layout import is_sharded
 
-__all__ = ["Checks", "is_elsewhere"]
-
 
 class Checks:
     """What a merge asks about values.

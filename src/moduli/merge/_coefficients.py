@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 from ._errors import MergeError
 
-__all__ = ["Coefficient", "Coefficients", "layered", "per_model"]
-
 Coefficient: TypeAlias = float | Mapping[str, float] | Callable[[str], float]
 """A number; a mapping from glob patterns of parameter names to numbers, of which the first that matches wins; or a function
 from a name to its number.

@@ -30,8 +30,6 @@ from ._task import add_to_base, labels
 from ._ties import Elect, Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["dare", "draw_seed", "draw_uniform", "drops"]
-
 
 @accept_paths
 def dare(

@@ -27,8 +27,6 @@ from ._task import labels
 from ._ties import Fusion
 from ._views import ModelT, sequence
 
-__all__ = ["della", "make_ranked_drops"]
-
 
 @accept_paths
 def della(

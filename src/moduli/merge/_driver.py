@@ -21,8 +21,6 @@ from ._rebuild import rebuild
 from ._recipe import Recipe
 from ._views import COUNTER, Model, ModelT, View, check, compare, ties, view
 
-__all__ = ["Buffers", "Integers", "Policy", "run", "stream"]
-
 # How many entries are merged at once, where a recipe allows it: with what is made of them they stay in the caches.
 _PIECE = 1 << 18
 # How many entries of a device are one vector.

@@ -1,7 +1,5 @@
 """What goes wrong in a merge."""
 
-__all__ = ["MergeError"]
-
 
 class MergeError(ValueError):
     """Models that cannot be merged, or a coefficient that does not fit them. No model was changed.

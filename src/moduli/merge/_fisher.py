@@ -23,8 +23,6 @@ from ._linear import weighted_sum
 from ._recipe import Recipe, Row
 from ._views import ModelT, describe_tensor, sequence
 
-__all__ = ["fisher", "fisher_information", "precisions"]
-
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 

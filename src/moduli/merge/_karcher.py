@@ -23,8 +23,6 @@ from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["karcher", "means"]
-
 
 @accept_paths
 def karcher(

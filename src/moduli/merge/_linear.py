@@ -18,8 +18,6 @@ from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["combination", "lerp", "linear", "line", "weighted_sum", "widen"]
-
 
 @accept_paths
 def linear(

@@ -8,8 +8,6 @@ from typing import Any, TypeVar, cast
 
 from ._errors import MergeError
 
-__all__ = ["model_arguments", "accept_paths"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

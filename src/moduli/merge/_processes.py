@@ -11,8 +11,6 @@ from torch import nn
 from ..layout import gather_objects, is_sharded
 from ._errors import MergeError
 
-__all__ = ["hold_together", "raise_together", "share_seed"]
-
 
 def hold_together(here: bool, tensor: Any) -> bool:
     """Whether something holds in every process that has a piece of a tensor."""

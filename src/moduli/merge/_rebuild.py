@@ -14,8 +14,6 @@ from ..particles import copy_unwrapped
 from ._checks import is_elsewhere
 from ._views import View, is_extra
 
-__all__ = ["rebuild"]
-
 # How many entries wait to be written to a device at once.
 _PACK = 1 << 26
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ._coefficients import Coefficients
 
-__all__ = ["Kernel", "Recipe", "Row"]
-
 
 class Row(Protocol):
     """The tensors of one name, one per model, in the dtype of the accumulation and on the device of the first.

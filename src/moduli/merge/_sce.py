@@ -24,8 +24,6 @@ from ._task import labels
 from ._trim import count_kept, view_real
 from ._views import ModelT, sequence
 
-__all__ = ["sce", "selections"]
-
 
 @accept_paths
 def sce(

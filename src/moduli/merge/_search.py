@@ -12,8 +12,6 @@ from ._errors import MergeError
 from ._views import ModelT
 from .recipes import RECIPES, make_recipe
 
-__all__ = ["MergeSearch", "search"]
-
 
 @dataclass(frozen=True)
 class MergeSearch:

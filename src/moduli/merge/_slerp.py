@@ -18,8 +18,6 @@ from ._paths import accept_paths
 from ._recipe import Kernel, Recipe, Row
 from ._views import ModelT
 
-__all__ = ["arc", "slerp"]
-
 # Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
 _FLAT = 1e-6
 

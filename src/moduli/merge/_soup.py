@@ -16,8 +16,6 @@ from ._paths import accept_paths
 from ._recipe import Recipe
 from ._views import ModelT, sequence
 
-__all__ = ["average", "greedy_ingredients", "greedy_soup", "soup"]
-
 
 @accept_paths
 def soup(

@@ -23,8 +23,6 @@ from ._recipe import Recipe, Row
 from ._task import add_to_base, labels
 from ._views import ModelT, sequence
 
-__all__ = ["ratio", "shells", "stock"]
-
 
 @accept_paths
 def stock(

@@ -15,8 +15,6 @@ from ._paths import accept_paths
 from ._recipe import Recipe, Row
 from ._views import ModelT, sequence
 
-__all__ = ["add_to_base", "difference", "labels", "sums", "task_arithmetic", "task_vector"]
-
 
 @accept_paths
 def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:

@@ -26,8 +26,6 @@ from ._task import labels
 from ._trim import cut_whole, trim_below, trim_delta, view_real
 from ._views import ModelT, sequence
 
-__all__ = ["Elect", "Fusion", "elections", "ties"]
-
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from ._checks import is_elsewhere
 from ._recipe import Row
 
-__all__ = ["Cut", "cut_whole", "view_real", "trim_delta", "trim_below"]
-
 _LOW = 15
 _CHUNK = 1 << 20
 

@@ -13,8 +13,6 @@ from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, align_labels, l
 
 from ._errors import MergeError
 
-__all__ = ["COUNTER", "STATISTICS", "Model", "ModelT", "View", "check", "describe_tensor", "sequence", "ties", "view"]
-
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 """What can be merged: a module, or a mapping from names to tensors such as `state_dict()` gives.
 

@@ -20,8 +20,6 @@ from moduli._torch import (
     is_tracing,
 )
 
-__all__ = ["Ambient", "Transparent", "ambient"]
-
 Ambient: TypeAlias = tuple[object, ...]
 
 

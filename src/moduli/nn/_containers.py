@@ -9,8 +9,6 @@ from ._module import Module
 from ._ownership import check_name, drop, keep
 from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 
-__all__ = ["TensorDict", "TensorList"]
-
 
 class _Container(Module):
     """A module that holds nothing but labelled tensors, all parameters or all buffers."""

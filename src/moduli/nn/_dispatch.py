@@ -15,9 +15,6 @@ from torch.compiler import is_dynamo_compiling
 from .._torch import has_global_module_hooks
 from ._functional import Action, has_actions, resolve
 
-__all__ = ["install"]
-
-
 _MARK: Final = "_moduli_forward"
 
 # The module whose call is under way and has not reached `forward` yet, by thread. Nearly always empty: only calls with

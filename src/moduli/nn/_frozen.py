@@ -7,8 +7,6 @@ import torch
 
 from moduli.labels import Tensor
 
-__all__ = ["FrozenDict"]
-
 K = TypeVar("K")
 V = TypeVar("V", covariant=True)
 

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["Functional"]
-
 Action: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Action)
 _Resolved: TypeAlias = tuple[weakref.ref[type], str | None, Action | None]

@@ -20,8 +20,6 @@ import torch
 
 from moduli.labels import Axes, Tensor
 
-__all__ = ["align_labels", "align_state", "encode", "same_labels"]
-
 _MOST_SHOWN: Final = 6
 
 

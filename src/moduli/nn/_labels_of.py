@@ -7,8 +7,6 @@ from torch import nn
 
 from moduli.labels import Axes
 
-__all__ = ["labels_of"]
-
 
 def labels_of(module: nn.Module) -> dict[str, Axes]:
     """The Spaces of the axes of the labelled tensors that a module owns itself, by name.

@@ -18,8 +18,6 @@ from ._state import find_tied_entries, load_all_or_nothing, reunite
 from ._views import describe, device_of, find_registered_target, list_owned_names, tensors_of, warn_unassigned
 from ._virtual_tensor import VirtualTensor, adopt_virtual_tensors
 
-__all__ = ["Module", "ModuleType"]
-
 ModuleType = TypeVar("ModuleType", bound=type["Module"])
 """A subclass of `Module`, so that a class decorator is known to return the class it was given."""
 

@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from ._module import Module, ModuleType
 
-__all__ = ["nograd_tensors"]
-
 
 def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
     """Declare attributes whose labelled tensors are kept as buffers: part of the state, never trained.

@@ -11,8 +11,6 @@ from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, device_of, is_sto
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor
 
-__all__ = ["check_initialised", "check_name", "check_virtual", "drop", "keep", "own", "register", "replace"]
-
 _MISSING: Final = object()
 _REGISTRIES: Final = ("_parameters", "_buffers", "_modules", "_labelled")
 

@@ -18,8 +18,6 @@ from moduli.labels import Tensor
 
 from ._ambient import Transparent
 
-__all__ = ["Container", "Recorder", "attributes", "locate"]
-
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})
 _NONE: Final[Mapping[str, Any]] = {}

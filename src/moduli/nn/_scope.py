@@ -21,8 +21,6 @@ from moduli.labels import Tensor
 from ._ambient import Ambient, ambient
 from ._recorder import Container, Recorder, attributes, locate
 
-__all__ = ["cached", "compute", "invalidate", "reuse", "scopes"]
-
 
 @contextmanager
 def cached() -> Iterator[None]:

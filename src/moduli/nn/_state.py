@@ -8,8 +8,6 @@ from torch import nn
 
 from ._labels import same_labels
 
-__all__ = ["Place", "load_all_or_nothing", "places", "reunite", "find_tied_entries"]
-
 Place: TypeAlias = tuple[dict[str, Any], str]
 """A registry of a module and the name of a tensor in it."""
 

@@ -7,8 +7,6 @@ from torch import nn
 from ._module import Module
 from ._ownership import own
 
-__all__ = ["tie"]
-
 
 def tie(module: nn.Module, name: str, to: str) -> None:
     """Make a name stand for the very tensor that another name stands for.

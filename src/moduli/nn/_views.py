@@ -7,18 +7,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-__all__ = [
-    "TENSOR_BUFFER_PREFIX",
-    "TENSOR_PARAM_PREFIX",
-    "describe",
-    "device_of",
-    "list_owned_names",
-    "find_registered_target",
-    "is_stored",
-    "tensors_of",
-    "warn_unassigned",
-]
-
 TENSOR_PARAM_PREFIX: Final = "tensor:"
 """Prefix of the names under which owned tensors are registered as parameters."""
 

@@ -11,8 +11,6 @@ from moduli.labels import Tensor
 
 from ._scope import compute, reuse, scopes
 
-__all__ = ["virtual"]
-
 T = TypeVar("T")
 
 

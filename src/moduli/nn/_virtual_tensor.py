@@ -14,8 +14,6 @@ from moduli.labels import Tensor
 
 from ._scope import compute, reuse, scopes
 
-__all__ = ["VirtualTensor", "VirtualTensorAttributes", "adopt_virtual_tensors"]
-
 Materializer = str | Callable[[Any, torch.dtype, torch.device], Any]
 
 

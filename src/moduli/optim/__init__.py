@@ -17,7 +17,7 @@ parameters as one vector, `sample_like` for random directions, `is_sharded` for 
 `StandIns` for children that see other tensors, `step` and `step_tensors` to run links inside links.
 """
 
-from ..kernels import is_sharded
+from ..layout import is_sharded
 from . import chain, functional, modular, module, objective, optimizer, reformulation, schedules, transform
 from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure

@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["LinkType", "Schedule", "as_schedule"]
-
 
 class Schedule:
     """A number that is a function of the step, counted from zero.

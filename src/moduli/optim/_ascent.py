@@ -13,8 +13,6 @@ from ._closure import Evaluator
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-__all__ = ["NegatedEvaluator", "ascend"]
-
 
 def ascend(optimizer: Optimizer, *given: Any, **kwargs: Any) -> Tensor | None:
     """A step of descent on the negated loss; the loss and the gradients that users see are theirs."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["Binding"]
-
 
 class Binding:
     """Shared by an optimizer and all of its links."""

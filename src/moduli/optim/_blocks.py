@@ -12,8 +12,6 @@ from torch import Tensor
 from ..layout import map_tensors
 from ._state import ParamState
 
-__all__ = ["Block", "copy_columns", "describe_row"]
-
 
 class Block:
     """Parameters that move as one matrix.

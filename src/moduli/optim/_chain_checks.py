@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-__all__ = ["check_capturable", "check_chain", "check_differentiable", "check_hints", "claim_links"]
-
 
 def claim_links(optimizer: Optimizer) -> list[tuple[str, Module]]:
     """All links with their paths; each may be used once, in one optimizer."""

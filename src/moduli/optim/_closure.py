@@ -15,8 +15,6 @@ from .._torch import run_backward
 from ..population import Population
 from ._needs import ClosureError
 
-__all__ = ["Closure", "Evaluator", "closure"]
-
 _grad = operator.attrgetter("grad")
 
 

@@ -11,8 +11,6 @@ from .. import kernels
 if TYPE_CHECKING:
     from .transform import TensorTransform
 
-__all__ = ["Composite", "CompositeParts"]
-
 
 class Composite:
     """The hooks of several links as one function of tensors and numbers, to be traced."""

@@ -16,7 +16,6 @@ from ._vectors import from_vector, sample_like, to_vector
 if TYPE_CHECKING:
     from .objective import Objective
 
-__all__ = ["Curvature", "HvpMethod"]
 
 HvpMethod = Literal["autograd", "batched_autograd", "fd_forward", "fd_central"]
 _METHODS = ("autograd", "batched_autograd", "fd_forward", "fd_central")

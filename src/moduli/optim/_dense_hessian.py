@@ -14,7 +14,6 @@ from ._vectors import from_vector, to_vector
 if TYPE_CHECKING:
     from .objective import Objective
 
-__all__ = ["HESSIAN_METHODS", "derivatives", "hessian"]
 
 HESSIAN_METHODS = (
     "batched_autograd",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
 
-__all__ = ["begin", "check", "copy_state", "detach_all", "keep_values", "run", "wants_graph"]
-
 
 def wants_graph(tensors: Iterable[Any], links: Iterable[Module] = ()) -> bool:
     """Whether anything that goes into a step is differentiated: a tensor, or a setting given as one."""

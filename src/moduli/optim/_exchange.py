@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..layout import Box, cut
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """Exchanges pieces of tensors between the processes of a group; each call is one collective for each dtype.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-__all__ = ["explain"]
-
 
 def _needs(link: Module) -> str:
     wanted = sorted(need.value for need in link.all_needs())

@@ -14,8 +14,6 @@ from ._needs import Across, ChainError
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["check_flat", "find_flat_group", "is_flat_shard"]
-
 
 def find_flat_group(model: torch.nn.Module | None, params: Sequence[Tensor]) -> Any:
     """The processes that hold the pieces; all of them (None) where no module of FSDP1 is known and all hold other ones."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .transform import TensorTransform
 
-__all__ = ["FusedRun", "segments", "explain_unfused"]
 
 _HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 

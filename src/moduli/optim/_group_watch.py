@@ -16,7 +16,6 @@ from ._settings import check_members
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["GroupWatch", "prepare_group"]
 
 _requires_grad = operator.attrgetter("requires_grad")
 

@@ -16,7 +16,6 @@ from ._settings import check_number, is_per_member
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["ParamGroup", "check_keys", "export_settings", "make_groups", "options", "overrides", "same", "select"]
 
 # What torch, its schedulers and its averaging helpers write into a group for themselves.
 _FOREIGN = {

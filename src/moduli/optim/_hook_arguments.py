@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .transform import TensorTransform
 
-__all__ = ["HALVES", "HookArguments", "gather_arguments", "show_arguments", "widen", "widen_state"]
 
 # A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
 HALVES = (torch.float16, torch.bfloat16)

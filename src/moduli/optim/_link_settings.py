@@ -14,8 +14,6 @@ from ._settings import Settings, check_members, check_number
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["LinkSettings"]
-
 
 class LinkSettings:
     """Settings of a link; the attributes are described in `Module`."""

@@ -18,7 +18,6 @@ from ._vector_state import VECTOR, describe_params
 if TYPE_CHECKING:
     from .module import Module
 
-__all__ = ["LinkState", "ProjectedBuffer"]
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 """How a buffer transforms when the basis changes."""

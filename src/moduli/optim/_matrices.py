@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .optimizer import Optimizer
 
-__all__ = ["MemberMatrices"]
-
 
 class MemberMatrices:
     """The blocks of an optimizer over a population, and the links whose state is kept for them.

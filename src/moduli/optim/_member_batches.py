@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
 
-__all__ = ["batches", "step_batched"]
-
 
 def batches(link: Module) -> bool:
     """Whether all members are given to a link at once, as it declares, each as if it were alone.

@@ -12,8 +12,6 @@ from ._closure import Evaluator
 if TYPE_CHECKING:
     from ._matrices import MemberMatrices
 
-__all__ = ["MemberEvaluator", "OtherPresenceError"]
-
 
 class OtherPresenceError(Exception):
     """Other parameters have gradients than at the last step, so that the step begins again with other blocks."""

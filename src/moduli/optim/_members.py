@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from .objective import Objective
     from .optimizer import Optimizer
 
-__all__ = [
-    "adopt",
-    "check",
-    "check_link",
-    "describe",
-    "run_each",
-    "join_shards",
-    "lifts",
-    "part_shards",
-    "step",
-    "take_share",
-    "takes_matrices",
-    "views",
-]
-
 
 # The member in a name such as `0.weight[3]`.
 _MEMBER = re.compile(r"\[(\d+)\]")

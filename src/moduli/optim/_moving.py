@@ -14,8 +14,6 @@ from .._torch import is_fake
 if TYPE_CHECKING:
     from .objective import Objective
 
-__all__ = ["Moving", "can_compare"]
-
 
 class Moving:
     """Trial points are written in place; where the step began is remembered for each parameter that was moved."""

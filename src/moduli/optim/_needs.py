@@ -6,8 +6,6 @@ import enum
 from collections.abc import Iterable
 from functools import cache
 
-__all__ = ["Across", "ChainError", "ClosureError", "Need", "join", "keeps_graph"]
-
 
 class Need(enum.Enum):
     """One kind of knowledge about the objective.

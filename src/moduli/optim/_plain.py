@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["decode", "encode"]
-
 _SIMPLE = (bool, int, float, complex, str, type(None))
 
 

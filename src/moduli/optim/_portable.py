@@ -24,15 +24,6 @@ from ._processes import is_called_from
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-__all__ = [
-    "is_portable",
-    "make_portable",
-    "is_rehearsal",
-    "read_portable",
-    "refuse_flattened",
-    "rehearse",
-    "wants_portable",
-]
 
 REST = "moduli"
 SENT = "sent"  # which tensors torch's tools were given, by parameter

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from ..population import Population
     from .module import Module
 
-__all__ = [
-    "COMMON_SEED",
-    "OverProcesses",
-    "are_several",
-    "check_shares",
-    "choose_reduction",
-    "is_called_from",
-    "reduce_derivatives",
-    "reduce_gradients",
-]
 
 # Of links without a seed of their own, where several processes have to draw the same numbers.
 COMMON_SEED = 0x6D6F64756C69

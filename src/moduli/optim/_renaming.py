@@ -8,8 +8,6 @@ from typing import Any
 from ._groups import clean_name
 from ._vector_state import VECTOR
 
-__all__ = ["rename"]
-
 _WRAPPER = "module."
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import is_flat_shard
 from ..layout import make_whole, map_tensors
 from . import _groups, _members
-from ._flat_shards import is_flat_shard
 from ._plain import decode, encode
 from ._portable import is_portable, read_portable, refuse_flattened
 from ._renaming import rename
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-__all__ = ["pack", "pack_link", "unpack"]
 
 FORMAT = 1
 ALL = "@all"

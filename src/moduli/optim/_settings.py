@@ -16,7 +16,6 @@ from ._arguments import Schedule
 if TYPE_CHECKING:
     from ._binding import Binding
 
-__all__ = ["Settings", "check_members", "check_number", "current"]
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 

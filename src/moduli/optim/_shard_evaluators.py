@@ -14,8 +14,6 @@ from ._needs import ClosureError
 if TYPE_CHECKING:
     from ._shards import ShardedParams
 
-__all__ = ["ShardEvaluator", "WholeEvaluator"]
-
 
 class ShardEvaluator(Evaluator):
     """A closure whose gradients arrive at parameters in pieces, and are wanted as those of the local tensors.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ._shards import ShardedParams
     from .module import Module
 
-__all__ = ["find_key", "hollow", "join_owned", "pack_value", "unpack_value"]
-
 
 def find_key(shards: ShardedParams, link: Module, param: Any) -> Tensor | None:
     """The tensor under which a link keeps the state of a parameter; None where another process keeps it."""

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch import is_flat_shard
 from ..kernels import reducing_over
 from ..layout import cut, find_box, find_group, is_sharded, piece_of
 from ._exchange import Exchange
-from ._flat_shards import check_flat, find_flat_group, is_flat_shard
+from ._flat_shards import check_flat, find_flat_group
 from ._needs import Across, ChainError, keeps_graph
 from ._shard_evaluators import WholeEvaluator
 from ._shard_state import hollow
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
     from .optimizer import Optimizer
-
-__all__ = ["ShardedParams", "are_in_pieces", "find_across"]
 
 
 def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:

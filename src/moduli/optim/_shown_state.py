@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-__all__ = ["OptimizerState"]
-
 
 class OptimizerState(MutableMapping[Tensor, "ParamEntries"]):
     """A view by parameter: `opt.state[p]["1.Adam/exp_avg"]` is what the link at that path keeps under that name.

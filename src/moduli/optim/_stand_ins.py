@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ._binding import Binding
 
-__all__ = ["StandIns"]
-
 
 class StandIns:
     """The same tensor objects at every step, so that a child can key its state by them; their storage is borrowed."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["ParamState", "StateStore"]
-
 
 class ParamState(dict[str, Any]):
     """The state that a link keeps for one parameter; an ordinary dictionary that counts its changes.

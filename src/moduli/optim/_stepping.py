@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .module import Module
     from .optimizer import Optimizer
 
-__all__ = ["make_step", "run_links"]
-
 
 def make_step(
     optimizer: Optimizer, closure: Callable[..., Any] | None, loss: Tensor | None, storage: dict[str, Any]

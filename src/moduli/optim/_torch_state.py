@@ -13,7 +13,6 @@ from ._plain import encode
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
-__all__ = ["is_of_torch", "read_torch"]
 
 # For each optimizer: settings by which its groups are recognised, and for each entry of its state the links that keep it,
 # with the name it has there.

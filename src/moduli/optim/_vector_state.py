@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..layout import map_tensors
 
-__all__ = ["VECTOR", "Vector", "describe_params"]
-
 VECTOR = "vector of"
 """Where a link over all parameters concatenated remembers which they are."""
 

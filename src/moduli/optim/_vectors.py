@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["as_real", "from_vector", "restore_complex", "sample_like", "to_vector"]
-
 
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of reals, the same memory; any other as it is."""

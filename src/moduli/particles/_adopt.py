@@ -20,8 +20,6 @@ from ._skeleton import RECORD
 from ._species import adopt_children
 from .base import NytoModuleBase
 
-__all__ = ["adopt"]
-
 P = TypeVar("P", bound=ParticleMethods)
 
 _classes: WeakKeyDictionary[type, type] = WeakKeyDictionary()

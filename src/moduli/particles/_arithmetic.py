@@ -21,8 +21,6 @@ from ._skeleton import PENDING, RECORD, assemble, facts_of, select_plain_attribu
 from .base import NytoModuleBase
 from .errors import StructureError
 
-__all__ = ["apply", "binary", "change", "derive", "duplicate", "overwrite", "pick", "rebuild", "unary"]
-
 Values = Sequence[Tensor]
 # One call for all tensors. The other functions are called tensor by tensor.
 _FOREACH: dict[Any, Callable[..., Any] | None] = {

@@ -20,7 +20,6 @@ from ._skeleton import POLICY, State
 if TYPE_CHECKING:
     from ._operand import Operand
 
-__all__ = ["POLICIES", "buffer_policy", "find_acting", "policies_of", "result_buffers"]
 
 T = TypeVar("T", bound=nn.Module)
 

@@ -14,8 +14,6 @@ from .base import NytoModuleBase, VersionDataImp
 from .edits import ParticleEdit, grow, number_parameter
 from .mtype import ModuleID, ModuleMeta, ParamID
 
-__all__ = ["LastSeen", "compare"]
-
 # What an edit of a plain module does not carry over: registries, and what belongs to one particle.
 _NEVER = frozenset((
     *HOOKS, "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_labelled", "training", RECORD, POLICY,

@@ -20,18 +20,6 @@ from .mtype import ParamConfig, ParamID
 if TYPE_CHECKING:
     from .base import NytoModuleBase, VersionDataImp
 
-__all__ = [
-    "CONFIG_KEY",
-    "configure",
-    "fits",
-    "is_selected",
-    "own_config",
-    "public_name",
-    "refuse",
-    "restore_configs",
-    "collect_configs",
-    "take_configs",
-]
 
 CONFIG_KEY = "param_config"
 """Where the metadata of a state dict holds configurations."""

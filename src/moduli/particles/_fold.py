@@ -16,8 +16,6 @@ from moduli._torch import count_references
 from ._operators import Operators
 from ._record import Pending
 
-__all__ = ["count_operand", "is_temporary"]
-
 
 class _ReferenceProbe(Operators):
     """Counts the references to operands as the method of a particle does."""

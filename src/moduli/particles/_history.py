@@ -17,8 +17,6 @@ from ._species import require, touch_one, version_of
 from .base import NytoModuleBase
 from .errors import StructureError
 
-__all__ = ["SpeciesView", "events_of", "history", "independent", "migrate", "species"]
-
 T = TypeVar("T", bound=nn.Module)
 
 

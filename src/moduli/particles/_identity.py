@@ -15,8 +15,6 @@ from .base import VersionDataImp, orders_of
 from .kernel import VersionKernel
 from .mtype import ParamConfig
 
-__all__ = ["begin_here", "pack", "unpack"]
-
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 

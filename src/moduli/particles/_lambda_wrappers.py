@@ -11,8 +11,6 @@ from ._mode import is_composing
 from .edits import clone_param
 from .mtype import ParamConfig
 
-__all__ = ["binary_lambda_wrapper", "unary_lambda_wrapper"]
-
 
 def unary_lambda_wrapper(
     fn: Callable[[nn.Parameter], Tensor],

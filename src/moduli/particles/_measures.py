@@ -20,8 +20,6 @@ from ._species import require
 from .errors import StructureError
 from .kernel import Product
 
-__all__ = ["cosine", "distance", "dot", "from_vector", "norm", "operand_of", "vector"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["LARGE", "allocate_like", "is_large"]
-
 LARGE = 1 << 23
 """From this many elements on results have memory of their own. Below, allocators keep what was freed."""
 

@@ -10,16 +10,6 @@ import torch
 
 from moduli._torch import has_dispatch_mode, in_transform, set_grad_enabled
 
-__all__ = [
-    "differentiable",
-    "is_composing",
-    "is_differentiable",
-    "is_watched",
-    "make_leaves",
-    "record_nothing",
-    "refuse_graph",
-]
-
 
 class _Mode(threading.local):
     graph = False

@@ -15,8 +15,6 @@ from ._operators import Operators
 from ._species import require
 from .kernel import Particle
 
-__all__ = ["Only", "only"]
-
 
 class Only(Operators):
     """Some of the parameters of a particle. Made by `only`.

@@ -37,16 +37,6 @@ from .mtype import ParamConfig
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = [
-    "Operand",
-    "align",
-    "broadcast",
-    "buffer_policies",
-    "inert_parameters",
-    "matching_values",
-    "number",
-    "pair",
-]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _PLAIN = frozenset((nn.Parameter, Tensor))

@@ -6,8 +6,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Operators"]
-
 
 class Operators:
     """The operators, each told by the function that does it: `_binary(fn, other, reflected)` and `_unary(fn)`."""

@@ -27,8 +27,6 @@ from .errors import StructureError
 from .kernel import Particle, Product, VersionKernel
 from .mtype import ParamConfig, ParamID
 
-__all__ = ["ParticleMethods"]
-
 _MISSING = object()
 
 

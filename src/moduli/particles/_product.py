@@ -24,13 +24,6 @@ from .errors import StructureError
 from .kernel import ParticleKernel, Product
 from .mtype import ModuleID, ParamConfig, ParamDict
 
-__all__ = [
-    "ParamProduct",
-    "module_to_product",
-    "product_assign_to_module",
-    "product_to_module",
-]
-
 
 class ParamProduct(Product[Any]):
     """The light form of a module: its parameters by identifier. Products of one version can be combined.

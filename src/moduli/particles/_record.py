@@ -28,8 +28,6 @@ from ._skeleton import PENDING, RECORD, State, assemble, facts_of
 if TYPE_CHECKING:
     from .base import VersionKernelImp
 
-__all__ = ["Event", "Pending", "ParticleRecord", "Species", "build", "get_part", "record_of"]
-
 
 class Event(NamedTuple):
     """One edit of a species: which version it made, in words, and the names it added and removed.

@@ -21,24 +21,6 @@ from moduli.layout import Reading, Structure, read
 from moduli.nn import Module as LabellingModule
 from moduli.nn import VirtualTensor
 
-__all__ = [
-    "HOOKS",
-    "PENDING",
-    "POLICY",
-    "RECORD",
-    "Facts",
-    "ModelPlace",
-    "State",
-    "assemble",
-    "capture",
-    "copy_unwrapped",
-    "facts_of",
-    "places_in",
-    "select_plain_attributes",
-    "restore",
-    "unwrap_kind",
-]
-
 RECORD = "_particle"
 PENDING = "_pending"
 POLICY = "_buffer_policy"

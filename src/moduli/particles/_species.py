@@ -33,18 +33,6 @@ from .errors import StructureError
 from .kernel import ParticleKernel, VersionKernel
 from .mtype import ModuleID
 
-__all__ = [
-    "adopt_child",
-    "adopt_children",
-    "bring_up",
-    "edit",
-    "give_version",
-    "kernel_of",
-    "require",
-    "touch",
-    "version_of",
-]
-
 
 def bring_up(module: nn.Module, record: ParticleRecord) -> Reading:
     """Read a module, after noticing its own edits and following those of its species."""

@@ -13,8 +13,6 @@ from moduli.labels import Axes, drop_axis, put_in_front, wrap
 from moduli.labels import Tensor as LabelledTensor
 from moduli.particles import StructureError
 
-__all__ = ["AXIS", "Arguments", "Outputs", "arguments", "read_data"]
-
 AXIS = "member"
 
 

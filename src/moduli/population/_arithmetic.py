@@ -19,8 +19,6 @@ from ._operands import broadcast, check_dtype, check_match, rows, scalar
 from ._results import OUT, defer, defer_pair, make_buffer_operation, operate_with_values, pair
 from ._values import Values, allocate
 
-__all__ = ["Arithmetic"]
-
 
 def keeps_history() -> bool:
     """Whether operations keep a history, or are followed by a transform such as `torch.func.grad`."""

@@ -16,8 +16,6 @@ from ._evaluator import forward
 from ._rule import EvaluationPlan
 from ._values import allocate
 
-__all__ = ["Calls"]
-
 
 class Calls(Core):
     """How members are evaluated."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 from . import selection
 from ._indexing import Indexing
 
-__all__ = ["Choosing"]
-
 
 class Choosing(Indexing):
     """How members are selected by fitness."""

@@ -16,8 +16,6 @@ from ._members import Members, repeat_buffers, tracks_versions
 from ._shard import Shard
 from ._values import Values, allocate
 
-__all__ = ["Core"]
-
 
 class Core:
     """What every part of `Population` is written in terms of."""

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from ._core import Core
     from ._values import Values
 
-__all__ = [
-    "PendingSum",
-    "Term",
-    "accumulate",
-    "compute",
-    "deferrable",
-    "is_alone",
-    "negate_terms",
-    "scale_terms",
-    "sum_terms",
-    "terms_of",
-]
 
 # Below so many bytes the passes are cheap, and deciding is not.
 _LEAST = 1 << 18

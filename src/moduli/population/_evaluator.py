@@ -21,8 +21,6 @@ from ._rule import EvaluationPlan, Kind, choose, kind_of
 from ._stacked import Stacked
 from ._swap import Swap
 
-__all__ = ["PopulationEvaluator", "forward"]
-
 Made = TypeVar("Made")
 
 # How torch says that an operation has no batching rule, or asks for the values of a batch.

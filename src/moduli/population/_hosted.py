@@ -20,8 +20,6 @@ from ._arguments import arguments
 if TYPE_CHECKING:
     from ._population import Population
 
-__all__ = ["HostedPopulation"]
-
 
 class HostedPopulation:
     """The members of a population, held by actors of a Ray cluster. Made by `Population.host`.

@@ -12,8 +12,6 @@ from ._core import Core
 from ._members import build, row_view, tracks_versions
 from ._values import Values, allocate
 
-__all__ = ["Indexing"]
-
 
 class Indexing(Core):
     """How members are read and written."""

@@ -23,8 +23,6 @@ from moduli.particles import StructureError, adopt
 
 from ._noise import normal, seeds
 
-__all__ = ["initialise", "make_of_class"]
-
 
 def initialise(pop: Any, init: Any, generator: torch.Generator | None) -> None:
     """Fill a population of copies as `Population.of` says."""

@@ -19,8 +19,6 @@ from torch.nn.modules import module as _torch_module
 from moduli.nn import Module as LabelledModule
 from moduli.particles import StructureError
 
-__all__ = ["Members", "build", "repeat_buffers", "row_view", "tracks_versions"]
-
 _REMEDY = (
     "a member shares the structure of its population: edit a copy (`copy.deepcopy(pop[i])`), or edit the modules and "
     "build a new population with Population.from_modules"

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from moduli.layout import Layout
 
-__all__ = ["draw_fractions", "find_places", "normal", "seeds", "uniform"]
-
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
 _LIMIT = 1 << 62
 

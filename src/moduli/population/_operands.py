@@ -20,8 +20,6 @@ from moduli.particles import StructureError, matching_values
 if TYPE_CHECKING:
     from ._core import Core
 
-__all__ = ["broadcast", "check_dtype", "check_match", "rows", "scalar"]
-
 
 def check_match(ours: Core, theirs: Core) -> None:
     """Check that two populations can be combined member by member.

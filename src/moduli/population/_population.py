@@ -20,8 +20,6 @@ from ._state import State
 from ._statistics import Statistics
 from ._variation import Variation
 
-__all__ = ["Population"]
-
 
 @final
 class Population(State, Calls, Variation, Statistics):

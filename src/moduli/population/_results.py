@@ -14,8 +14,6 @@ from ._deferred import PendingSum, Term, deferrable, scale_terms, sum_terms, ter
 from ._operands import check_dtype, scalar
 from ._values import Values, allocate, make_deferred
 
-__all__ = ["OUT", "defer", "defer_pair", "make_buffer_operation", "pair", "operate_with_values"]
-
 OUT: dict[Any, Callable[..., Tensor]] = {
     operator.add: torch.add,
     operator.sub: torch.sub,

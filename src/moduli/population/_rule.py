@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
-__all__ = ["FORMS", "Kind", "EvaluationPlan", "choose", "kind_of"]
-
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)

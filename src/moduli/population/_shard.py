@@ -14,8 +14,6 @@ from ..layout import map_tensors
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Shard"]
-
 
 class Shard:
     """The members that this process holds of a population that several processes share. Made by `Population.shard`.

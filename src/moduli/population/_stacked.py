@@ -17,8 +17,6 @@ from torch import Tensor
 
 from moduli._torch import pytree
 
-__all__ = ["Stacked"]
-
 # From how many rows of a shared batch on one large product pays for laying the weights side by side.
 _SHARED_ROWS = 32
 # From how many rows on a product with the weights on the left is the faster one.

@@ -22,8 +22,6 @@ from ._values import Values, allocate
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["State"]
-
 
 class State(Indexing):
     """Modes, places, copies and checkpoints."""

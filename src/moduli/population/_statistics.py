@@ -17,8 +17,6 @@ from ._core import Core
 from ._operands import broadcast, check_dtype, check_match, rows
 from ._values import allocate
 
-__all__ = ["Statistics"]
-
 
 class Statistics(Arithmetic):
     """Measures and elementwise functions."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Swap"]
-
 
 class Swap:
     """Every place in a module tree that holds one of its tensors, so that others can be put there and taken out again.

@@ -17,8 +17,6 @@ from moduli.layout import Layout
 
 from ._deferred import PendingSum, compute, is_alone
 
-__all__ = ["Values", "make_deferred", "allocate"]
-
 # Matrices to use again: those of so many bytes, below which the C library does as well, and above which memory is dear.
 _spare: deque[Tensor] = deque(maxlen=3)
 _LEAST, _MOST = 1 << 18, 1 << 26

@@ -20,8 +20,6 @@ from ._noise import draw_fractions, find_places, normal, seeds, uniform
 from ._operands import check_match, rows
 from ._values import Values, allocate
 
-__all__ = ["Variation"]
-
 _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 
 

@@ -8,8 +8,6 @@ from ..m import LR, SAM, Adagrad, Adam, Adan, HeavyBall, Lion, MARSCorrection, R
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["adagrad", "adam", "adamw", "adan", "lion", "mars", "rmsprop", "rprop", "sam"]
-
 
 def adam(
     lr: Any = 1e-3,

@@ -8,8 +8,6 @@ from ..m import LR, NAG, HeavyBall, WeightDecay
 from ..optim import Module
 from ..optim.schedules import After
 
-__all__ = ["momentum", "nesterov", "sgd"]
-
 
 def _decay(weight_decay: Any, after: int = 0) -> list[Module]:
     """Weight decay, if any, after some steps without."""

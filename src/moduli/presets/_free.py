@@ -8,8 +8,6 @@ from ..m import LR, Adam, DAdaptAdam, Prodigy, ScheduleFree
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["dadapt", "prodigy", "schedule_free", "schedule_free_sgd"]
-
 
 def schedule_free(
     lr: Any = 2.5e-3,

@@ -8,8 +8,6 @@ from ..m import LR, Adam, HeavyBall, TrustRatio
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["lamb", "lars"]
-
 
 def lamb(
     lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-6, weight_decay: Any = 0.0

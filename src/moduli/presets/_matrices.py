@@ -31,8 +31,6 @@ from ..m import (
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["dion", "kl_shampoo", "muon", "muonclip", "normuon", "psgd", "scion", "shampoo", "soap", "splus"]
-
 _EMBEDDINGS_AND_HEADS = "*embed* *wte* *wpe* *head* *classifier*"
 
 

@@ -8,8 +8,6 @@ from ..m import APOLLO, CAME, LR, Adafactor, Adam, Fira, GaLore, Quantized
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["adafactor", "adam8bit", "apollo", "came", "fira", "galore"]
-
 
 def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, weight_decay: Any = 0.0) -> list[Module]:
     """Adafactor; without a step size, steps relative to the size of the parameters, by the schedule of the paper.

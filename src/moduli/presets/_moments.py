@@ -8,8 +8,6 @@ from ..m import ADOPT, EMA, LR, AdaBelief, Adadelta, Adamax, AdamMini, AdEMAMix,
 from ..optim import Module
 from ._descent import _decay
 
-__all__ = ["adabelief", "adadelta", "adam_mini", "adamax", "ademamix", "adopt", "laprop", "nadam", "radam"]
-
 
 def adopt(
     lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, weight_decay: Any = 0.0

@@ -21,21 +21,6 @@ from ..m import (
 )
 from ..optim import Module
 
-__all__ = [
-    "adahessian",
-    "bfgs",
-    "cg",
-    "gauss_newton",
-    "lbfgs",
-    "levenberg_marquardt",
-    "newton",
-    "newton_cg",
-    "sophia",
-    "spsa",
-    "trust_cg",
-    "trust_exact",
-]
-
 
 def lbfgs(*, history_size: int = 10) -> list[Module]:
     """L-BFGS with a strong Wolfe line search; give it `mo.closure(fn, fixed=True)` for a fixed batch.

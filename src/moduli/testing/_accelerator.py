@@ -22,8 +22,6 @@ from .._torch import open_fake_device, pytree
 from ..optim import Module, Optimizer, closure
 from ._case import Case, LawError
 
-__all__ = ["DEVICE", "Launches", "StepCost", "check_accelerator", "fake_accelerator", "find_deciding", "weigh_step"]
-
 _GENERATOR = torch.Generator
 DEVICE = "pretend"
 """The name of the fake device."""

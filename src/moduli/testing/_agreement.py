@@ -23,8 +23,6 @@ from ._problems import (
     step,
 )
 
-__all__ = ["LAWS"]
-
 _STEPS = 6
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..optim import Module
 
-__all__ = ["Case", "LawError", "NotApplicable", "Report"]
-
 TARGETS = ("bowl", "rosenbrock", "least squares", "")
 
 

@@ -9,8 +9,6 @@ from ..optim import Module
 from . import _agreement, _differentiable, _learning, _populations, _safety, _saving, _settings, _tensors
 from ._case import Case, LawError, NotApplicable, Report
 
-__all__ = ["LAWS", "check_law", "check_link"]
-
 LAWS: dict[str, Callable[[Case], None]] = {
     **_agreement.LAWS,
     **_tensors.LAWS,

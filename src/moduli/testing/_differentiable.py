@@ -13,8 +13,6 @@ from ._case import Case, NotApplicable
 from ._problems import needs, problem, run_eagerly
 from ._settings import list_numbers
 
-__all__ = ["LAWS"]
-
 _STEPS = 3
 
 

@@ -24,8 +24,6 @@ from ._accelerator import Launches, StepCost
 from ._operations import BINARY, TERNARY, UNARY
 from ._problems import backend
 
-__all__ = ["count_step", "make_chain", "name_device", "report", "workloads"]
-
 workloads: dict[str, list[tuple[int, ...]]] = {
     "200 of 64x64": [(64, 64)] * 200,
     "1000 of 10": [(10,)] * 1000,

@@ -12,8 +12,6 @@ from ..optim import Chain, Module, Need, Objective, Transform
 from ._case import Case, NotApplicable
 from ._problems import optimizer, problem, run_eagerly, step
 
-__all__ = ["LAWS"]
-
 
 def _copy_plain(value: Any) -> Any:
     """A copy to compare with; random generators are meant to change."""

@@ -13,8 +13,6 @@ from ..population import Population
 from ._case import Case, NotApplicable
 from ._problems import LawProblem, needs, problem, run_eagerly, same
 
-__all__ = ["LAWS"]
-
 _MEMBERS = 3
 _STEPS = 4
 

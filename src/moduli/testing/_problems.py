@@ -14,8 +14,6 @@ from ..optim import Closure, Module, Need, Optimizer, closure
 from ..population import Population
 from ._case import Case, NotApplicable
 
-__all__ = ["SHAPES", "MemberProblem", "LawProblem", "backend", "needs", "optimizer", "run", "same", "snapshot"]
-
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,))
 
 

@@ -16,8 +16,6 @@ from ._case import Case, NotApplicable
 from ._problems import LawProblem, optimizer, problem, run_eagerly, same, snapshot, step
 from ._settings import arguments, list_numbers
 
-__all__ = ["LAWS"]
-
 
 class _Boom(RuntimeError):
     pass

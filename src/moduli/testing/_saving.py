@@ -15,8 +15,6 @@ from ..optim import Module, Optimizer
 from ._case import Case
 from ._problems import LawProblem, MemberProblem, optimizer, problem, run_eagerly, same, snapshot, step
 
-__all__ = ["LAWS"]
-
 _NAMES = ("weight", "bias")
 
 

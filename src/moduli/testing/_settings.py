@@ -13,8 +13,6 @@ from ..optim import FusedRun, Module, Optimizer, Schedule
 from ._case import Case, NotApplicable
 from ._problems import LawProblem, have_moved, optimizer, problem, run_eagerly, same, snapshot, step
 
-__all__ = ["LAWS", "list_numbers"]
-
 
 def list_numbers(links: Sequence[Module]) -> Iterator[tuple[str, str, float]]:
     """(class, setting, value) of every setting that is a real number free to change."""

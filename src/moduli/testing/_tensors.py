@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from ._case import Case, NotApplicable
 from ._problems import have_moved, optimizer, problem, run, run_eagerly, same, snapshot, step
 
-__all__ = ["LAWS"]
-
 
 def _identify(param: Tensor) -> tuple[object, ...]:
     return param.dtype, param.device, tuple(param.shape), param.stride(), param.data_ptr()

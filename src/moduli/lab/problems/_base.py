@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-__all__ = ["Point", "Problem"]
-
 
 class Problem(ABC):
     """A model and a loss to make small.

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from ._base import Point, Problem
 
-__all__ = ["DigitsLogistic", "DigitsMLP", "LeastSquares", "Spirals"]
-
 
 class LeastSquares(Problem):
     """Linear least squares with an ill-conditioned matrix: mean (A x - b)^2, solved exactly by `torch.linalg.lstsq`.

@@ -15,8 +15,6 @@ import torch
 
 from ._base import Point, Problem
 
-__all__ = ["Function", "NoisyQuadratic", "functions", "scalable"]
-
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
 

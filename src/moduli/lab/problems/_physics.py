@@ -13,8 +13,6 @@ from ...nn import nograd_tensors
 from ...particles import NytoModule
 from ._base import Problem
 
-__all__ = ["Bands", "GroundState"]
-
 BONDS = ("s energy", "p energy", "s-s", "p-p", "s-p", "s-s 2nd", "p-p 2nd")
 TRUE_HOPPINGS = (-2.0, 2.0, -0.5, 0.4, 0.6, -0.15, 0.1)
 

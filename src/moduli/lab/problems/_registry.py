@@ -12,8 +12,6 @@ from ._functions import functions, scalable
 from ._physics import Bands, GroundState
 from ._text import TextTransformer
 
-__all__ = ["UnknownProblemError", "get", "names"]
-
 LARGEST = 100_000
 
 

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from ._base import Problem
 from ._data import _initialise
 
-__all__ = ["TextTransformer"]
-
 WIDTH, CONTEXT, HEADS = 32, 32, 2
 
 

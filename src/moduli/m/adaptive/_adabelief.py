@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative
 
-__all__ = ["AdaBelief"]
-
 
 class AdaBelief(TensorTransform):
     r"""Adam with the variance of the update around its running mean in place of the second moment.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, positive
 
-__all__ = ["Adadelta"]
-
 
 class Adadelta(TensorTransform):
     r"""Scales the update by the ratio of two root mean squares: of the steps so far and of the updates so far.

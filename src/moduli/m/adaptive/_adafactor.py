@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import positive
 from ._axes import work
 
-__all__ = ["Adafactor", "factor", "rebuild", "update_factors"]
-
 
 class Adafactor(TensorTransform):
     r"""Divides the update by the root of a second moment that is kept as a vector of rows and one of columns.

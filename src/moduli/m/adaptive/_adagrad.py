@@ -11,8 +11,6 @@ from ...optim import Chainable
 from .._buffers import BufferTransform
 from .._checks import non_negative
 
-__all__ = ["Adagrad"]
-
 
 class Adagrad(BufferTransform):
     r"""Divides the update by the root of the sum of its squares so far.

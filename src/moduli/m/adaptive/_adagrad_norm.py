@@ -12,8 +12,6 @@ from .._checks import fraction, non_negative
 from .._lists import dot
 from .._scalars import divide
 
-__all__ = ["AdagradNorm"]
-
 
 class AdagradNorm(TensorTransform):
     r"""Divides the update by the root of the sum of its squared norms.

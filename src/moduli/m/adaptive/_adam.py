@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Chainable
 from .._buffers import BufferTransform
 
-__all__ = ["Adam"]
-
 
 class Adam(BufferTransform):
     r"""Divides a running mean of the update by the root of a running mean of its square.

@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative
 from ._axes import work
 
-__all__ = ["AdamMini"]
-
 
 class AdamMini(TensorTransform):
     r"""Adam with one second moment, the mean over a block, for each output neuron or for each attention head.

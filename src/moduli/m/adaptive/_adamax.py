@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative
 
-__all__ = ["Adamax"]
-
 
 class Adamax(TensorTransform):
     r"""Divides a running mean of the update by its decaying largest magnitude.

@@ -11,8 +11,6 @@ from ...optim import Chainable
 from .._buffers import BufferTransform
 from .._checks import fraction, non_negative
 
-__all__ = ["Adan"]
-
 
 class Adan(BufferTransform):
     r"""Adaptive Nesterov momentum, with the look-ahead gradient written through differences of gradients.

@@ -10,8 +10,6 @@ from ...optim import Need, Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from .._scalars import divide, read
 
-__all__ = ["AdaptiveHeavyBall"]
-
 
 class AdaptiveHeavyBall(Transform):
     r"""Heavy ball whose step size and momentum follow from the value of the optimum.

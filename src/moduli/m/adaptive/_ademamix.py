@@ -11,8 +11,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import check_at_least_one, fraction, non_negative, positive
 
-__all__ = ["AdEMAMix"]
-
 
 class AdEMAMix(TensorTransform):
     r"""Adam whose numerator is a fast mean plus $\alpha$ times a very slow one.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, positive
 
-__all__ = ["ADOPT"]
-
 
 class ADOPT(TensorTransform):
     r"""Divides the update by the second moment of the steps *before* it, then takes the running mean.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import positive
 
-__all__ = ["AEGD"]
-
 
 class AEGD(TensorTransform):
     r"""Descends the root of the loss with an energy for each weight that can only fall.

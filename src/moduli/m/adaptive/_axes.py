@@ -7,18 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "accumulate",
-    "covariance",
-    "eigh",
-    "merge_shape",
-    "multiply",
-    "multiply_symmetric",
-    "power",
-    "fill_upper",
-    "work",
-]
-
 
 def work(tensor: Tensor) -> Tensor:
     """The tensor in a type that matrices can be factorised in."""

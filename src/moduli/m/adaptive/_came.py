@@ -12,8 +12,6 @@ from .._checks import fraction, positive
 from ._adafactor import factor, rebuild, root_mean_square, update_factors
 from ._axes import work
 
-__all__ = ["CAME"]
-
 
 class CAME(TensorTransform):
     r"""Scales by a factored second moment, takes a running mean, and divides by how unstable that mean is.

@@ -14,8 +14,6 @@ from .._lists import dot
 from .._scalars import divide, larger, read, smaller
 from ._axes import work
 
-__all__ = ["DAdaptAdam"]
-
 
 class DAdaptAdam(TensorTransform):
     r"""Adam times a lower bound d of the distance to the solution, which only grows.

@@ -11,8 +11,6 @@ from ...optim import TensorTransform
 from .._checks import check_at_least_one, fraction
 from ._orthogonalize import as_matrix
 
-__all__ = ["Dion"]
-
 
 class Dion(TensorTransform):
     r"""Momentum, orthonormalised along r directions that one step of power iteration follows, with error feedback.

@@ -10,8 +10,6 @@ from torch import Tensor
 from .._scalars import read
 from ._axes import accumulate, covariance, eigh, fill_upper, merge_shape, work
 
-__all__ = ["begin", "eigenvectors", "follow", "learn", "matrices"]
-
 
 def begin(state: Any, update: Tensor, beta: float, max_dim: int, merge_small: bool, precondition_1d: bool) -> Tensor:
     """Covariances and bases of a first update, which is returned in the shape that is rotated."""

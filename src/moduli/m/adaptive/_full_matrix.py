@@ -12,8 +12,6 @@ from .._buffers import BufferTransform
 from .._checks import check_at_least_one, choice, fraction, non_negative
 from ._axes import power, work
 
-__all__ = ["FullMatrixAdagrad"]
-
 
 class FullMatrixAdagrad(BufferTransform):
     r"""Adagrad with the sum of outer products, $A \leftarrow A + u u^T,\quad u \leftarrow (A + rI)^{-1/2} u$.

@@ -12,8 +12,6 @@ from ...optim import Chainable, TensorTransform
 from .._checks import check_at_least_one, non_negative, positive
 from ._axes import eigh, work
 
-__all__ = ["GGT"]
-
 
 class GGT(TensorTransform):
     r"""Full-matrix adaptation from the last r updates, $u \leftarrow (M M^T + \epsilon I)^{-1/2} u$ with M their matrix.

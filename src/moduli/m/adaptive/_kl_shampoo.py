@@ -12,8 +12,6 @@ from .._checks import check_at_least_one, fraction, positive
 from ._axes import eigh, work
 from ._orthogonalize import as_matrix
 
-__all__ = ["KLShampoo"]
-
 
 class KLShampoo(TensorTransform):
     r"""Shampoo whose two factors minimise the Kullback-Leibler divergence to the second moment of the update.

@@ -10,8 +10,6 @@ from torch import Tensor
 from .._scalars import read
 from ._axes import covariance, merge_shape, multiply, multiply_symmetric, work
 
-__all__ = ["balance", "begin", "fit", "flip", "largest", "limit_amplitude", "precondition"]
-
 GEOMETRIES = ("Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ")
 
 # The longest step of a rotation towards a symmetric factor; second order, so it must be small.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, positive
 
-__all__ = ["Lion"]
-
 
 class Lion(TensorTransform):
     r"""The sign of the update mixed with a slower running mean of it.

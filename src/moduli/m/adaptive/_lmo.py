@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, choice, positive
 from ._orthogonalize import as_matrix, from_matrix, orthogonalize
 
-__all__ = ["LMO"]
-
 BALLS = ("spectral", "sign", "column", "row", "rms")
 
 

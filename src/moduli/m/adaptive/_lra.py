@@ -9,8 +9,6 @@ from torch import Tensor
 
 from .._scalars import read
 
-__all__ = ["begin", "fit", "precondition"]
-
 
 def begin(state: Any, h: Tensor, setting: Any, generator: torch.Generator | None) -> None:
     """A multiple of the identity, with a little of random low rank."""

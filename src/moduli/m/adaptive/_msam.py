@@ -13,8 +13,6 @@ from ...optim import step as run
 from .._checks import fraction, non_negative
 from .._scalars import divide, read
 
-__all__ = ["MSAM", "MSAMMomentum"]
-
 
 class _Perturbed(Transform):
     """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""

@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative
 from ._axes import work
 
-__all__ = ["NAdam"]
-
 
 class NAdam(TensorTransform):
     r"""Adam whose mean looks one step ahead, with a momentum that rises to $\beta_1$.

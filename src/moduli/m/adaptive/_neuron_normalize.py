@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
 from ._orthogonalize import as_matrix, from_matrix
 
-__all__ = ["NeuronNormalize"]
-
 
 class NeuronNormalize(TensorTransform):
     r"""Divides each row of a matrix, the weights of one neuron, by a running root mean square of that row.

@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, choice
 from ._axes import multiply_symmetric
 
-__all__ = ["DualNormCorrection", "MuonAdjustLR", "Orthogonalize", "as_matrix", "from_matrix", "orthogonalize"]
-
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
 METHODS = ("newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh")
 

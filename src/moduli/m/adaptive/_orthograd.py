@@ -12,8 +12,6 @@ from ...optim import Across, TensorTransform
 from .._checks import non_negative
 from .._lists import dot
 
-__all__ = ["OrthoGrad"]
-
 
 class OrthoGrad(TensorTransform):
     r"""Removes the part of the update along the weights, $u_\perp = u - \frac{\langle x, u\rangle}{\|x\|^2 + \epsilon}\,x$.

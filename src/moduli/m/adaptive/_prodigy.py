@@ -14,8 +14,6 @@ from .._lists import dot, norm
 from .._scalars import divide, larger, smaller
 from ._axes import work
 
-__all__ = ["Prodigy"]
-
 
 class Prodigy(TensorTransform):
     r"""Adam times an estimate d of the distance to the solution, which only grows.

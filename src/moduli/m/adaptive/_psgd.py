@@ -12,8 +12,6 @@ from .._checks import check_at_least_one, choice, fraction, non_negative, positi
 from ._axes import work
 from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 
-__all__ = ["PSGDKronWhiten"]
-
 Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 

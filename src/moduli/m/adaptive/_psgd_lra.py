@@ -13,8 +13,6 @@ from ._axes import work
 from ._kron import limit_amplitude
 from ._lra import begin, fit, precondition
 
-__all__ = ["PSGDLRAWhiten"]
-
 
 class PSGDLRAWhiten(TensorTransform):
     r"""Fits a diagonal and a correction of low rank so that together they whiten the update, and preconditions with them.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, positive
 
-__all__ = ["RAdam"]
-
 
 class RAdam(TensorTransform):
     r"""Adam that is momentum until the second moment has seen enough, and rectified from then on.

@@ -11,8 +11,6 @@ from ...optim import Chainable
 from .._buffers import BufferTransform
 from .._checks import choice, fraction, non_negative
 
-__all__ = ["RMSprop"]
-
 
 class RMSprop(BufferTransform):
     r"""Divides the update by the root of a running mean of its square.

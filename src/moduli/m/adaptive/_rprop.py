@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import non_negative, positive
 
-__all__ = ["Rprop", "SignConsistencyLRs", "ScaleLRBySignChange"]
-
 
 class _SignSteps(TensorTransform):
     """Step sizes that grow while a sign repeats and shrink when it flips."""

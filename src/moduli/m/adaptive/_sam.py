@@ -16,8 +16,6 @@ from .._scalars import read
 if TYPE_CHECKING:
     from ...optim import Objective
 
-__all__ = ["ASAM", "SAM"]
-
 
 class SAM(Reformulation):
     r"""Replaces the loss by about the largest one within a ball, $\max_{\|\epsilon\|_p \le \rho} f(x + \epsilon)$.

@@ -11,8 +11,6 @@ from ...optim import Across, Chainable, TensorTransform
 from .._checks import check_at_least_one, choice, fraction, non_negative
 from ._axes import accumulate, merge_shape, multiply, power, work
 
-__all__ = ["Shampoo"]
-
 
 class Shampoo(TensorTransform):
     r"""Preconditions each axis of a tensor by a root of the covariance of its slices.

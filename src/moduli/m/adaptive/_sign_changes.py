@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["BacktrackOnSignChange", "SignConsistencyMask"]
-
 
 class BacktrackOnSignChange(TensorTransform):
     """Takes the last step of a weight back where the sign of its update flips.

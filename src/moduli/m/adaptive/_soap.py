@@ -12,8 +12,6 @@ from .._checks import check_at_least_one, fraction, non_negative
 from ._axes import multiply, work
 from ._eigenbasis import begin, follow, learn, matrices
 
-__all__ = ["SOAP"]
-
 
 class SOAP(TensorTransform):
     r"""Runs Adam in the eigenbasis of Shampoo's covariances, which follows them slowly.

@@ -13,8 +13,6 @@ from ._axes import work
 from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
 
-__all__ = ["SPlus"]
-
 
 class SPlus(TensorTransform):
     r"""The sign of the momentum in Shampoo's eigenbasis, rotated back: whitening that stays bounded between bases.

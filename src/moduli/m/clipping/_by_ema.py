@@ -14,8 +14,6 @@ from .._checks import choice, fraction, positive
 from .._metrics import check_metric, metric_of_all
 from .._scalars import divide, larger, smaller
 
-__all__ = ["ClipNormByEMA", "ClipValueByEMA", "NormalizeByEMA"]
-
 
 class ClipNormByEMA(TensorTransform):
     r"""Scales the update down where its norm is above that of a running mean of updates.

@@ -12,8 +12,6 @@ from ...optim import TensorTransform
 from .._checks import check_at_least_one
 from .._metrics import Axes, axes_of, check_axes
 
-__all__ = ["Centralize"]
-
 
 class Centralize(TensorTransform):
     r"""Subtracts the mean from the update, $u \leftarrow u - \operatorname{mean}(u)$.

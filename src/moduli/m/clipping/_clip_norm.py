@@ -13,8 +13,6 @@ from .._checks import check_at_least_one, non_negative
 from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
 from .._scalars import choose
 
-__all__ = ["ClipNorm", "NormLink"]
-
 
 class NormLink(TensorTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import non_negative
 
-__all__ = ["ClipValue"]
-
 
 class ClipValue(TensorTransform):
     r"""Keeps each element within $[-c, c]$, as `torch.nn.utils.clip_grad_value_` does.

@@ -13,8 +13,6 @@ from .._checks import non_negative, positive
 from .._metrics import check_metric, metric_of_all
 from .._scalars import choose, divide, larger, smaller
 
-__all__ = ["ClipNormGrowth", "ClipValueGrowth"]
-
 
 def _check(name: str, add: Any, mul: Any, min_value: Any, max_decay: Any) -> None:
     if add is None and mul is None:

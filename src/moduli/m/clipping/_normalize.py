@@ -7,8 +7,6 @@ from typing import Any
 from .._metrics import Axes
 from ._clip_norm import NormLink
 
-__all__ = ["Normalize"]
-
 
 class Normalize(NormLink):
     r"""Scales the update to a given norm, $u \leftarrow c\,u / \|u\|$; an update of zero stays.

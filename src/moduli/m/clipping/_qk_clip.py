@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Module, Objective
 from .._checks import positive
 
-__all__ = ["QKClip"]
-
 
 class QKClip(Module):
     r"""Scales the query and key weights of attention heads whose largest logit exceeded a bound.

@@ -11,8 +11,6 @@ from ...optim import Chainable, Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from ._rules import RULES
 
-__all__ = ["ConjugateGradient"]
-
 
 class ConjugateGradient(Transform):
     r"""Adds to the update a multiple of the last direction, $D = u + \beta D_-$, with a rule for $\beta$.

@@ -7,17 +7,6 @@ from typing import ClassVar
 from ...optim import Chainable
 from ._base import ConjugateGradient
 
-__all__ = [
-    "FletcherReeves",
-    "PolakRibiere",
-    "HestenesStiefel",
-    "DaiYuan",
-    "HagerZhang",
-    "LiuStorey",
-    "ConjugateDescent",
-    "DYHS",
-]
-
 
 class _Named(ConjugateGradient):
     """Conjugate gradients with the rule that the class is named for."""

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, dot
 
-__all__ = ["RULES"]
-
 
 def _divide(above: Tensor, below: Tensor) -> Tensor:
     return torch.where(below != 0, above / below, 0.0)

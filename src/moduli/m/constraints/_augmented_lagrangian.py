@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...optim import Closure, Objective, Reformulation
 
-__all__ = ["AugmentedLagrangian"]
-
 
 class AugmentedLagrangian(Reformulation):
     r"""Optimizes the loss under $c(x) = 0$, or under $c(x) \ge 0$ with `inequality=True`, by an augmented Lagrangian.

@@ -20,8 +20,6 @@ from .._exact_moves import land
 from .._flat import flat, flat_members, unflat, unflat_members
 from ._models import Models
 
-__all__ = ["ModelLink", "PopulationLink", "SearchLink"]
-
 BLOCK = 1 << 22  # numbers that the models of one block have together
 _OURS = ("x0", "initial", "spread", "shapes", "rank", "lr", "optimizer", "momentum", "betas", "own")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ... import evolve
 from ._adapter import ModelLink
 
-__all__ = ["ARS", "CMAES", "GuidedES", "OpenES", "PGPE", "SNES", "XNES"]
-
 
 class ARS(ModelLink):
     r"""Emits the mean of the best directions, weighted by the differences of their losses over the deviation of these.

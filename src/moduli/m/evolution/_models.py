@@ -10,8 +10,6 @@ from torch import nn
 
 from ...population import Population
 
-__all__ = ["Models"]
-
 _PLAIN = (
     int,
     float,

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Reformulation
 
-__all__ = ["GradApproximator"]
-
 
 class GradApproximator(Reformulation):
     """Replaces the gradient by one made from values of the loss; override `approximate`.

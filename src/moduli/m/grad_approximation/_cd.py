@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Module, Need, Objective
 from .._checks import choice, positive
 
-__all__ = ["CD"]
-
 
 class CD(Module):
     r"""Moves along one coordinate at a time, whose slope is found from two or three values of the loss.

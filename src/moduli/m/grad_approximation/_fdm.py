@@ -12,8 +12,6 @@ from ...optim import Chainable
 from ._base import GradApproximator
 from ._formulas import FORMULAS, check_formula, derivative
 
-__all__ = ["FDM"]
-
 
 class FDM(GradApproximator):
     r"""The gradient by finite differences along every coordinate, $\partial_i f \approx (f(x + h e_i) - f(x - h e_i)) / 2h$.

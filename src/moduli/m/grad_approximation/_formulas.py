@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["FORMULAS", "derivative"]
-
 # name: (points in units of h, weights); the derivative is the weighted sum over h.
 FORMULAS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "forward": ((0, 1), (-1.0, 1.0)),

@@ -13,8 +13,6 @@ from ...optim import Chainable, ChainError, Objective, Optimizer, sample_like
 from ._base import GradApproximator
 from ._formulas import derivative
 
-__all__ = ["ForwardGradient"]
-
 _METHODS = ("autograd", "fd_forward", "fd_central")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from ...optim import Chainable
 from ._randomized import RandomizedFDM
 
-__all__ = ["GaussianSmoothing"]
-
 
 class GaussianSmoothing(RandomizedFDM):
     r"""The gradient of $E_z f(x + hz)$ with normal $z$, estimated from many forward differences.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Chainable, Objective, sample_like
 from ._randomized import RandomizedFDM
 
-__all__ = ["MeZO"]
-
 
 class MeZO(RandomizedFDM):
     r"""Randomised differences that keep a seed in place of the directions, and draw them again when needed.

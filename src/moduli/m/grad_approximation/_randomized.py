@@ -12,8 +12,6 @@ from ...optim import Chainable, Objective, sample_like
 from ._base import GradApproximator
 from ._formulas import FORMULAS, check_formula, derivative
 
-__all__ = ["RandomizedFDM"]
-
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
 

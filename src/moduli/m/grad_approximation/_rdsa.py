@@ -7,8 +7,6 @@ from typing import Any
 from ...optim import Chainable
 from ._randomized import RandomizedFDM
 
-__all__ = ["RDSA"]
-
 
 class RDSA(RandomizedFDM):
     r"""Random directions: the same as `SPSA` with normal directions.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ._randomized import RandomizedFDM
 
-__all__ = ["SPSA"]
-
 
 class SPSA(RandomizedFDM):
     r"""Simultaneous perturbation: $g = \Delta\,(f(x + h\Delta) - f(x - h\Delta)) / 2h$ with random signs $\Delta$.

@@ -12,8 +12,6 @@ from ...optim import Chainable
 from .._checks import positive
 from ._randomized import RandomizedFDM
 
-__all__ = ["SPSA1"]
-
 
 class SPSA1(RandomizedFDM):
     r"""One evaluation for a gradient: $g = \Delta\, f(x + h\Delta) / h$ with random signs $\Delta$.

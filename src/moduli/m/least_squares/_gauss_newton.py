@@ -12,8 +12,6 @@ from .._flat import flat, mask_absent, unflat
 from ..second_order._solve import refuse_complex, shortest
 from ._jacobian import jacobian
 
-__all__ = ["GaussNewton"]
-
 
 class GaussNewton(Transform):
     r"""Solves $(J^TJ + \epsilon I)\,d = u$, where $J$ is the Jacobian of the residuals that the closure returns.

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["jacobian"]
-
 
 def jacobian(vector: Tensor, params: Sequence[Tensor], batched: bool) -> Tensor:
     """The matrix of derivatives, one row per component; zero columns for parameters it does not depend on.

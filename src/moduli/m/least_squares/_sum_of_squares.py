@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...optim import Module, Need, Objective
 
-__all__ = ["SumOfSquares"]
-
 
 class SumOfSquares(Module):
     r"""Lets the closure return a vector of residuals, whose loss is $\frac12 \sum_i r_i^2$ for all links of the chain.

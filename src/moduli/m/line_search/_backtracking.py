@@ -8,8 +8,6 @@ from typing import Any
 from ._base import LineSearchBase
 from ._more_thuente import Trials
 
-__all__ = ["CONDITIONS", "AdaptiveBacktracking", "Backtracking", "accepts", "check_backtracking"]
-
 CONDITIONS = ("armijo", "decrease", "goldstein")
 
 

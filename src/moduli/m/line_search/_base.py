@@ -11,8 +11,6 @@ from ._line import Line
 from ._more_thuente import Trials, run_trials
 from ._of_members import search_members
 
-__all__ = ["LineSearchBase"]
-
 
 class LineSearchBase(Module):
     r"""A search for a step length along the update: override `search` or `trials`.

@@ -12,8 +12,6 @@ from ... import kernels
 from ...optim import Objective, keeps_graph
 from .._flat import array, dot, flat, is_plain, mask_absent, tensors_of, unflat
 
-__all__ = ["Line"]
-
 
 class Line:
     """phi(a) = f(x - a u) and its slope, with every trial remembered, so that the accepted one can be handed on.

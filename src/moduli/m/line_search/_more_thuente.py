@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ["Trial", "Trials", "run_trials", "more_thuente", "more_thuente_trials", "trial_step"]
-
 Found = TypeVar("Found")
 Trials = Generator[float, tuple[float, float], float | None]
 """A search that yields lengths and is sent the value and slope there."""

@@ -13,8 +13,6 @@ from ...optim import Objective, keeps_graph
 from .._flat import flat_members, mask_absent, unflat_members
 from ._more_thuente import Trials
 
-__all__ = ["search_members"]
-
 
 def search_members(
     objective: Objective,

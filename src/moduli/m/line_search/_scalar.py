@@ -9,8 +9,6 @@ from .._checks import check_at_least_one, fraction, positive
 from ._base import LineSearchBase
 from ._line import Line
 
-__all__ = ["AdaptiveBisection", "ScipyMinimizeScalar"]
-
 
 class AdaptiveBisection(LineSearchBase):
     r"""Shortens the last step while that helps, or lengthens it while that helps.

@@ -8,8 +8,6 @@ from typing import Any
 from ._base import LineSearchBase
 from ._more_thuente import Trials, more_thuente_trials
 
-__all__ = ["StrongWolfe"]
-
 _INITS = ("fixed", "previous", "first-order", "quadratic", "quadratic-clip")
 
 

@@ -6,8 +6,6 @@ import torch
 
 from ...optim import Module, Objective
 
-__all__ = ["GradientAccumulation"]
-
 
 class GradientAccumulation(Module):
     """Collects the updates of n steps; the links that follow, and the parameters, see only every n-th.

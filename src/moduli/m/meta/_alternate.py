@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ...optim import Chainable, Module, Objective
 from ...optim import step as run
 
-__all__ = ["Alternate", "Switch"]
-
 
 class Alternate(Module):
     """Chains in turn, each for its own number of steps, again and again.

@@ -7,8 +7,6 @@ import torch
 from ...optim import Chainable, Module, Need, Objective
 from ...optim import step as run
 
-__all__ = ["Multistep", "NegateOnLossIncrease", "Sequential"]
-
 
 class Sequential(Module):
     """Inner steps, each by the next chain in turn; the update is how far they moved the parameters.

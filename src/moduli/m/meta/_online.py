@@ -6,8 +6,6 @@ import torch
 
 from ...optim import Chainable, Module, Need, Objective
 
-__all__ = ["Online"]
-
 
 class Online(Module):
     """Lets a method that compares gradients of successive points compare them on the same batch.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, TensorTransform
 
-__all__ = ["Quantized"]
-
 # Steps of the golden ratio and of its sibling for two dimensions: offsets that fill [0, 1) evenly along each axis.
 _ALONG, _OVER = 0.6180339887498949, 0.7548776662466927
 _SMALLEST = 4096

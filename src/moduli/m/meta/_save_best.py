@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ...optim import Module, Need, Objective
 
-__all__ = ["SaveBest"]
-
 
 class SaveBest(Module):
     """Keeps a copy of the parameters with the lowest loss seen.

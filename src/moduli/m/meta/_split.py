@@ -14,8 +14,6 @@ from torch import Tensor
 from ...optim import Across, Chainable, Module, Objective
 from ...optim import step as run
 
-__all__ = ["Split"]
-
 Filter = Callable[..., bool] | Iterable[Tensor] | torch.nn.Module | str
 
 

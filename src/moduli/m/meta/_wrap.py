@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ...optim import Module, Need, Objective
 
-__all__ = ["Wrap"]
-
 
 class Wrap(Module):
     """A foreign `torch.optim.Optimizer` as a link: its step, taken on the incoming update, becomes the outgoing one.

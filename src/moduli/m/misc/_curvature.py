@@ -12,8 +12,6 @@ from ...optim import Module, Need, Objective, sample_like
 from .._checks import check_at_least_one, choice, positive
 from .._scalars import choose, read
 
-__all__ = ["HpuEstimate", "RandomHvp"]
-
 
 class HpuEstimate(Module):
     r"""$u \leftarrow \frac{u_t - u_{t-1}}{\|x_t - x_{t-1}\|}$, an estimate of the Hessian times the last direction.

@@ -7,8 +7,6 @@ import torch
 from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
 
-__all__ = ["EscapeAnnealing"]
-
 
 class EscapeAnnealing(Module):
     """Where the parameters are stuck, tries random points on growing spheres and jumps to the first that is better.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Objective, Reformulation
 from .._metrics import shape_like
 
-__all__ = ["ExpHomotopy", "LambdaHomotopy", "LogHomotopy", "SqrtHomotopy", "SquareHomotopy"]
-
 
 class LambdaHomotopy(Reformulation):
     r"""Optimizes $h(f)$ in place of f; gradients become $h'(f)\,\nabla f$.

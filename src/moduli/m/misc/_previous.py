@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["LastAbsoluteRatio", "LastDifference", "LastGradDifference", "LastProduct", "LastRatio", "Previous"]
-
 
 class Previous(TensorTransform):
     """The update of n steps ago; the present one while there is none.

@@ -7,8 +7,6 @@ from typing import Any
 
 from ...optim import Module, Need, Objective
 
-__all__ = ["PrintLoss", "PrintParams", "PrintShape", "PrintUpdate"]
-
 
 class _Print(Module):
     needs = frozenset()

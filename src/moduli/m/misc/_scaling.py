@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Module, Objective, TensorTransform
 from ..ops._sources import check_noise, noise
 
-__all__ = ["DivByLoss", "FillLoss", "GradSign", "MulByLoss", "NoiseSign", "Relative", "UpdateSign"]
-
 
 class Relative(TensorTransform):
     r"""$u \leftarrow u \odot \max(|x|, \text{min\_value})$: steps relative to the size of each parameter.

@@ -15,8 +15,6 @@ from .._metrics import lengths
 from .._scalars import larger
 from ._cautious import agreement
 
-__all__ = ["ScaleByGradCosineSimilarity", "UpdateGradientSignConsistency"]
-
 
 class UpdateGradientSignConsistency(TensorTransform):
     r"""Replaces the update by the mask $[u_i g_i > 0]$; `Cautious` multiplies by it.

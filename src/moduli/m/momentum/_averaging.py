@@ -12,8 +12,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import check_at_least_one
 
-__all__ = ["Averaging", "MedianAveraging", "WeightedAveraging"]
-
 
 class _History(TensorTransform):
     """Keeps the last updates."""

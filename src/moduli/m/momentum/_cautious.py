@@ -13,8 +13,6 @@ from ...optim import Across, TensorTransform
 from .._checks import choice, non_negative
 from .._scalars import larger, read
 
-__all__ = ["Cautious", "agreement"]
-
 
 def agreement(first: list[Tensor], second: list[Tensor], members: int | None) -> Any:
     """The fraction of elements where two updates point the same way; one number per member for a population."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import choice, fraction
 
-__all__ = ["EMA"]
-
 
 class EMA(TensorTransform):
     r"""Replaces the update by a running mean of it.

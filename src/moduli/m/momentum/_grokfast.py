@@ -9,8 +9,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction
 
-__all__ = ["GrokFast"]
-
 
 class GrokFast(TensorTransform):
     r"""Adds a running mean of the update to it, so that slow components count for more.

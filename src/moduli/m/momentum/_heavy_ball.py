@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from ._ema import EMA
 
-__all__ = ["HeavyBall"]
-
 
 class HeavyBall(EMA):
     r"""Adds up updates with decaying weights, $m_t = \beta m_{t-1} + u_t$, as `torch.optim.SGD(momentum=...)` does.

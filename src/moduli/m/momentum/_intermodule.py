@@ -15,8 +15,6 @@ from .._scalars import larger
 from ..ops._operands import MultiOperation, present, spread_numbers
 from ._cautious import agreement
 
-__all__ = ["IntermoduleCautious", "ScaleModulesByCosineSimilarity"]
-
 
 class IntermoduleCautious(MultiOperation):
     r"""`Cautious` with another chain in place of the gradient: elements where two chains disagree are dropped.

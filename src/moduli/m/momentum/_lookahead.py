@@ -9,8 +9,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import check_at_least_one, positive
 
-__all__ = ["Lookahead"]
-
 
 class Lookahead(TensorTransform):
     r"""Lets the links before it make k steps, then goes back to a point between where they began and where they are.

@@ -6,8 +6,6 @@ from typing import Any
 
 from ._ema import EMA
 
-__all__ = ["NAG"]
-
 
 class NAG(EMA):
     r"""Nesterov's momentum: $m_t = \beta m_{t-1} + (1-d) u_t$ and $u \leftarrow u_t + \beta m_t$.

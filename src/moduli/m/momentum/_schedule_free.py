@@ -12,8 +12,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import fraction, non_negative, positive
 
-__all__ = ["ScheduleFree"]
-
 
 class ScheduleFree(TensorTransform):
     r"""Steps with a sequence z, evaluates between it and its average x, so that no schedule is needed.

@@ -9,20 +9,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = [
-    "AccumulateMaximum",
-    "AccumulateMean",
-    "AccumulateMinimum",
-    "AccumulateProduct",
-    "AccumulateSum",
-    "CenteredEMASquared",
-    "CenteredSqrtEMASquared",
-    "Debias",
-    "Debias2",
-    "EMASquared",
-    "SqrtEMASquared",
-]
-
 
 def _fraction(where: str, name: str, value: Any) -> None:
     if isinstance(value, float | int) and not 0 <= value <= 1:

@@ -10,24 +10,6 @@ from torch import Tensor
 from ...optim import Objective
 from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, present, spread_numbers
 
-__all__ = [
-    "Add",
-    "CopyMagnitude",
-    "CopySign",
-    "Div",
-    "GramSchmidt",
-    "Maximum",
-    "Minimum",
-    "Mul",
-    "Pow",
-    "RCopySign",
-    "RDiv",
-    "RPow",
-    "RSub",
-    "Sub",
-    "Threshold",
-]
-
 
 class _Binary(MultiOperation):
     """u and one other operand, element by element."""

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["Clip"]
-
 
 class Clip(TensorTransform):
     r"""Keeps each element between two numbers, $u \leftarrow \min(\max(u, a), b)$.

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["Grad"]
-
 
 class Grad(TensorTransform):
     r"""Replaces the update by the gradient, $u \leftarrow g$: what the links before it made is forgotten.

@@ -12,15 +12,6 @@ from .._metrics import check_metric, shape_like, sizes
 from ._operands import MultiOperation, present
 from ._sources import Params
 
-__all__ = [
-    "Graft",
-    "GraftGradToUpdate",
-    "GraftInputToOutput",
-    "GraftOutputToInput",
-    "GraftToGrad",
-    "GraftToParams",
-]
-
 
 class _Pass(Module):
     """The update as it is."""

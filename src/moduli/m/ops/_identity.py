@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ...linalg import LinearOperator
     from ...optim import Objective
 
-__all__ = ["Identity", "Noop"]
-
 
 class Identity(TensorTransform):
     """Passes the update on. Its model of the Hessian is the identity, so that a trust region works on it as on descent.

@@ -12,8 +12,6 @@ from torch import Tensor
 from ...optim import Chainable, Module, Objective, Schedule, as_real, restore_complex
 from ...optim import step as run
 
-__all__ = ["MultiOperation", "Operand", "as_tensor", "apply_in_pairs", "spread_numbers", "present"]
-
 Operand = float | int | Tensor | Chainable
 
 

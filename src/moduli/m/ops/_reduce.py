@@ -12,21 +12,6 @@ from torch import Tensor
 from ...optim import Objective
 from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, spread_numbers
 
-__all__ = [
-    "ClipModules",
-    "DivModules",
-    "LerpModules",
-    "MaximumModules",
-    "Mean",
-    "MinimumModules",
-    "PowModules",
-    "Prod",
-    "SubModules",
-    "Sum",
-    "WeightedMean",
-    "WeightedSum",
-]
-
 
 class _Reduce(MultiOperation):
     """Operands in order, combined from left to right."""

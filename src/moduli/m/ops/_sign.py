@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["Sign"]
-
 
 class Sign(TensorTransform):
     r"""Replaces each element by its sign, $u \leftarrow \operatorname{sign}(u)$; real and imaginary parts by themselves.

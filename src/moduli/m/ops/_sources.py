@@ -12,8 +12,6 @@ from .._checks import choice, non_negative
 from .._metrics import lengths, shape_like
 from ._operands import spread_numbers
 
-__all__ = ["Clone", "Fill", "GradToNone", "Ones", "Params", "RandomSample", "Randn", "Uniform", "UpdateToNone", "Zeros"]
-
 
 class _SourceLink(Module):
     """Emits tensors made from the objective."""

@@ -10,18 +10,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = [
-    "Abs",
-    "CustomUnaryOperation",
-    "Exp",
-    "NanToNum",
-    "Negate",
-    "Reciprocal",
-    "Sqrt",
-    "UnaryLambda",
-    "UnaryParameterwiseLambda",
-]
-
 
 class _Pointwise(TensorTransform):
     elementwise = True

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ... import evolve
 from ..evolution._adapter import PopulationLink
 
-__all__ = ["CEM", "DE", "GA"]
-
 
 class CEM(PopulationLink):
     r"""Draws members from a Gaussian that follows the best of them.

@@ -14,8 +14,6 @@ from ...optim import ChainError, Module, Need, Objective, Optimizer
 from ...population import Population, Shard
 from .._exact_moves import land
 
-__all__ = ["PBT"]
-
 
 class PBT(Module):
     r"""Every so often the worst members take over weights, buffers and optimizer state of the best, and vary settings.

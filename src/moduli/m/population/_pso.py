@@ -14,8 +14,6 @@ from ...evolve import informed_velocity, neighbourhood_best, remember_best, swar
 from ...optim import Module, Need, Objective, as_real
 from ...population import Shard
 
-__all__ = ["PSO"]
-
 
 def _pull(
     x: Tensor, v: Tensor, own: Tensor, near: Tensor, word: Tensor, u: Tensor, w: float, c1: float, c2: float

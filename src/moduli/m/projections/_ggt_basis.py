@@ -24,8 +24,6 @@ from ...optim import (
 from .._checks import check_at_least_one, non_negative
 from ..adaptive._axes import eigh, work
 
-__all__ = ["GGTBasis"]
-
 
 class GGTBasis(Module):
     r"""Runs links on the coordinates of the update in the space that the last r updates span.

@@ -13,8 +13,6 @@ from ...optim import Chainable, Module, Need, Objective
 from .._checks import check_at_least_one, positive
 from ._projection import Projection
 
-__all__ = ["APOLLO", "Fira", "GaLore"]
-
 
 class _LowRank(Projection):
     """The links inside see a matrix through `rank` directions of its shorter side, which are renewed now and then."""

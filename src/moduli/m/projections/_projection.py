@@ -13,8 +13,6 @@ from torch import Tensor
 from ...optim import Chainable, Module, Objective, StandIns, as_real, from_vector, restore_complex, to_vector
 from ...optim import step as run
 
-__all__ = ["Projection", "ScalarProjection", "To", "VectorProjection", "ViewAsReal"]
-
 
 class Projection(Module):
     """Runs links on transformed updates, gradients and parameters, and transforms the result back.

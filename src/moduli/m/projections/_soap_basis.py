@@ -13,8 +13,6 @@ from ..adaptive._axes import multiply, work
 from ..adaptive._eigenbasis import begin, follow, learn, matrices
 from ._projection import Projection
 
-__all__ = ["SOAPBasis"]
-
 
 class SOAPBasis(Projection):
     r"""Runs links in the slowly moving eigenbasis of Shampoo's covariances: with `Adam` inside it is SOAP.

@@ -7,8 +7,6 @@ from typing import ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, bfgs, dfp
 
-__all__ = ["BFGS", "FletcherVMM"]
-
 
 class BFGS(QuasiNewton):
     r"""The quasi-Newton method that keeps its matrix positive definite under Wolfe's conditions.

@@ -14,8 +14,6 @@ from .._flat import flat, mask_absent, size, unflat
 from ._pairs import forget_point
 from ._rules import Pair, Rule, may_hold
 
-__all__ = ["QuasiNewton"]
-
 
 class QuasiNewton(Transform):
     r"""Keeps a matrix over all parameters that learns curvature from pairs $s = x - x_-$, $y = u - u_-$; override the rules.

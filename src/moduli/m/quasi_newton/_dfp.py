@@ -7,8 +7,6 @@ from typing import ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, bfgs, dfp
 
-__all__ = ["DFP"]
-
 
 class DFP(QuasiNewton):
     r"""The first quasi-Newton method, the dual of BFGS.

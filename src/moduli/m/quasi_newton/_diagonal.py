@@ -12,16 +12,6 @@ from ...optim import Chainable, Objective, Transform
 from .._flat import flat, mask_absent, size, unflat
 from ._pairs import changed, forget_point
 
-__all__ = [
-    "DNRTR",
-    "DiagonalBFGS",
-    "DiagonalQuasiCauchi",
-    "DiagonalQuasiNewton",
-    "DiagonalSR1",
-    "DiagonalWeightedQuasiCauchi",
-    "NewDQN",
-]
-
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return torch.dot(a, b).item()

@@ -10,8 +10,6 @@ from ...optim import Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from ._pairs import changed, forget_point
 
-__all__ = ["GradientCorrection"]
-
 
 class GradientCorrection(Transform):
     r"""Corrects the update as if the last line search had been exact: $u \leftarrow u - y\,\frac{s^Tu}{s^Ty}$.

@@ -7,8 +7,6 @@ from typing import ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, hoshino
 
-__all__ = ["Horisho"]
-
 
 class Horisho(QuasiNewton):
     r"""Hoshino's member of Broyden's family (under the name that is in use for it).

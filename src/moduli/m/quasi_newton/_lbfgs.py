@@ -15,8 +15,6 @@ from ._memory import PairMemory
 from ._of_members import learn_members, multiply_members
 from ._pairs import changed, exceeds_array, forget_point
 
-__all__ = ["LBFGS"]
-
 _LOW = (torch.float16, torch.bfloat16)
 
 

@@ -12,8 +12,6 @@ from ...optim import Chainable, Objective, Transform
 from .._flat import flat, mask_absent, size, unflat
 from ._pairs import changed, forget_point
 
-__all__ = ["LSR1"]
-
 
 class LSR1(Transform):
     r"""Multiplies the update by the SR1 matrix of the last pairs, started from $\gamma I$.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .._flat import is_small
 
-__all__ = ["PairMemory"]
-
 _WIDE = 8_192
 """For products with larger matrices NumPy's library uses all threads, also for one that was told to use one only."""
 _BLOCKS = 4

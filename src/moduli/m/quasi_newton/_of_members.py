@@ -11,8 +11,6 @@ from torch import Tensor
 from ...optim import Objective, as_real
 from .._flat import mask_absent, unflat_members
 
-__all__ = ["learn_members", "multiply_members"]
-
 _LOW = (torch.float16, torch.bfloat16)
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Objective
 from .._flat import flat, is_small, mask_absent
 
-__all__ = ["changed", "exceeds", "exceeds_array", "forget_point"]
-
 
 def changed(
     objective: Objective, state: Any, ptol: float, gtol: float

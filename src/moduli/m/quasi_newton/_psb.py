@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, psb
 
-__all__ = ["PSB"]
-
 
 class PSB(QuasiNewton):
     r"""The symmetric matrix nearest to the last one that maps s to y.

@@ -9,8 +9,6 @@ from torch import Tensor
 from ._dense import QuasiNewton
 from ._rules import Pair, Rule, column, rank_one
 
-__all__ = ["BroydenBad", "BroydenGood", "Greenstadt1", "Greenstadt2", "ICUM", "McCormick", "Pearson"]
-
 
 def _y(H: Tensor, pair: Pair) -> Tensor:
     return pair.y

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Pair", "Rule", "bfgs", "column", "dfp", "dilation", "hoshino", "may_hold", "psb", "rank_one", "sr1", "ssvm"]
-
 
 @dataclass(frozen=True)
 class Pair:

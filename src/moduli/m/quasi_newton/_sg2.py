@@ -12,8 +12,6 @@ from ...optim import Chainable, Need, Objective, Transform, sample_like
 from .._flat import flat, mask_absent, unflat
 from ..second_order._solve import refuse_complex, shortest
 
-__all__ = ["SG2"]
-
 
 class SG2(Transform):
     r"""Learns the Hessian from differences of gradients along random signs $\Delta$, and solves with it.

@@ -9,8 +9,6 @@ from torch import Tensor
 from ._dense import QuasiNewton
 from ._rules import Pair, Rule, dilation
 
-__all__ = ["ProjectedGradientMethod", "ShorR"]
-
 
 class ShorR(QuasiNewton):
     r"""Shor's r-algorithm: space is stretched along differences of gradients, which suits non-smooth functions.

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, sr1
 
-__all__ = ["SR1"]
-
 
 class SR1(QuasiNewton):
     r"""The symmetric rank-one update, which may become indefinite as the Hessian is; best in a trust region.

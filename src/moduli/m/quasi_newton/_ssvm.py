@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from ._dense import QuasiNewton
 from ._rules import Rule, ssvm
 
-__all__ = ["SSVM"]
-
 
 class SSVM(QuasiNewton):
     r"""A member of Broyden's family that scales its matrix at each step; `switch` chooses the strategy.

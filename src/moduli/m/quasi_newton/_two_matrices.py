@@ -10,8 +10,6 @@ from torch import Tensor
 from ._dense import QuasiNewton
 from ._rules import Pair, Rule, dilation, rank_one
 
-__all__ = ["ProjectedNewtonRaphson", "ThomasOptimalMethod"]
-
 
 class ProjectedNewtonRaphson(QuasiNewton):
     r"""Pearson's projected Newton method: one matrix projects gradients out, another learns the inverse Hessian meanwhile.

@@ -13,8 +13,6 @@ from ... import kernels
 from ...optim import Chainable, ChainError, Module, Objective
 from ...optim import step as run
 
-__all__ = ["BirginMartinezRestart", "PowellRestart", "RestartEvery", "RestartOnStuck", "RestartStrategy"]
-
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     return float(kernels.dot(a, b).real)

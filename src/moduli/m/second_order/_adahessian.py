@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Chainable, Objective
 from ._diagonal import HutchinsonBase
 
-__all__ = ["AdaHessian"]
-
 
 class AdaHessian(HutchinsonBase):
     r"""Adam with the Hessian's diagonal in place of the gradient in the second moment.

@@ -11,8 +11,6 @@ from ...optim import Chainable, Need, Objective, Transform
 from .._buffers import transform_buffers
 from ._newton_cg import check_hvp, product_needs
 
-__all__ = ["HutchinsonBase"]
-
 _DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
 

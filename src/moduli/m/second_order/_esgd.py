@@ -9,8 +9,6 @@ import torch
 from ...optim import Chainable, Objective, sample_like
 from ._diagonal import HutchinsonBase
 
-__all__ = ["ESGD"]
-
 
 class ESGD(HutchinsonBase):
     r"""Divides by the norms of the Hessian's rows, estimated as $\sqrt{E (Hz)^2}$.

@@ -11,8 +11,6 @@ from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from ._solve import refuse_complex
 
-__all__ = ["InverseFreeNewton"]
-
 
 class InverseFreeNewton(Transform):
     r"""Multiplies the update by an inverse of the Hessian that one product improves at each step.

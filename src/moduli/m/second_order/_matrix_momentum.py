@@ -13,8 +13,6 @@ from .._scalars import divide, read
 from ._newton_cg import check_hvp, product_needs
 from ._solve import refuse_complex
 
-__all__ = ["MatrixMomentum"]
-
 
 class MatrixMomentum(Transform):
     r"""Heavy ball with the matrix $I - \mu H$ as momentum: $u \leftarrow \eta u - (s - \mu Hs)$ with s the last step.

@@ -11,8 +11,6 @@ from ...optim import HESSIAN_METHODS, Module, Need, Objective
 from .._flat import flat, unflat
 from ._solve import refuse_complex, shortest, solve, solve_live
 
-__all__ = ["MultipointNewton", "SixthOrder3P", "SixthOrder3PM2", "SixthOrder5P", "TwoPointNewton"]
-
 
 class _Points:
     """Gradients and Hessians at points, as vectors and matrices."""

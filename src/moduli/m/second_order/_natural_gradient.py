@@ -12,8 +12,6 @@ from .._flat import unflat
 from ..least_squares._jacobian import jacobian
 from ._solve import refuse_complex
 
-__all__ = ["NaturalGradient"]
-
 
 class NaturalGradient(Transform):
     r"""The shortest step that changes every sample's loss alike: $d = G^T (GG^T + \epsilon I)^{-1} 1$.

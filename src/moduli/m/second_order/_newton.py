@@ -13,8 +13,6 @@ from ...optim import HESSIAN_METHODS, Chainable, Need, Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from ._solve import decompose, refuse_complex, shortest, solve, solve_live
 
-__all__ = ["Newton"]
-
 
 class Newton(Transform):
     r"""Solves $(H + \lambda I)\,d = u$ with the Hessian $H$ of the loss.

@@ -13,8 +13,6 @@ from .._flat import flat, mask_absent, size, unflat
 from ..trust_region import TrustCG
 from ._solve import refuse_complex
 
-__all__ = ["NewtonCG", "NewtonCGSteihaug", "hessian_operator"]
-
 HVP = ("autograd", "batched_autograd", "fd_forward", "fd_central")
 
 

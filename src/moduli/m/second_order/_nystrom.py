@@ -14,8 +14,6 @@ from .._flat import flat, mask_absent, unflat
 from ._newton_cg import check_hvp, hessian_operator, product_needs
 from ._solve import refuse_complex
 
-__all__ = ["NystromPCG", "NystromSketchAndSolve", "nystrom"]
-
 
 def nystrom(
     objective: Objective, rank: int, method: str, h: float, generator: torch.Generator | None

@@ -16,8 +16,6 @@ from ..adaptive._psgd import Geometry
 from ._newton_cg import check_hvp, product_needs
 from ._solve import refuse_complex
 
-__all__ = ["PSGDDenseNewton", "PSGDKronNewton", "PSGDLRANewton"]
-
 
 class _PSGDNewton(Transform):
     """What the three have in common: pairs of random vectors and their products with the Hessian.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition
 
-__all__ = ["decompose", "refuse_complex", "solve", "solve_live"]
-
 EigvalFn = Callable[[Tensor], Tensor]
 
 

@@ -9,8 +9,6 @@ import torch
 from ...optim import Chainable, Objective
 from ._diagonal import HutchinsonBase
 
-__all__ = ["SophiaH"]
-
 
 class SophiaH(HutchinsonBase):
     r"""Divides the mean gradient by a running mean of the Hessian's diagonal, and clips.

@@ -14,8 +14,6 @@ from .._flat import flat, mask_absent, unflat
 from ._newton_cg import check_hvp, product_needs
 from ._solve import decompose, refuse_complex, shortest, solve
 
-__all__ = ["SubspaceNewton"]
-
 _TYPES = ("common_directions", "orthonormal", "rademacher", "rows", "topk", "mixed")
 
 

@@ -11,8 +11,6 @@ from ...optim import Chainable, Module, Objective, Reformulation, sample_like
 from .._checks import check_at_least_one, choice, positive
 from ..termination import TerminationCriteria
 
-__all__ = ["GradientSampling"]
-
 _WAYS = ("mean", "max", "min", "min-norm", "min-value", "hull")
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import check_at_least_one, non_negative
 
-__all__ = ["LaplacianSmoothing"]
-
 
 class LaplacianSmoothing(TensorTransform):
     r"""Solves $(I - \sigma\Delta)\,v = u$ with the periodic second difference $\Delta$ over the elements of each tensor.

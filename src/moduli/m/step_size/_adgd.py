@@ -14,8 +14,6 @@ from .._lists import norm
 from .._scalars import choose, divide, larger, root, smaller
 from ._differences import DifferenceStep
 
-__all__ = ["AdGD"]
-
 
 class AdGD(DifferenceStep):
     r"""Descent whose step follows the local curvature $L = \|y\| / \|s\|$ and grows no faster than the theory allows.

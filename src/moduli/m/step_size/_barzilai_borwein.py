@@ -14,8 +14,6 @@ from .._lists import dot, norm
 from .._scalars import choose, divide, larger, root, smaller
 from ._differences import DifferenceStep
 
-__all__ = ["BBStab", "BarzilaiBorwein"]
-
 Type = Literal["long", "short", "geom", "geom-fallback"]
 TYPES = ("long", "short", "geom", "geom-fallback")
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ...linalg import LinearOperator
     from ...optim import Objective
 
-__all__ = ["BoldDriver"]
-
 
 class BoldDriver(Transform):
     """Multiplies the update by a step size that grows when the loss fell and shrinks when it did not.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ...linalg import LinearOperator
     from ...optim import Objective
 
-__all__ = ["DifferenceStep"]
-
 
 class DifferenceStep(Transform):
     """A step size found from $s = x - x_-$ and $y = g - g_-$; the first step has a given size."""

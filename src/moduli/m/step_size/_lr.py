@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["LR", "StepSize"]
-
 
 class LR(TensorTransform):
     r"""Multiplies the update by a step size, $u \leftarrow \eta u$.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...linalg import LinearOperator
     from ...optim import Objective
 
-__all__ = ["PolyakStepSize", "make_scaled_identity"]
-
 
 def make_scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
     """The Hessian for which the Newton step is this step size."""

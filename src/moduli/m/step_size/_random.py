@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...optim import TensorTransform
 
-__all__ = ["RandomStepSize"]
-
 
 class RandomStepSize(TensorTransform):
     """Multiplies the update by a random number, uniform between two bounds.

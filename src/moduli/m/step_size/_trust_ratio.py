@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import Across, TensorTransform
 from .._checks import non_negative, positive
 
-__all__ = ["TrustRatio"]
-
 
 class TrustRatio(TensorTransform):
     r"""Rescales the update of each tensor to a fraction of the tensor's own norm.

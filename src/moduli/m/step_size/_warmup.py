@@ -9,8 +9,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import non_negative, positive
 
-__all__ = ["Warmup"]
-
 
 class Warmup(TensorTransform):
     r"""Multiplies the update by a number that rises linearly and then stays.

@@ -11,8 +11,6 @@ from ...optim import Across, TensorTransform
 from .._checks import positive
 from .._metrics import lengths, metric_of_all
 
-__all__ = ["WarmupNormClip"]
-
 
 class WarmupNormClip(TensorTransform):
     """Bounds the norm over all parameters by a number that rises linearly, and after that not at all.

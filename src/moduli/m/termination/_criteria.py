@@ -12,21 +12,6 @@ import torch
 from ... import kernels
 from ...optim import Module, Need, Objective
 
-__all__ = [
-    "TerminateAfterNEvaluations",
-    "TerminateAfterNSeconds",
-    "TerminateAfterNSteps",
-    "TerminateAll",
-    "TerminateAny",
-    "TerminateByGradientNorm",
-    "TerminateByUpdateNorm",
-    "TerminateNever",
-    "TerminateOnLossReached",
-    "TerminateOnNoImprovement",
-    "TerminationCriteria",
-    "make_termination_criteria",
-]
-
 
 class TerminationCriteria(Module):
     """A condition that, met at n steps in a row, ends the training: `optimizer.should_terminate` becomes True.

@@ -14,8 +14,6 @@ from ...optim import Chainable, ChainError, Module, Need, Objective
 from .._flat import flat, mask_absent, unflat
 from ..line_search._line import Line
 
-__all__ = ["TrustRegionBase", "provider"]
-
 
 def provider(link: Module) -> Module | None:
     """The link inside (or this one) that gives a Hessian."""

@@ -12,8 +12,6 @@ from ...linalg import Eigendecomposition, LinearOperator
 from ...optim import Chainable
 from ._base import TrustRegionBase
 
-__all__ = ["CubicRegularization"]
-
 
 class CubicRegularization(TrustRegionBase):
     r"""Minimises $-u^Td + \tfrac12 d^TBd + \tfrac{M}{3}\|d\|^3$ with $M = 1/r$.

@@ -12,8 +12,6 @@ from ...linalg import LinearOperator, SingularError
 from ...optim import Chainable
 from ._base import TrustRegionBase
 
-__all__ = ["Dogleg"]
-
 
 class Dogleg(TrustRegionBase):
     r"""Goes along the gradient to the Cauchy point and from there towards the Newton point, as far as the radius allows.

@@ -11,8 +11,6 @@ from ...linalg import LinearOperator, SingularError
 from ...optim import Chainable
 from ._base import TrustRegionBase
 
-__all__ = ["LevenbergMarquardt"]
-
 
 class LevenbergMarquardt(TrustRegionBase):
     r"""Solves $(B + D/r)\,d = u$ with $D = (1-y) I + y\,\mathrm{diag}(B)$; the radius $r$ is the inverse of the damping.

@@ -11,8 +11,6 @@ from ...linalg import LinearOperator, steihaug
 from ...optim import Chainable
 from ._base import TrustRegionBase
 
-__all__ = ["TrustCG"]
-
 
 class TrustCG(TrustRegionBase):
     r"""Minimises the model by conjugate gradients, cut at the boundary and along negative curvature (Steihaug and Toint).

@@ -10,8 +10,6 @@ from ...linalg import Eigendecomposition, LinearOperator, trust_exact
 from ...optim import Chainable
 from ._base import TrustRegionBase
 
-__all__ = ["TrustExact"]
-
 
 class TrustExact(TrustRegionBase):
     r"""Minimises the model within the radius to working precision, from the eigenvalues of the Hessian (More and Sorensen).

@@ -13,8 +13,6 @@ from .._checks import fraction, positive
 from .._lists import norm
 from .._scalars import divide, smaller
 
-__all__ = ["MARSCorrection"]
-
 
 class MARSCorrection(TensorTransform):
     r"""Adds a multiple of the change of the update, which makes the momentum that follows vary less.

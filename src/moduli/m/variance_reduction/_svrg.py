@@ -15,8 +15,6 @@ from .._scalars import read
 if TYPE_CHECKING:
     from ...optim import Objective
 
-__all__ = ["SVRG"]
-
 
 class SVRG(Reformulation):
     r"""Stochastic variance-reduced gradient: $g_b(x) - \alpha\,(g_b(x_0) - \bar g(x_0))$ in place of $g_b(x)$.

@@ -13,8 +13,6 @@ from .._checks import check_at_least_one, choice, fraction, non_negative, probab
 from .._metrics import metric
 from .._scalars import read
 
-__all__ = ["Dropout", "PerturbWeights", "RandomReinitialize", "WeightDropout"]
-
 
 def _coins(tensor: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
     """True with this probability, for each number of a tensor."""

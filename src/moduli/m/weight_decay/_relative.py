@@ -13,8 +13,6 @@ from .._checks import choice, non_negative, positive
 from .._metrics import check_metric, metric_of_all
 from ._weight_decay import penalty
 
-__all__ = ["RelativeWeightDecay"]
-
 
 class RelativeWeightDecay(TensorTransform):
     r"""Weight decay times a measure of the update over all parameters, $u \leftarrow u + \lambda\,\mu(u)\,x$.

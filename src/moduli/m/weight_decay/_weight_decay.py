@@ -10,8 +10,6 @@ from torch import Tensor
 from ...optim import TensorTransform
 from .._checks import non_negative, positive
 
-__all__ = ["CautiousWeightDecay", "WeightDecay", "penalty"]
-
 
 def penalty(param: Tensor, ord: Any) -> Tensor:
     """The direction in which a weight decays, the gradient of |x|^ord / ord."""
