@@ -126,7 +126,9 @@ def _has_constant_docstring(module: ModuleType, name: str) -> bool:
         # The front door tells type checkers where its names come from, and imports them when they are used.
         body = [inner for node in body for inner in (node.body if isinstance(node, ast.If) else [node])]
         for statement, following in zip(body, [*body[1:], None], strict=True):
-            if isinstance(statement, ast.ImportFrom) and any((a.asname or a.name) == name for a in statement.names):
+            if isinstance(statement, ast.ImportFrom) and any(
+                (a.asname or a.name) in (name, "*") for a in statement.names
+            ):
                 origin = "." * statement.level + (statement.module or "")
                 package = current.__name__ if hasattr(current, "__path__") else current.__name__.rpartition(".")[0]
                 pending.append(importlib.import_module(origin, package))

@@ -61,10 +61,12 @@ def front_door() -> dict[str, tuple[str, str]]:
     """What type checkers are told of each name: the module it comes from and what it is called there."""
     tree = ast.parse(resources.files("moduli").joinpath("__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))
-    told = {}
+    told = {"Module": ("moduli.particles", "NytoModule")}
     for node in block.body:
-        for alias in node.names:
-            told[alias.asname or alias.name] = (f"moduli.{node.module}" if node.module else "moduli", alias.name)
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            module = f"moduli.{node.module}" if node.module else "moduli"
+            names = import_module(module).__all__ if alias.name == "*" else [alias.asname or alias.name]
+            told.update({name: (module, name) for name in names if not name.startswith("_")})
     return told
 
 

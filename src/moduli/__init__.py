@@ -20,201 +20,48 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from ._version import __version__
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import (
-        device,
-        evolve,
-        io,
-        kernels,
-        lab,
-        labels,
-        layout,
-        linalg,
-        m,
-        merge,
-        nn,
-        optim,
-        particles,
-        population,
-        presets,
-        testing,
-    )
-    from ._minimize import Result, minimize
-    from .device import Device, DeviceBounded
-    from .evolve import search
-    from .io import Checkpointer, CheckpointError, load, save
-    from .labels import (
-        BROADCAST,
-        QR,
-        SVD,
-        AmbiguousTruthError,
-        Eigen,
-        OwnTransposeError,
-        Ranked,
-        Slogdet,
-        Space,
-        Tensor,
-        UnknownLabelError,
-        abs,
-        acos,
-        acosh,
-        add,
-        add_identity,
-        adjoint,
-        align_to,
-        all,
-        allclose,
-        amax,
-        amin,
-        angle,
-        any,
-        arange,
-        argmax,
-        argmin,
-        argsort,
-        asin,
-        asinh,
-        atan,
-        atan2,
-        atanh,
-        cat,
-        ceil,
-        cholesky,
-        chunk,
-        clamp,
-        conj,
-        cos,
-        cosh,
-        count_nonzero,
-        cumprod,
-        cumsum,
-        det,
-        diag_embed,
-        diagonal,
-        div,
-        dot,
-        eig,
-        eigh,
-        eigvals,
-        eigvalsh,
-        einsum,
-        empty,
-        empty_like,
-        equal,
-        erf,
-        exp,
-        expm1,
-        eye,
-        flatten,
-        flip,
-        floor,
-        from_xarray,
-        full,
-        full_like,
-        groupby,
-        h,
-        hypot,
-        imag,
-        index_add,
-        interp,
-        inv,
-        isclose,
-        isel,
-        isfinite,
-        isinf,
-        isnan,
-        join,
-        lerp,
-        log,
-        log1p,
-        log2,
-        log10,
-        log_softmax,
-        logaddexp,
-        logical_and,
-        logical_not,
-        logical_or,
-        logsumexp,
-        lowdin,
-        matmul,
-        matrix_exp,
-        max,
-        maximum,
-        mean,
-        min,
-        minimum,
-        movedim,
-        mul,
-        nan_to_num,
-        nanmean,
-        nansum,
-        neg,
-        norm,
-        one_hot,
-        ones,
-        ones_like,
-        outer,
-        permute,
-        pinv,
-        pow,
-        prod,
-        qr,
-        rand,
-        rand_like,
-        randn,
-        randn_like,
-        real,
-        reciprocal,
-        relabel,
-        relu,
-        remainder,
-        rename,
-        roll,
-        round,
-        rsqrt,
-        sel,
-        sigmoid,
-        sign,
-        sin,
-        sinh,
-        slogdet,
-        softmax,
-        solve,
-        sort,
-        split,
-        sqrt,
-        square,
-        squeeze,
-        stack,
-        std,
-        sub,
-        sum,
-        svd,
-        svdvals,
-        tan,
-        tanh,
-        tensor,
-        to_xarray,
-        topk,
-        trace,
-        transpose,
-        trunc,
-        unbind,
-        unflatten,
-        unsqueeze,
-        var,
-        vmap,
-        where,
-        zeros,
-        zeros_like,
-    )
-    from .nn import VirtualTensor, cached, invalidate, nograd_tensors, virtual
-    from .optim import Optimizer, closure
-    from .particles import NytoModule as Module
-    from .particles import adopt, differentiable
-    from .population import Population
+    from . import device as device
+    from . import evolve as evolve
+    from . import io as io
+    from . import kernels as kernels
+    from . import lab as lab
+    from . import labels as labels
+    from . import layout as layout
+    from . import linalg as linalg
+    from . import m as m
+    from . import merge as merge
+    from . import nn as nn
+    from . import optim as optim
+    from . import particles as particles
+    from . import population as population
+    from . import presets as presets
+    from . import testing as testing
+    from ._minimize import Result as Result
+    from ._minimize import minimize as minimize
+    from .device import Device as Device
+    from .device import DeviceBounded as DeviceBounded
+    from .evolve import search as search
+    from .io import Checkpointer as Checkpointer
+    from .io import CheckpointError as CheckpointError
+    from .io import load as load
+    from .io import save as save
+    from .labels import *
+    from .nn import VirtualTensor as VirtualTensor
+    from .nn import cached as cached
+    from .nn import invalidate as invalidate
+    from .nn import nograd_tensors as nograd_tensors
+    from .nn import virtual as virtual
+    from .optim import Optimizer as Optimizer
+    from .optim import closure as closure
+    from .particles import NytoModule as _NytoModule
+    from .particles import adopt as adopt
+    from .particles import differentiable as differentiable
+    from .population import Population as Population
+
+    Module = _NytoModule
 
 # The command answers without torch what needs none; in a program torch is told about labelled tensors at once. While Python
 # imports this package for `python -m moduli`, the first argument is still "-m"; another package may import it then, too.
@@ -227,214 +74,6 @@ if not _is_command:
 
     _require_torch()
     _allow_labels()
-
-__all__ = [
-    "__version__",
-    "AmbiguousTruthError",
-    "BROADCAST",
-    "CheckpointError",
-    "Checkpointer",
-    "Device",
-    "DeviceBounded",
-    "Eigen",
-    "Module",
-    "Optimizer",
-    "OwnTransposeError",
-    "Population",
-    "QR",
-    "Ranked",
-    "Result",
-    "SVD",
-    "Slogdet",
-    "Space",
-    "Tensor",
-    "UnknownLabelError",
-    "VirtualTensor",
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "add_identity",
-    "adjoint",
-    "adopt",
-    "align_to",
-    "all",
-    "allclose",
-    "amax",
-    "amin",
-    "angle",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "argsort",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "cached",
-    "cat",
-    "ceil",
-    "cholesky",
-    "chunk",
-    "clamp",
-    "closure",
-    "conj",
-    "cos",
-    "cosh",
-    "count_nonzero",
-    "cumprod",
-    "cumsum",
-    "det",
-    "device",
-    "diag_embed",
-    "diagonal",
-    "differentiable",
-    "div",
-    "dot",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "einsum",
-    "empty",
-    "empty_like",
-    "equal",
-    "erf",
-    "evolve",
-    "exp",
-    "expm1",
-    "eye",
-    "flatten",
-    "flip",
-    "floor",
-    "from_xarray",
-    "full",
-    "full_like",
-    "h",
-    "groupby",
-    "hypot",
-    "imag",
-    "index_add",
-    "inv",
-    "invalidate",
-    "io",
-    "isclose",
-    "interp",
-    "isel",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "join",
-    "kernels",
-    "lab",
-    "labels",
-    "layout",
-    "lerp",
-    "linalg",
-    "load",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_softmax",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logsumexp",
-    "lowdin",
-    "m",
-    "matmul",
-    "matrix_exp",
-    "max",
-    "maximum",
-    "mean",
-    "merge",
-    "min",
-    "minimize",
-    "minimum",
-    "movedim",
-    "mul",
-    "nan_to_num",
-    "nanmean",
-    "nansum",
-    "neg",
-    "nn",
-    "nograd_tensors",
-    "norm",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "optim",
-    "outer",
-    "particles",
-    "permute",
-    "pinv",
-    "population",
-    "pow",
-    "presets",
-    "prod",
-    "qr",
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "real",
-    "reciprocal",
-    "relabel",
-    "relu",
-    "remainder",
-    "rename",
-    "roll",
-    "round",
-    "rsqrt",
-    "save",
-    "search",
-    "sel",
-    "sigmoid",
-    "sign",
-    "sin",
-    "sinh",
-    "slogdet",
-    "softmax",
-    "solve",
-    "sort",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "sub",
-    "sum",
-    "svd",
-    "svdvals",
-    "tan",
-    "tanh",
-    "tensor",
-    "testing",
-    "to_xarray",
-    "topk",
-    "trace",
-    "transpose",
-    "trunc",
-    "unbind",
-    "unflatten",
-    "unsqueeze",
-    "var",
-    "virtual",
-    "vmap",
-    "where",
-    "zeros",
-    "zeros_like",
-]
-
-_ROOMS = {
-    *("device", "evolve", "io", "kernels", "lab", "labels", "layout", "linalg"),
-    *("m", "merge", "nn", "optim", "particles", "population", "presets", "testing"),
-}
 
 # Where a name of the front door comes from, if not from `labels`, and what it is called there.
 _PLACES = {
@@ -459,6 +98,10 @@ _PLACES = {
     "search": "evolve",
     "virtual": "nn",
 }
+_ROOMS = {
+    *("device", "evolve", "io", "kernels", "lab", "labels", "layout", "linalg"),
+    *("m", "merge", "nn", "optim", "particles", "population", "presets", "testing"),
+}
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that this gives
@@ -476,12 +119,14 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that this gi
     def __getattr__(name: str) -> _Any:
         if name in _ROOMS:
             return _load(name)
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        if name == "__all__":
+            return ["__version__", *sorted({*_ROOMS, *_PLACES, *_load("labels").__all__})]
         room, _, there = _PLACES.get(name, "labels").partition(".")
+        if name.startswith("_") or (room == "labels" and name not in _load(room).__all__):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         found = getattr(_load(room), there or name)
         globals()[name] = found  # the next time it is found without asking here
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__getattr__("__all__")})
