@@ -8,7 +8,7 @@ import torch
 
 import moduli as mo
 from moduli import m
-from moduli.m.line_search._more_thuente import more_thuente
+from moduli.m.line_search._more_thuente import more_thuente_trials, run_trials
 
 D = torch.float64
 
@@ -45,7 +45,8 @@ def _start(n=10):
 )
 def test_a_strong_wolfe_step_satisfies_both_conditions(phi, first, c2):
     loss, slope = phi(0.0)
-    a, good = more_thuente(phi, loss, slope, first, c1=1e-4, c2=c2, most=1e10, maxiter=60, width=1e-12)
+    search = more_thuente_trials(loss, slope, first, c1=1e-4, c2=c2, most=1e10, maxiter=60, width=1e-12)
+    a, good = run_trials(search, phi)[:2]
     assert good
     assert phi(a)[0] <= loss + 1e-4 * a * slope
     assert abs(phi(a)[1]) <= c2 * abs(slope)

@@ -1,10 +1,24 @@
-"""Ranges of settings, checked when a link is made. A schedule (a function of the step) is not checked."""
+"""A link's settings when it is made: collected from its arguments, and their ranges checked.
+
+A schedule (a function of the step) is not checked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+
+def collect_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """The arguments of a constructor by name, but for `others`, which are no settings.
+
+    Args:
+        arguments: The constructor's `locals()`, before it has variables of its own.
+        *others: Names to leave out.
+    """
+    return {key: value for key, value in arguments.items() if key not in ("self", "__class__", *others)}
 
 
 def _read_numbers(value: Any) -> list[float] | None:

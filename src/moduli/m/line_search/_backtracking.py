@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import Any
 
+from .._checks import collect_settings
 from ._base import LineSearchBase
 from ._more_thuente import Trials
 
+Shortening = Generator[float, tuple[float, float], tuple[float | None, int, float]]
 CONDITIONS = ("armijo", "decrease", "goldstein")
 
 
@@ -17,6 +20,19 @@ def accepts(condition: str, a: float, f: float, loss: float, slope: float, c: fl
         return f < loss
     sufficient = f <= loss + c * a * slope
     return sufficient and (condition == "armijo" or f >= loss + (1 - c) * a * slope)
+
+
+def shorten(a: Any, loss: float, slope: float, settings: Any) -> Shortening:
+    """The first length that is accepted, else the one of the lowest value if it is below; refusals; the next length."""
+    lowest, best = math.inf, None
+    for tries in range(settings["maxiter"]):
+        f, _ = yield a
+        if f < lowest:
+            lowest, best = f, float(a)
+        if accepts(settings["condition"], a, f, loss, slope, settings["c"]):
+            return float(a), tries, a
+        a *= settings["beta"]
+    return (best if lowest < loss else None), settings["maxiter"], a
 
 
 def check_backtracking(name: str, init: Any, beta: Any, c: Any, condition: str, maxiter: int) -> None:
@@ -74,27 +90,16 @@ class Backtracking(LineSearchBase):
         adaptive: bool = True,
     ) -> None:
         check_backtracking("Backtracking", init, beta, c, condition, maxiter)
-        super().__init__(
-            {"init": init, "beta": beta, "c": c, "condition": condition, "maxiter": maxiter, "adaptive": adaptive}
-        )
+        super().__init__(collect_settings(locals()))
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds."""
         scale = memory.get("scale", 1.0) if settings["adaptive"] else 1.0
-        a, lowest, best = settings["init"] * scale, math.inf, None
-        for _ in range(settings["maxiter"]):
-            f, _ = yield a
-            if f < lowest:
-                lowest, best = f, a
-            if accepts(settings["condition"], a, f, loss, slope, settings["c"]):
-                memory["scale"] = 1.0
-                return float(a)
-            a *= settings["beta"]
-        if best is not None and lowest < loss:
-            memory["scale"] = 1.0
-            return float(best)
-        memory["scale"] = scale * settings["beta"] ** settings["maxiter"] if scale > 1e-100 else 1.0
-        return None
+        found, _, _ = yield from shorten(settings["init"] * scale, loss, slope, settings)
+        memory["scale"] = 1.0
+        if found is None and scale > 1e-100:
+            memory["scale"] = scale * settings["beta"] ** settings["maxiter"]
+        return found
 
 
 class AdaptiveBacktracking(LineSearchBase):
@@ -146,38 +151,15 @@ class AdaptiveBacktracking(LineSearchBase):
             raise ValueError(f"AdaptiveBacktracking: target_iters is {target_iters}; it is a number of trials")
         if isinstance(nplus, int | float) and not nplus > 1:
             raise ValueError(f"AdaptiveBacktracking: nplus is {nplus}; it lengthens the step, so it is above 1")
-        super().__init__(
-            {
-                "init": init,
-                "beta": beta,
-                "c": c,
-                "condition": condition,
-                "maxiter": maxiter,
-                "target_iters": target_iters,
-                "nplus": nplus,
-                "scale_beta": scale_beta,
-            }
-        )
+        super().__init__(collect_settings(locals()))
 
     def trials(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> Trials:
         """Shortens until the condition holds, and learns where to start next time."""
         first = float(memory.get("first", settings["init"]))
         beta, target = settings["beta"], settings["target_iters"]
-        a, found, tries = first, None, 0
-        lowest, best = math.inf, None
-        while tries < settings["maxiter"]:
-            f, _ = yield a
-            if f < lowest:
-                lowest, best = f, a
-            if accepts(settings["condition"], a, f, loss, slope, settings["c"]):
-                found = a
-                break
-            tries += 1
-            a *= beta
-        if found is None and lowest < loss:
-            found = best
+        found, tries, last = yield from shorten(first, loss, slope, settings)
         if found is None:
-            memory["first"] = a if a > 1e-100 else float(settings["init"])
+            memory["first"] = last if last > 1e-100 else float(settings["init"])
             return None
         wanted = found * settings["nplus"] ** target if tries == 0 else found / beta**target
         keep = settings["scale_beta"]

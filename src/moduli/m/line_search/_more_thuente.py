@@ -14,13 +14,13 @@ Trial = tuple[float, float, float]
 """A length, the value there, and the slope there."""
 
 
-def _cubic(p: Trial, q: Trial) -> tuple[float, float, float]:
-    """What the minimiser of the cubic through two points with slopes is made of: theta, a scale, the discriminant."""
+def _cubic(p: Trial, q: Trial, toward: float) -> tuple[float, float]:
+    """What the minimiser of the cubic through two points with slopes is made of: theta and gamma, with a given sign."""
     (a, fa, da), (b, fb, db) = p, q
     theta = 3 * (fa - fb) / (b - a) + da + db
     scale = max(abs(theta), abs(da), abs(db))
     inside = (theta / scale) ** 2 - (da / scale) * (db / scale) if scale > 0 else 0.0
-    return theta, scale, inside
+    return theta, math.copysign(scale * math.sqrt(max(inside, 0.0)), toward)
 
 
 def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: float, most: float) -> float:
@@ -29,22 +29,19 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
     toward = at - al
     if ft > fl:
         # Case 1: the value rose. Between the minimisers of the cubic and the quadratic, nearer to the cheap end.
-        theta, scale, inside = _cubic(low, new)
-        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), toward)
+        theta, gamma = _cubic(low, new, toward)
         cubic = al + ((gamma - gl) + theta) / (((gamma - gl) + gamma) + gt) * toward
         quadratic = al + gl / ((fl - ft) / toward + gl) / 2 * toward
         return cubic if abs(cubic - al) < abs(quadratic - al) else cubic + (quadratic - cubic) / 2
     if gt * math.copysign(1.0, gl) < 0:
         # Case 2: lower, and the slopes point at each other: whichever of cubic and secant is farther from the new point.
-        theta, scale, inside = _cubic(low, new)
-        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), -toward)
+        theta, gamma = _cubic(low, new, -toward)
         cubic = at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + gl) * -toward
         secant = at + gt / (gt - gl) * -toward
         return cubic if abs(cubic - at) > abs(secant - at) else secant
     if abs(gt) < abs(gl):
         # Case 3: lower, same sign, flatter. The cubic only where it tends to infinity that way, or is beyond the point.
-        theta, scale, inside = _cubic(low, new)
-        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), -toward)
+        theta, gamma = _cubic(low, new, -toward)
         r = ((gamma - gt) + theta) / ((gamma + (gl - gt)) + gamma) if ((gamma + (gl - gt)) + gamma) != 0 else 0.0
         cubic = at - r * toward if r < 0 and gamma != 0 else (most if at > al else least)
         secant = at + gt / (gt - gl) * -toward
@@ -56,8 +53,7 @@ def trial_step(low: Trial, other: Trial, new: Trial, bracketed: bool, least: flo
         return max(least, min(most, best))
     # Case 4: lower, same sign, no flatter.
     if bracketed:
-        theta, scale, inside = _cubic(new, other)
-        gamma = math.copysign(scale * math.sqrt(max(inside, 0.0)), other[0] - at)
+        theta, gamma = _cubic(new, other, other[0] - at)
         return at + ((gamma - gt) + theta) / (((gamma - gt) + gamma) + other[2]) * (other[0] - at)
     return most if at > al else least
 
@@ -97,13 +93,6 @@ def run_trials(
     except StopIteration as end:
         found: Found = end.value
         return found
-
-
-def more_thuente(
-    evaluate: Callable[[float], tuple[float, float]], loss: float, slope: float, first: float, **settings: float
-) -> tuple[float | None, bool]:
-    """The search of `more_thuente_trials`, with a function that gives the value and the slope at a length."""
-    return run_trials(more_thuente_trials(loss, slope, first, **settings), evaluate)[:2]  # type: ignore[arg-type]
 
 
 def more_thuente_trials(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .._checks import check_at_least_one, fraction, positive
+from .._checks import check_at_least_one, collect_settings, fraction, positive
 from ._base import LineSearchBase
 from ._line import Line
 
@@ -41,7 +41,7 @@ class AdaptiveBisection(LineSearchBase):
         check_at_least_one("AdaptiveBisection", maxiter=maxiter)
         if isinstance(nplus, int | float) and not nplus > 1:
             raise ValueError(f"AdaptiveBisection: nplus is {nplus}; the length grows by more than 1")
-        super().__init__({"init": init, "nplus": nplus, "nminus": nminus, "maxiter": maxiter, "adaptive": adaptive})
+        super().__init__(collect_settings(locals()))
 
     def search(self, line: Line, loss: float, slope: float, settings: Any) -> float | None:
         """Goes up or down from the last length while the value falls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .._checks import collect_settings
 from ._base import LineSearchBase
 from ._more_thuente import Trials, more_thuente_trials
 
@@ -79,21 +80,7 @@ class StrongWolfe(LineSearchBase):
             raise ValueError(f"StrongWolfe: a_max is {a_max}; the longest step is positive")
         if maxiter < 1:
             raise ValueError(f"StrongWolfe: maxiter is {maxiter}; make at least one evaluation")
-        super().__init__(
-            {
-                "c1": c1,
-                "c2": c2,
-                "a_init": a_init,
-                "a_max": a_max,
-                "init_value": init_value,
-                "maxiter": maxiter,
-                "tol_change": tol_change,
-                "adaptive": adaptive,
-                "fallback": fallback,
-                "plus_minus": plus_minus,
-                "parabola": parabola,
-            }
-        )
+        super().__init__(collect_settings(locals()))
 
     def choose_first_length(self, loss: float, slope: float, settings: Any, memory: dict[str, Any]) -> float:
         """The first length to try."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...linalg import LinearOperator, ScaledIdentity, SingularError
+from ...linalg import Eigendecomposition, LinearOperator, ScaledIdentity, SingularError
 from ...optim import Chainable, ChainError, Module, Need, Objective
+from .._checks import collect_settings
 from .._flat import flat, mask_absent, unflat
 from ..line_search._line import Line
 
@@ -68,6 +69,7 @@ class TrustRegionBase(Module):
         update_freq: int,
         inner: Chainable | None,
     ) -> None:
+        settings = collect_settings(locals(), "defaults", "hess_module", "update_freq", "inner")
         name = type(self).__name__
         if not nplus > 1 or not 0 < nminus < 1:
             raise ValueError(
@@ -82,19 +84,7 @@ class TrustRegionBase(Module):
             raise ValueError(f"{name}: init is {init}; a radius is positive")
         if max_attempts < 1 or update_freq < 1:
             raise ValueError(f"{name}: max_attempts and update_freq are at least 1")
-        super().__init__(
-            {
-                "eta": eta,
-                "nplus": nplus,
-                "nminus": nminus,
-                "rho_good": rho_good,
-                "rho_bad": rho_bad,
-                "boundary_tol": boundary_tol,
-                "init": init,
-                "max_attempts": max_attempts,
-                **defaults,
-            }
-        )
+        super().__init__({**settings, **defaults})
         self.update_freq = update_freq
         self.set_child("hess_module", hess_module)
         self.set_child("inner", inner)
@@ -211,3 +201,16 @@ class TrustRegionBase(Module):
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The Hessian of the model."""
         return self.children["hess_module"].get_H(objective)
+
+
+class SpectralRegion(TrustRegionBase):
+    """A trust region whose problem is solved from the eigenvalues of the Hessian."""
+
+    solves = True
+
+    def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
+        """The eigenvalues, once for all radii."""
+        if isinstance(H, Eigendecomposition):
+            return Eigendecomposition.of(H)
+        dense = H.to_dense()
+        return Eigendecomposition.of(0.5 * (dense + dense.mT))

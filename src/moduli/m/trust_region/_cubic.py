@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ...linalg import Eigendecomposition, LinearOperator
 from ...optim import Chainable
-from ._base import TrustRegionBase
+from .._checks import collect_settings
+from ._base import SpectralRegion
 
 
-class CubicRegularization(TrustRegionBase):
+class CubicRegularization(SpectralRegion):
     r"""Minimises $-u^Td + \tfrac12 d^TBd + \tfrac{M}{3}\|d\|^3$ with $M = 1/r$.
 
     The minimiser obeys $(B + M\|d\| I)\,d = u$ with that matrix positive semidefinite; its norm is found from the
@@ -49,7 +50,6 @@ class CubicRegularization(TrustRegionBase):
         (2006); C. Cartis, N. I. M. Gould, P. L. Toint, "Adaptive cubic regularisation methods", Math. Prog. 127 (2011).
     """
 
-    solves = True
     norm_radius = False
 
     def __init__(
@@ -69,27 +69,7 @@ class CubicRegularization(TrustRegionBase):
         maxiter: int = 100,
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(
-            {"maxiter": maxiter, "eps": eps},
-            hess_module,
-            eta=eta,
-            nplus=nplus,
-            nminus=nminus,
-            rho_good=rho_good,
-            rho_bad=rho_bad,
-            boundary_tol=boundary_tol,
-            init=init,
-            max_attempts=max_attempts,
-            update_freq=update_freq,
-            inner=inner,
-        )
-
-    def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
-        """The eigenvalues, once for all penalties."""
-        if isinstance(H, Eigendecomposition) and H.values.shape[-1] == H.shape[-1]:
-            return H
-        dense = H.to_dense()
-        return Eigendecomposition.of(0.5 * (dense + dense.mT))
+        super().__init__({"maxiter": maxiter, "eps": eps}, **collect_settings(locals(), "maxiter", "eps"))
 
     def extra(self, d: Tensor, radius: float) -> float:
         """The cubic term."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...linalg import LinearOperator, SingularError
 from ...optim import Chainable
+from .._checks import collect_settings
 from ._base import TrustRegionBase
 
 
@@ -64,20 +65,7 @@ class Dogleg(TrustRegionBase):
         update_freq: int = 1,
         inner: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {},
-            hess_module,
-            eta=eta,
-            nplus=nplus,
-            nminus=nminus,
-            rho_good=rho_good,
-            rho_bad=rho_bad,
-            boundary_tol=boundary_tol,
-            init=init,
-            max_attempts=max_attempts,
-            update_freq=update_freq,
-            inner=inner,
-        )
+        super().__init__({}, **collect_settings(locals()))
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """A point of the dogleg path at the radius, or its end."""

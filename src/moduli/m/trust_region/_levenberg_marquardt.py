@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...linalg import LinearOperator, SingularError
 from ...optim import Chainable
+from .._checks import collect_settings
 from ._base import TrustRegionBase
 
 
@@ -69,20 +70,7 @@ class LevenbergMarquardt(TrustRegionBase):
     ) -> None:
         if not 0 <= y <= 1:
             raise ValueError(f"LevenbergMarquardt: y is {y}; it goes from 0 (identity) to 1 (diagonal)")
-        super().__init__(
-            {"y": y, "adaptive": adaptive},
-            hess_module,
-            eta=eta,
-            nplus=nplus,
-            nminus=nminus,
-            rho_good=rho_good,
-            rho_bad=rho_bad,
-            boundary_tol=boundary_tol,
-            init=init,
-            max_attempts=max_attempts,
-            update_freq=update_freq,
-            inner=inner,
-        )
+        super().__init__({"y": y, "adaptive": adaptive}, **collect_settings(locals(), "y", "adaptive"))
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The damped step."""

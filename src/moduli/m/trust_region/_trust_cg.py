@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...linalg import LinearOperator, steihaug
 from ...optim import Chainable
+from .._checks import collect_settings
 from ._base import TrustRegionBase
 
 
@@ -67,20 +68,8 @@ class TrustCG(TrustRegionBase):
         maxiter: int | None = None,
         cg_tol: float | None = 1e-8,
     ) -> None:
-        super().__init__(
-            {"reg": reg, "maxiter": maxiter, "cg_tol": cg_tol},
-            hess_module,
-            eta=eta,
-            nplus=nplus,
-            nminus=nminus,
-            rho_good=rho_good,
-            rho_bad=rho_bad,
-            boundary_tol=boundary_tol,
-            init=init,
-            max_attempts=max_attempts,
-            update_freq=update_freq,
-            inner=inner,
-        )
+        more = {"reg": reg, "maxiter": maxiter, "cg_tol": cg_tol}
+        super().__init__(more, **collect_settings(locals(), "more", *more))
 
     def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
         """Adds the regularisation."""

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ...linalg import Eigendecomposition, LinearOperator, trust_exact
+from ...linalg import LinearOperator, trust_exact
 from ...optim import Chainable
-from ._base import TrustRegionBase
+from .._checks import collect_settings
+from ._base import SpectralRegion
 
 
-class TrustExact(TrustRegionBase):
+class TrustExact(SpectralRegion):
     r"""Minimises the model within the radius to working precision, from the eigenvalues of the Hessian (More and Sorensen).
 
     The eigenvalues are computed once per step, whatever the number of radii that are tried.
@@ -43,8 +44,6 @@ class TrustExact(TrustRegionBase):
         J. J. More, D. C. Sorensen, "Computing a trust region step", SIAM J. Sci. Stat. Comput. 4 (1983).
     """
 
-    solves = True
-
     def __init__(
         self,
         hess_module: Chainable,
@@ -60,27 +59,7 @@ class TrustExact(TrustRegionBase):
         update_freq: int = 1,
         inner: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {},
-            hess_module,
-            eta=eta,
-            nplus=nplus,
-            nminus=nminus,
-            rho_good=rho_good,
-            rho_bad=rho_bad,
-            boundary_tol=boundary_tol,
-            init=init,
-            max_attempts=max_attempts,
-            update_freq=update_freq,
-            inner=inner,
-        )
-
-    def prepare(self, H: LinearOperator, setting: Any) -> LinearOperator:
-        """The eigenvalues, once for all radii."""
-        if isinstance(H, Eigendecomposition) and H.values.shape[-1] == H.shape[-1]:
-            return H
-        dense = H.to_dense()
-        return Eigendecomposition.of(0.5 * (dense + dense.mT))
+        super().__init__({}, **collect_settings(locals()))
 
     def trust_solve(self, H: LinearOperator, u: Tensor, radius: float, setting: Any) -> Tensor:
         """The model's minimiser within the radius."""
