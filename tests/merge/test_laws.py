@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from merge.helpers import FLOATING, RECIPES, Described, Lazy, assert_same, averaged, everything, siblings
 from moduli import merge
 from moduli.layout import diff, layout_of
+from moduli.merge import make_recipe
 from moduli.merge._driver import stream
-from moduli.merge._linear import combination
 from strategies import ALL_DTYPES, modules
 
 few = settings(max_examples=20)
@@ -114,7 +114,7 @@ def test_halves_are_combined_in_float32_and_rounded_once(net, seed):
 @given(net=modules(FLOATING, gaps=False), seed=seeds)
 def test_streaming_gives_the_same_tensors_one_at_a_time(net, seed):
     states = [dict(model.state_dict()) for model in siblings(net, 2, seed)]
-    recipe = combination(2, [3.0, 1.0])
+    recipe = make_recipe("linear", 2, {"weights": [3.0, 1.0]})
     found = {name: value for names, value in stream(recipe, states) for name in names}
     expected = merge.linear(states, [3, 1])
     assert found.keys() == expected.keys()
@@ -123,7 +123,7 @@ def test_streaming_gives_the_same_tensors_one_at_a_time(net, seed):
 
 def test_a_stream_reads_as_it_goes_and_leaves_the_gradient_mode_alone():
     files = [Described({f"{i}": torch.randn(2) for i in range(3)}) for _ in range(2)]
-    values = stream(combination(2), files)
+    values = stream(make_recipe("linear", 2, {}), files)
     assert files[0].reads == []
     next(values)
     assert torch.is_grad_enabled()

@@ -117,7 +117,7 @@ def test_coefficients_that_do_not_fit_are_refused():
         merge.linear([a, b], [1, -1])
     with refused("weights for 'encoder.weight'", "add up to 0"):
         merge.dare(a, [b, b], 0.5, weights=[1, -1])
-    with refused("all weights for 'encoder.weight' are 0"):
+    with refused("the weights for 'encoder.weight' are [0.0, 0.0] and add up to 0"):
         merge.fisher([a, b], [{}, {}], [0, 0])
     with refused("density has numbers by name, but is used for whole models here"):
         merge.ties(a, [b], {"head.*": 0.5, "*": 1.0}, trim="model")

@@ -192,7 +192,7 @@ def _options(
 ) -> dict[str, Any]:
     """The arguments of a recipe: a list for what models have, and functions of the name for numbers by layer or filter."""
     shared, *own = (_parameters(each, what) for each in (found, *entries))
-    accepted = signature(RECIPES[recipe][0]).parameters
+    accepted = signature(RECIPES[recipe]).parameters
     names: list[str] = []
 
     def read(value: Any) -> Any:

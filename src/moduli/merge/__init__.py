@@ -45,12 +45,12 @@ from ._breadcrumbs import breadcrumbs
 from ._coefficients import Coefficient, layered
 from ._dare import dare
 from ._della import della
-from ._driver import Buffers, Integers, Policy, run, stream
+from ._driver import run, stream
 from ._errors import MergeError
 from ._fisher import fisher, fisher_information
 from ._karcher import karcher
 from ._linear import lerp, linear
-from ._recipe import Recipe
+from ._recipe import Buffers, Integers, Policy, Recipe
 from ._sce import sce
 from ._search import MergeSearch, search
 from ._slerp import slerp

@@ -9,22 +9,19 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
-import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, per_model
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._task import labels
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
 from ._ties import Fusion
-from ._views import ModelT, sequence
+from ._trim import mask_greatest
 
 
-@accept_paths
+@recipe
 def breadcrumbs(
     base: ModelT,
     models: Sequence[ModelT],
@@ -65,23 +62,8 @@ def breadcrumbs(
     Reference:
         Davari and Belilovsky, "Model breadcrumbs", ECCV 2024, arXiv:2312.06795.
     """
-    models = sequence(models)
-    recipe = crumbs(len(models), density, gamma, scale, weights, then, normalize)
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def crumbs(
-    count: int,
-    density: Coefficient | Sequence[Coefficient],
-    gamma: Coefficient | Sequence[Coefficient],
-    scale: Coefficient,
-    weights: Sequence[Coefficient] | None,
-    then: Literal["linear", "ties"],
-    normalize: bool | None,
-) -> Recipe:
-    """The recipe of `breadcrumbs`; the base is the first model, and not counted."""
-    fusion = Fusion(count, density, scale, weights, then, normalize)
-    outliers = per_model(gamma, count, "gamma", low=0.0, high=1.0)
+    fusion = Fusion(len(models), density, scale, weights, then, normalize)
+    outliers = per_model(gamma, len(models), "gamma", low=0.0, high=1.0)
 
     def kernel(name: str, row: Row) -> Tensor:
         def sparse(place: int, delta: Tensor) -> Tensor:
@@ -90,14 +72,10 @@ def crumbs(
                 raise MergeError(
                     f"density {share:g} and gamma {largest:g} of {name!r} are more than all entries; lower one of them"
                 )
-            count = delta.numel()
-            drop = round(largest * count)
-            keep = min(round(share * count), count - drop)
-            order = delta.abs().flatten().argsort(descending=True, stable=True)
-            mask = torch.zeros(count, dtype=torch.bool, device=delta.device)
-            mask[order[drop : drop + keep]] = True
-            return delta.mul_(mask.view_as(delta))
+            drop, size = round(largest * delta.numel()), delta.abs()
+            keep = min(round(share * delta.numel()), delta.numel() - drop)
+            return delta.mul_(mask_greatest(size, drop + keep) & ~mask_greatest(size, drop))
 
         return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*fusion.coefficients, *outliers))
+    return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *outliers)))

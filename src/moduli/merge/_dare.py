@@ -13,25 +13,23 @@ Reference:
     arXiv:2311.03099.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from operator import index
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..layout import gather_objects, is_sharded
 from ._coefficients import Coefficient
-from ._driver import Buffers, Integers, run
-from ._paths import accept_paths
-from ._processes import share_seed
-from ._recipe import Recipe, Row
-from ._task import add_to_base, labels
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
+from ._task import add_to_base
 from ._ties import Elect, Fusion
-from ._views import ModelT, sequence
 
 
-@accept_paths
+@recipe
 def dare(
     base: ModelT,
     models: Sequence[ModelT],
@@ -85,25 +83,7 @@ def dare(
     Reference:
         Yu et al., "Language models are Super Mario", ICML 2024, arXiv:2311.03099.
     """
-    models = sequence(models)
-    seed = share_seed(draw_seed(generator), base)
-    recipe = drops(len(models), density, seed, rescale, then, scale, weights, normalize, elect)
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def drops(
-    count: int,
-    density: Coefficient | Sequence[Coefficient],
-    generator: torch.Generator | int | None,
-    rescale: bool,
-    then: Literal["linear", "ties"],
-    scale: Coefficient,
-    weights: Sequence[Coefficient] | None,
-    normalize: bool,
-    elect: Elect,
-) -> Recipe:
-    """The recipe of `dare`; the base is the first model, and not counted."""
-    fusion, seed = Fusion(count, density, scale, weights, then, normalize, elect), draw_seed(generator)
+    fusion, seed = Fusion(len(models), density, scale, weights, then, normalize, elect), draw_seed(generator, base)
 
     def kernel(name: str, row: Row) -> Tensor:
         shares = [density(name) for density in fusion.densities]
@@ -119,15 +99,19 @@ def drops(
 
         return fusion(name, row, sparse)
 
-    return Recipe(kernel, fusion.coefficients)
+    return cast(ModelT, Recipe(kernel, fusion.coefficients))
 
 
-def draw_seed(generator: torch.Generator | int | None) -> int:
-    """A seed: the one that is given, or one number of a generator."""
+def draw_seed(generator: torch.Generator | int | None, first: Any) -> int:
+    """A seed: the one that is given, or one number of a generator; where the first model is in pieces, one for all processes."""
     if generator is None or isinstance(generator, torch.Generator):
         device = "cpu" if generator is None else generator.device
-        return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
-    return index(generator)  # refuses what is no integer
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    else:
+        seed = index(generator)  # refuses what is no integer
+    held = first.parameters() if isinstance(first, nn.Module) else first.values() if isinstance(first, Mapping) else ()
+    piece = next((tensor for tensor in held if is_sharded(tensor)), None)
+    return seed if piece is None else int(gather_objects(seed, [piece])[0])
 
 
 def draw_uniform(seed: int, name: str, place: int, shape: Sequence[int], like: Tensor) -> Tensor:

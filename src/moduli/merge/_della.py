@@ -11,24 +11,20 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, per_model
 from ._dare import draw_seed, draw_uniform
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import accept_paths
-from ._processes import share_seed
-from ._recipe import Recipe, Row
-from ._task import labels
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
 from ._ties import Fusion
-from ._views import ModelT, sequence
 
 
-@accept_paths
+@recipe
 def della(
     base: ModelT,
     models: Sequence[ModelT],
@@ -71,25 +67,8 @@ def della(
     Reference:
         Deep, Bhardwaj and Poria, "DELLA-Merging", 2024, arXiv:2406.11617.
     """
-    models = sequence(models)
-    seed = share_seed(draw_seed(generator), base)
-    recipe = make_ranked_drops(len(models), density, epsilon, seed, scale, weights, then, normalize)
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def make_ranked_drops(
-    count: int,
-    density: Coefficient | Sequence[Coefficient],
-    epsilon: Coefficient | Sequence[Coefficient],
-    generator: torch.Generator | int | None,
-    scale: Coefficient,
-    weights: Sequence[Coefficient] | None,
-    then: Literal["linear", "ties"],
-    normalize: bool | None,
-) -> Recipe:
-    """The recipe of `della`; the base is the first model, and not counted."""
-    fusion, seed = Fusion(count, density, scale, weights, then, normalize), draw_seed(generator)
-    widths = per_model(epsilon, count, "epsilon", low=0.0)
+    fusion, seed = Fusion(len(models), density, scale, weights, then, normalize), draw_seed(generator, base)
+    widths = per_model(epsilon, len(models), "epsilon", low=0.0)
 
     def kernel(name: str, row: Row) -> Tensor:
         shape = row[0].shape
@@ -113,4 +92,4 @@ def make_ranked_drops(
 
         return fusion(name, row, sparse)
 
-    return Recipe(kernel, (*fusion.coefficients, *widths))
+    return cast(ModelT, Recipe(kernel, (*fusion.coefficients, *widths)))

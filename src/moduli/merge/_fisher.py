@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, run
+from ._coefficients import Coefficient, per_model
+from ._driver import run
 from ._errors import MergeError
-from ._linear import weighted_sum
-from ._recipe import Recipe, Row
-from ._views import ModelT, describe_tensor, sequence
+from ._linear import share_out, weighted_sum
+from ._paths import list_models
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
+from ._views import describe_tensor
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -61,7 +62,7 @@ def fisher(
     Reference:
         Matena and Raffel, "Merging models with Fisher-weighted averaging", NeurIPS 2022, arXiv:2111.09832.
     """
-    models = sequence(models)
+    models = list_models(models)
     fishers = list(fishers)
     if len(fishers) != len(models):
         raise MergeError(f"there are {len(fishers)} fishers for {len(models)} models; give one per model")
@@ -75,23 +76,15 @@ def fisher(
                 )
             if any(name not in other for other in fishers):
                 raise MergeError(f"fishers[{index}] holds {name!r}, but not every one does; give it for all models")
-    numbers = per_model(weights, len(models), "weights", low=0.0)
-    recipe = precisions(fishers, numbers, floor)
-    return run(recipe, models, buffers=buffers, integers=integers)
-
-
-def precisions(fishers: Sequence[Mapping[str, Tensor]], weights: Sequence[Coefficients], floor: float) -> Recipe:
-    """The recipe of `fisher`."""
+    each_weight = per_model(weights, len(models), "weights", low=0.0)
     if not floor > 0:
         raise MergeError(f"floor is {floor}; it must be greater than 0, because an average divides by it")
 
     def kernel(name: str, row: Row) -> Tensor:
-        numbers = [weight(name) for weight in weights]
-        total = sum(numbers)
-        if total == 0:
-            raise MergeError(f"all weights for {name!r} are 0; at least one must be greater")
+        numbers = [weight(name) for weight in each_weight]
+        shares = share_out(numbers, name)
         if name not in fishers[0]:
-            return weighted_sum(row, [number / total for number in numbers])
+            return weighted_sum(row, shares)
         result, information = torch.zeros_like(row[0]), torch.zeros_like(row[0].real)
         for index, number in enumerate(numbers):
             if number != 0:
@@ -102,7 +95,7 @@ def precisions(fishers: Sequence[Mapping[str, Tensor]], weights: Sequence[Coeffi
                 information.add_(share)
         return result.div_(information)  # (2)
 
-    return Recipe(kernel, tuple(weights))
+    return run(Recipe(kernel, each_weight), models, buffers=buffers, integers=integers)
 
 
 def _information(value: Tensor, parameter: Tensor, what: str, floor: float) -> Tensor:

@@ -12,19 +12,19 @@ Reference:
 
 from collections.abc import Sequence
 from math import atan2, cos, sin
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, per_model
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._views import ModelT, sequence
+from ._linear import share_out
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
 
 
-@accept_paths
+@recipe
 def karcher(
     models: Sequence[ModelT],
     weights: Sequence[Coefficient] | None = None,
@@ -57,24 +57,12 @@ def karcher(
     Reference:
         Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
-    models = sequence(models)
-    return run(means(len(models), weights, steps, tolerance), models, buffers=buffers, integers=integers)
-
-
-def means(count: int, weights: Sequence[Coefficient] | None, steps: int, tolerance: float) -> Recipe:
-    """The recipe of `karcher`."""
-    each_weight = per_model(weights, count, "weights", low=0.0)
+    each_weight = per_model(weights, len(models), "weights", low=0.0)
     if steps < 1:
         raise MergeError(f"steps is {steps}; it must be at least 1")
 
     def kernel(name: str, row: Row) -> Tensor:
-        numbers = [weight(name) for weight in each_weight]
-        total = sum(numbers)
-        if total == 0:
-            raise MergeError(
-                f"the weights for {name!r} add up to 0, so they have no mean; give at least one that is positive"
-            )
-        shares = [number / total for number in numbers]
+        shares = share_out([weight(name) for weight in each_weight], name)
         norms = [float(torch.linalg.vector_norm(each)) for each in row]
         norm = sum(share * each for share, each in zip(shares, norms, strict=True))
         used = [place for place, each in enumerate(norms) if each > 0 and shares[place] > 0]
@@ -100,4 +88,4 @@ def means(count: int, weights: Sequence[Coefficient] | None, steps: int, toleran
             u = u / torch.linalg.vector_norm(u)
         return u * norm
 
-    return Recipe(kernel, each_weight)
+    return cast(ModelT, Recipe(kernel, each_weight))

@@ -7,19 +7,18 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._views import ModelT, sequence
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
 
 
-@accept_paths
+@recipe
 def linear(
     models: Sequence[ModelT],
     weights: Sequence[Coefficient] | None = None,
@@ -54,11 +53,11 @@ def linear(
     Reference:
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
     """
-    models = sequence(models)
-    return run(combination(len(models), weights, normalize), models, buffers=buffers, integers=integers)
+    each = per_model(weights, len(models), "weights")
+    return cast(ModelT, add_by(each, lambda name: share_out([weight(name) for weight in each], name, normalize)))
 
 
-@accept_paths
+@recipe
 def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """Interpolate between two models along a straight line.
 
@@ -85,40 +84,31 @@ def lerp(a: ModelT, b: ModelT, t: Coefficient, *, buffers: Buffers = "first", in
     Reference:
         Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, arXiv:2109.01903.
     """
-    return run(line(2, t), [a, b], ["a", "b"], buffers=buffers, integers=integers)
-
-
-def combination(count: int, weights: Sequence[Coefficient] | None = None, normalize: bool = True) -> Recipe:
-    """The recipe of `linear`."""
-    each = per_model(weights, count, "weights")
-
-    def choose_weights(name: str) -> list[float]:
-        numbers = [weight(name) for weight in each]
-        total = sum(numbers)
-        if not normalize:
-            return numbers
-        if total == 0:
-            raise MergeError(
-                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
-                "normalize=False for a plain sum"
-            )
-        return [number / total for number in numbers]
-
-    return _sums(each, choose_weights)
-
-
-def line(count: int, t: Coefficient) -> Recipe:
-    """The recipe of `lerp`."""
     place = Coefficients(t, "t")
-    return _sums((place,), lambda name: [1.0 - place(name), place(name)])
+    return cast(ModelT, add_by((place,), lambda name: [1.0 - place(name), place(name)]))
 
 
-def _sums(coefficients: tuple[Coefficients, ...], chosen: Callable[[str], list[float]]) -> Recipe:
+def add_by(coefficients: tuple[Coefficients, ...], choose_weights: Callable[[str], list[float]]) -> Recipe:
+    """The recipe of a weighted sum, with weights by name."""
+
     def kernel(name: str, row: Row) -> Tensor:
-        return weighted_sum(row, chosen(name))
+        return weighted_sum(row, choose_weights(name))
 
     # Models that agree give what they agree on when the weights add up to one, but for rounding.
-    return Recipe(kernel, coefficients, keeps=lambda name: abs(sum(chosen(name)) - 1.0) < 1e-12, elementwise=True)
+    return Recipe(kernel, coefficients, lambda name: abs(sum(choose_weights(name)) - 1.0) < 1e-12, elementwise=True)
+
+
+def share_out(weights: list[float], name: str, normalize: bool = True) -> list[float]:
+    """Weights divided by their sum, if they are to be normalised.
+
+    Raises:
+        MergeError: If they add up to 0.
+    """
+    total = sum(weights) if normalize else 1.0
+    if total == 0:
+        remedy = "use normalize=False for a plain sum" if any(weights) else "give at least one that is greater"
+        raise MergeError(f"the weights for {name!r} are {weights} and add up to 0, so they have no average; {remedy}")
+    return [weight / total for weight in weights]
 
 
 def widen(numbers: Tensor) -> Tensor:

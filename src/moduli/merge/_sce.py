@@ -11,21 +11,19 @@ Reference:
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, Coefficients
-from ._driver import Buffers, Integers, run
 from ._linear import widen
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._task import labels
-from ._trim import count_kept, view_real
-from ._views import ModelT, sequence
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
+from ._trim import count_kept, mask_greatest, view_real
 
 
-@accept_paths
+@recipe
 def sce(
     base: ModelT,
     models: Sequence[ModelT],
@@ -58,15 +56,8 @@ def sce(
     Reference:
         Wan et al., "FuseChat", 2024, arXiv:2408.07990.
     """
-    models = sequence(models)
-    return run(
-        selections(len(models), density, scale), [base, *models], labels(models), buffers=buffers, integers=integers
-    )
-
-
-def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
-    """The recipe of `sce`; the base is the first model, and not counted."""
     share, factor = Coefficients(density, "density", low=0.0, high=1.0), Coefficients(scale, "scale")
+    count = len(models)
 
     def kernel(name: str, row: Row) -> Tensor:
         first = row[0]
@@ -80,15 +71,9 @@ def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
             vector = delta(place)
             total.add_(vector)
             squares.addcmul_(vector, vector)
-        selected = torch.ones_like(base, dtype=torch.bool)
-        if share(name) < 1 and count > 1:  # S
-            variance = (squares - total.square() / count).flatten()
-            selected = torch.zeros_like(variance, dtype=torch.bool)
-            order = variance.argsort(descending=True, stable=True)
-            selected[order[: count_kept(share(name), variance.numel())]] = True
-            selected = selected.view_as(base)
-        elif share(name) == 0:
-            selected.fill_(False)
+        # Of a single model there is no variance: a share keeps all of it, or nothing.
+        keep = count_kept(share(name), base.numel()) if count > 1 else base.numel() * (share(name) > 0)
+        selected = mask_greatest(squares - total.square() / count, keep)  # S
         sizes = widen(torch.stack([(delta(place) * selected).square().sum() for place in range(count)]))  # C
         whole = sizes.sum()
         shares = torch.where(whole > 0, sizes / whole, 0.0)
@@ -101,4 +86,4 @@ def selections(count: int, density: Coefficient, scale: Coefficient) -> Recipe:
         result = merged.div_(weights.masked_fill_(weights == 0, 1.0)).mul_(factor(name)).add_(base)
         return torch.view_as_complex(result) if first.is_complex() else result
 
-    return Recipe(kernel, (share, factor))
+    return cast(ModelT, Recipe(kernel, (share, factor)))

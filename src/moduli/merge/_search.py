@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ._driver import run
 from ._errors import MergeError
-from ._views import ModelT
+from ._recipe import ModelT
 from .recipes import RECIPES, make_recipe
 
 

@@ -5,24 +5,22 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, Coefficients
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import weighted_sum, widen
-from ._paths import accept_paths
-from ._recipe import Kernel, Recipe, Row
-from ._views import ModelT
+from ._paths import recipe
+from ._recipe import Buffers, Integers, Kernel, ModelT, Recipe, Row
 
 # Below this sine the arc cannot be told from a straight line in the precision of the accumulation.
 _FLAT = 1e-6
 
 
-@accept_paths
+@recipe
 def slerp(
     a: ModelT,
     b: ModelT,
@@ -63,11 +61,6 @@ def slerp(
     Reference:
         Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985.
     """
-    return run(arc(2, t, angle), [a, b], ["a", "b"], buffers=buffers, integers=integers)
-
-
-def arc(count: int, t: Coefficient, angle: Literal["tensor", "model"]) -> Recipe:
-    """The recipe of `slerp`."""
     if angle not in ("tensor", "model"):
         raise MergeError(f"angle is {angle!r}; it must be 'tensor' or 'model'")
     place = Coefficients(t, "t")
@@ -81,7 +74,7 @@ def arc(count: int, t: Coefficient, angle: Literal["tensor", "model"]) -> Recipe
             total += _products(row[0], row[1]).cpu()
         return lambda name, row: weighted_sum(row, [weight.item() for weight in _weights(place(name), total)])
 
-    return Recipe(kernel, (place,), survey=survey if angle == "model" else None)
+    return cast(ModelT, Recipe(kernel, (place,), survey=survey if angle == "model" else None))
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

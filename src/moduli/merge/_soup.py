@@ -6,18 +6,17 @@ Reference:
 """
 
 from collections.abc import Callable, Sequence
+from inspect import unwrap
 from math import isnan
-from typing import Literal
+from typing import Literal, cast
 
-from ._driver import Buffers, Integers
 from ._errors import MergeError
-from ._linear import combination, linear
-from ._paths import accept_paths
-from ._recipe import Recipe
-from ._views import ModelT, sequence
+from ._linear import linear
+from ._paths import list_models, recipe
+from ._recipe import Buffers, Integers, ModelT
 
 
-@accept_paths
+@recipe
 def soup(
     models: Sequence[ModelT],
     *,
@@ -57,17 +56,10 @@ def soup(
     if (how == "greedy") != (evaluate is not None):
         raise MergeError("a greedy soup needs evaluate=, the score of a model, and a uniform one has no use for it")
     if evaluate is None:
-        return linear(models, buffers=buffers, integers=integers)
-    return greedy_soup(models, evaluate, mode=mode, buffers=buffers, integers=integers)
-
-
-def average(
-    count: int, how: str = "uniform", evaluate: Callable[..., float] | None = None, mode: str = "max"
-) -> Recipe:
-    """The recipe of `soup`: of a uniform one, since a greedy one judges live models."""
-    if how != "uniform" or evaluate is not None:
+        return cast(ModelT, unwrap(linear)(models))
+    if models[0] is None:
         raise MergeError("a greedy soup judges models in memory; load them, and call greedy_soup")
-    return combination(count)
+    return greedy_soup(models, evaluate, mode=mode, buffers=buffers, integers=integers)
 
 
 def greedy_soup(
@@ -100,7 +92,7 @@ def greedy_soup(
     Reference:
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482.
     """
-    models = sequence(models)
+    models = list_models(models)
     chosen = greedy_ingredients(models, evaluate, mode=mode, buffers=buffers, integers=integers)
     return linear([models[index] for index in chosen], buffers=buffers, integers=integers)
 
@@ -138,7 +130,7 @@ def greedy_ingredients(
     Reference:
         Wortsman et al., "Model soups", ICML 2022, arXiv:2203.05482 (Recipe 1).
     """
-    models = sequence(models)
+    models = list_models(models)
     if mode not in ("max", "min"):
         raise MergeError(f"mode is {mode!r}; it must be 'max' or 'min'")
 

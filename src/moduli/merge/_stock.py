@@ -11,20 +11,19 @@ Reference:
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
 from ._linear import widen
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._task import add_to_base, labels
-from ._views import ModelT, sequence
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
+from ._task import add_to_base
 
 
-@accept_paths
+@recipe
 def stock(
     base: ModelT, models: Sequence[ModelT], *, buffers: Buffers = "first", integers: Integers = "equal"
 ) -> ModelT:
@@ -55,22 +54,13 @@ def stock(
     Reference:
         Jang, Yun and Han, "Model Stock", ECCV 2024, arXiv:2403.19522.
     """
-    models = sequence(models)
-    return run(shells(len(models)), [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def shells(count: int) -> Recipe:
-    """The recipe of `stock`; the base is the first model, and not counted."""
+    count = len(models)
     if count < 2:
         raise MergeError(f"models holds {count}, and this needs at least two models")
-
-    def kernel(name: str, row: Row) -> Tensor:
-        return add_to_base(row, [ratio(row) / count] * count)  # (3)
-
-    return Recipe(kernel)
+    return cast(ModelT, Recipe(lambda _, row: add_to_base(row, [find_ratio(row) / count] * count)))  # (3)
 
 
-def ratio(row: Row) -> Tensor:
+def find_ratio(row: Row) -> Tensor:
     """T of (2) for the base and the models of a row."""
     count = len(row) - 1
     base = row[0]

@@ -5,18 +5,17 @@ Reference:
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 
 from ._coefficients import Coefficient, per_model
-from ._driver import Buffers, Integers, run
 from ._linear import weighted_sum
-from ._paths import accept_paths
-from ._recipe import Recipe, Row
-from ._views import ModelT, sequence
+from ._paths import recipe
+from ._recipe import Buffers, Integers, ModelT, Recipe, Row
 
 
-@accept_paths
+@recipe
 def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", integers: Integers = "equal") -> ModelT:
     """What fine-tuning changed: τ = θ − θ_base, as a model of its own.
 
@@ -41,10 +40,10 @@ def task_vector(model: ModelT, base: ModelT, *, buffers: Buffers = "first", inte
     Reference:
         Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089.
     """
-    return run(difference(2), [model, base], ["model", "base"], buffers=buffers, integers=integers)
+    return cast(ModelT, Recipe(lambda _, row: row[0] - row[1], keeps=lambda _: False, elementwise=True))
 
 
-@accept_paths
+@recipe
 def task_arithmetic(
     base: ModelT,
     models: Sequence[ModelT],
@@ -80,34 +79,14 @@ def task_arithmetic(
     Reference:
         Ilharco et al., "Editing models with task arithmetic", ICLR 2023, arXiv:2212.04089.
     """
-    models = sequence(models)
-    return run(sums(len(models), scale), [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def difference(count: int) -> Recipe:
-    """The recipe of `task_vector`."""
-
-    def kernel(name: str, row: Row) -> Tensor:
-        return row[0] - row[1]
-
-    return Recipe(kernel, keeps=lambda name: False, elementwise=True)
-
-
-def sums(count: int, scale: Coefficient | Sequence[Coefficient]) -> Recipe:
-    """The recipe of `task_arithmetic`; the base is the first model, and not counted."""
-    scales = per_model(scale, count, "scale")
+    scales = per_model(scale, len(models), "scale")
 
     def kernel(name: str, row: Row) -> Tensor:
         return add_to_base(row, [scale(name) for scale in scales])
 
-    return Recipe(kernel, scales, elementwise=True)
+    return cast(ModelT, Recipe(kernel, scales, elementwise=True))
 
 
 def add_to_base(row: Row, scales: Sequence[float | Tensor]) -> Tensor:
     """θ_base + Σᵢ λᵢ (θᵢ − θ_base) over a row that starts with the base."""
     return weighted_sum(row, [1.0 - sum(scales), *scales])
-
-
-def labels(models: Sequence[object]) -> list[str]:
-    """What errors call the base and the models."""
-    return ["base", *(f"models[{index}]" for index in range(len(models)))]

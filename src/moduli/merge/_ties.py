@@ -12,25 +12,23 @@ Reference:
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from ._coefficients import Coefficient, Coefficients, per_model
-from ._driver import Buffers, Integers, run
 from ._errors import MergeError
-from ._paths import accept_paths
-from ._recipe import Kernel, Recipe, Row
-from ._task import labels
-from ._trim import cut_whole, trim_below, trim_delta, view_real
-from ._views import ModelT, sequence
+from ._linear import share_out
+from ._paths import recipe
+from ._recipe import Buffers, Integers, Kernel, ModelT, Recipe, Row
+from ._trim import count_kept, cut_whole, mask_greatest, trim_below, view_real
 
 Elect: TypeAlias = Literal["sum", "count"]
 """How a sign is elected: by the sum of the entries, as in the paper, or by one vote per model."""
 
 
-@accept_paths
+@recipe
 def ties(
     base: ModelT,
     models: Sequence[ModelT],
@@ -82,34 +80,23 @@ def ties(
     Reference:
         Yadav et al., "TIES-Merging: resolving interference when merging models", NeurIPS 2023, arXiv:2306.01708.
     """
-    models = sequence(models)
-    recipe = elections(len(models), density, scale, weights, normalize, elect, trim)
-    return run(recipe, [base, *models], labels(models), buffers=buffers, integers=integers)
-
-
-def elections(
-    count: int,
-    density: Coefficient | Sequence[Coefficient],
-    scale: Coefficient,
-    weights: Sequence[Coefficient] | None,
-    normalize: bool,
-    elect: Elect,
-    trim: Literal["tensor", "model"],
-) -> Recipe:
-    """The recipe of `ties`; the base is the first model, and not counted."""
     if trim not in ("tensor", "model"):
         raise MergeError(f"trim is {trim!r}; it must be 'tensor' or 'model'")
-    fusion = Fusion(count, density, scale, weights, "ties", normalize, elect)
+    fusion = Fusion(len(models), density, scale, weights, "ties", normalize, elect)
     densities = fusion.densities
 
     def kernel(name: str, row: Row) -> Tensor:
-        return fusion(name, row, lambda index, delta: trim_delta(delta, densities[index](name)))  # (1)
+        def sparse(index: int, delta: Tensor) -> Tensor:
+            keep = count_kept(densities[index](name), delta.numel())
+            return delta.mul_(mask_greatest(delta.abs(), keep))  # (1)
+
+        return fusion(name, row, sparse)
 
     def survey(rows: Sequence[tuple[str, Row]]) -> Kernel:
         cuts = [cut_whole(rows, index + 1, density.number) for index, density in enumerate(densities)]
         return lambda name, row: fusion(name, row, lambda index, delta: trim_below(delta, cuts[index], name))  # (1)
 
-    return Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None)
+    return cast(ModelT, Recipe(kernel, fusion.coefficients, survey=survey if trim == "model" else None))
 
 
 class Fusion:
@@ -158,69 +145,44 @@ class Fusion:
         Raises:
             MergeError: If the weights are to be normalised and add up to 0.
         """
-        numbers = [weight(name) for weight in self.weights]
-        total = sum(numbers) if self.normalize else 1.0
-        if total == 0:
-            raise MergeError(
-                f"the weights for {name!r} are {numbers} and add up to 0, so they have no average; use "
-                "normalize=False for a plain sum"
-            )
-        return [self.scale(name) * number / total for number in numbers]
+        shares = share_out([weight(name) for weight in self.weights], name, self.normalize)
+        return [self.scale(name) * share for share in shares]
 
     def __call__(self, name: str, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Merge one name; `sparse` makes a task vector, given as a real tensor of its own, sparse, by its model's index."""
+        base = view_real(row[0])
         if self.then == "ties":
-            numbers = [weight(name) for weight in self.weights]
-            return elect_and_merge(row, sparse, self.scale(name), numbers, self.normalize, self.elect)
-        first = row[0]
-        base = view_real(first)
-        result = base.clone()
-        for place, factor in enumerate(self.factors(name)):
-            if factor != 0:
-                result.add_(sparse(place, view_real(row[place + 1]) - base), alpha=factor)
-        return torch.view_as_complex(result) if first.is_complex() else result
+            result = self._elect(name, base, row, sparse)
+        else:
+            result = base.clone()
+            for place, factor in enumerate(self.factors(name)):
+                if factor != 0:
+                    result.add_(sparse(place, view_real(row[place + 1]) - base), alpha=factor)
+        return torch.view_as_complex(result) if row[0].is_complex() else result
 
+    def _elect(self, name: str, base: Tensor, row: Row, sparse: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Elect signs among sparse task vectors and merge what agrees, in one pass over the models.
 
-def elect_and_merge(
-    row: Row,
-    sparse: Callable[[int, Tensor], Tensor],
-    scale: float,
-    weights: Sequence[float],
-    normalize: bool,
-    elect: Elect,
-) -> Tensor:
-    """Elect signs among sparse task vectors and merge what agrees, in one pass over the models.
-
-    What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at once.
-
-    Args:
-        row: The base and the models.
-        sparse: Makes a task vector, given as a real tensor of its own, sparse, for a model by its index.
-        scale: λ.
-        weights: One per model.
-        normalize: Whether to divide by the weights that agree.
-        elect: How signs are elected.
-    """
-    first = row[0]
-    base = view_real(first)
-    positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
-    votes = torch.zeros_like(base) if elect == "count" else None
-    for index, weight in enumerate(weights):
-        if weight == 0:
-            continue
-        vector = sparse(index, view_real(row[index + 1]) - base).mul_(weight)
-        if votes is not None:
-            votes.add_(vector.sign())
-        for_positive.add_(vector > 0, alpha=abs(weight))
-        for_negative.add_(vector < 0, alpha=abs(weight))
-        positive.add_(vector.clamp(min=0))
-        negative.add_(vector.clamp_(max=0))
-        del vector  # before the next one is made
-    sign = positive + negative if votes is None else votes  # (2); only its sign counts
-    # In place from here on, so that electing needs no more memory than counting did.
-    merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
-    if normalize:
-        agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
-        merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
-    result = merged.mul_(scale).add_(base)  # (4)
-    return torch.view_as_complex(result) if first.is_complex() else result
+        What is positive and what is negative are summed apart, which needs neither the signs beforehand nor all vectors at
+        once.
+        """
+        positive, negative, for_positive, for_negative = (torch.zeros_like(base) for _ in range(4))
+        votes = torch.zeros_like(base) if self.elect == "count" else None
+        for index, weight in enumerate([weight(name) for weight in self.weights]):
+            if weight == 0:
+                continue
+            vector = sparse(index, view_real(row[index + 1]) - base).mul_(weight)
+            if votes is not None:
+                votes.add_(vector.sign())
+            for_positive.add_(vector > 0, alpha=abs(weight))
+            for_negative.add_(vector < 0, alpha=abs(weight))
+            positive.add_(vector.clamp(min=0))
+            negative.add_(vector.clamp_(max=0))
+            del vector  # before the next one is made
+        sign = positive + negative if votes is None else votes  # (2); only its sign counts
+        # In place from here on, so that electing needs no more memory than counting did.
+        merged = torch.where(sign > 0, positive, negative, out=positive).mul_(sign != 0)  # (3), the sum
+        if self.normalize:
+            agreeing = torch.where(sign > 0, for_positive, for_negative, out=for_positive)
+            merged.div_(agreeing.masked_fill_(agreeing == 0, 1.0))  # (3), the mean
+        return merged.mul_(self.scale(name)).add_(base)  # (4)

@@ -41,24 +41,19 @@ def count_kept(density: float, count: int) -> int:
     return max(1, round(density * count)) if density > 0 and count > 0 else 0
 
 
-def trim_delta(delta: Tensor, density: float) -> Tensor:
-    """Keep the entries of largest magnitude of a real tensor; may change it, and return it."""
-    count = delta.numel()
-    keep = count_kept(density, count)
-    if keep >= count:
-        return delta
-    if keep == 0:
-        return delta.zero_()
-    size = delta.abs().reshape(-1)
-    threshold = size.kthvalue(count - keep + 1).values
-    mask = size > threshold
-    # Fill up with the first of the entries at the threshold, so that exactly `keep` are left on every device.
-    equal = size == threshold
-    if is_elsewhere(delta):
-        mask |= equal & (equal.cumsum(0) <= keep - mask.sum())  # without asking the device
-    elif threshold > 0:
-        mask[equal.nonzero().reshape(-1)[: keep - int(mask.sum())]] = True
-    return delta.mul_(mask.view_as(delta))
+def mask_greatest(values: Tensor, keep: int) -> Tensor:
+    """Which entries of a real tensor are the greatest: exactly `keep` of them, among equal ones the first."""
+    if not 0 < keep < values.numel():
+        return torch.full_like(values, keep > 0, dtype=torch.bool)
+    flat = values.reshape(-1)
+    threshold = flat.kthvalue(len(flat) - keep + 1).values
+    mask, equal = flat > threshold, flat == threshold
+    left = keep - mask.sum()
+    if is_elsewhere(values):
+        mask |= equal & (equal.cumsum(0) <= left)  # without asking the device
+    else:
+        mask[equal.nonzero().reshape(-1)[: int(left)]] = True
+    return mask.view_as(values)
 
 
 def cut_whole(rows: Sequence[tuple[str, Row]], place: int, density: float) -> Cut:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 A mapping may read its tensors when they are asked for: names are merged one after the other, and nothing is kept. If it
 has a method `meta(name)` that gives a tensor on device "meta", structures are compared before anything is read.
 """
-
-ModelT = TypeVar("ModelT", bound=nn.Module | Mapping[str, Any])
 
 COUNTER = "num_batches_tracked"
 STATISTICS = ("running_mean", "running_var")
@@ -112,21 +110,6 @@ def view(model: Model, label: str) -> View:
     prefixes = [name[: -len(COUNTER)] for name in keys if name.rpartition(".")[2] == COUNTER]
     names = frozenset(prefix + statistic for prefix in prefixes for statistic in STATISTICS)
     return View(model, label, model, keys, names & keys)
-
-
-def sequence(models: Sequence[ModelT], what: str = "models", least: int = 1) -> list[ModelT]:
-    """The models as a list.
-
-    Raises:
-        TypeError: If a single model was given.
-        MergeError: If there are too few.
-    """
-    if isinstance(models, nn.Module | Mapping):
-        raise TypeError(f"{what} is one model; give a list of models, such as [{what}]")
-    models = list(models)
-    if len(models) < least:
-        raise MergeError(f"{what} holds {len(models)} of the {least} models that this needs")
-    return models
 
 
 def describe_tensor(tensor: Tensor) -> str:

@@ -4,39 +4,29 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ._breadcrumbs import breadcrumbs, crumbs
-from ._dare import dare, drops
-from ._della import della, make_ranked_drops
+from ._breadcrumbs import breadcrumbs
+from ._dare import dare
+from ._della import della
 from ._errors import MergeError
-from ._karcher import karcher, means
-from ._linear import combination, lerp, line, linear
+from ._karcher import karcher
+from ._linear import lerp, linear
 from ._paths import model_arguments
 from ._recipe import Recipe
-from ._sce import sce, selections
-from ._slerp import arc, slerp
-from ._soup import average, soup
-from ._stock import shells, stock
-from ._task import difference, sums, task_arithmetic, task_vector
-from ._ties import elections, ties
+from ._sce import sce
+from ._slerp import slerp
+from ._soup import soup
+from ._stock import stock
+from ._task import task_arithmetic, task_vector
+from ._ties import ties
 
 __all__ = ["RECIPES", "make_recipe"]
 
-RECIPES: Final[dict[str, tuple[Callable[..., Any], Callable[..., Recipe]]]] = {
-    "linear": (linear, combination),
-    "soup": (soup, average),
-    "lerp": (lerp, line),
-    "slerp": (slerp, arc),
-    "task_vector": (task_vector, difference),
-    "task_arithmetic": (task_arithmetic, sums),
-    "ties": (ties, elections),
-    "dare": (dare, drops),
-    "stock": (stock, shells),
-    "breadcrumbs": (breadcrumbs, crumbs),
-    "della": (della, make_ranked_drops),
-    "sce": (sce, selections),
-    "karcher": (karcher, means),
-}
-"""The recipes that merge files, by name: the function that merges models, and the one that makes its recipe."""
+_MERGES = (
+    linear, soup, lerp, slerp, task_vector, task_arithmetic, ties, dare, stock, breadcrumbs, della, sce, karcher,
+)  # fmt: skip
+
+RECIPES: Final[dict[str, Callable[..., Any]]] = {merge.__name__: merge for merge in _MERGES}
+"""The recipes that merge files, by name: the functions that merge models."""
 
 
 def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
@@ -57,18 +47,15 @@ def make_recipe(name: str, count: int, options: Mapping[str, Any]) -> Recipe:
     """
     if name not in RECIPES:
         raise MergeError(f"{name!r} is not a recipe for files; choose from {', '.join(RECIPES)}")
-    function, make = RECIPES[name]
-    signature, held = inspect.signature(function), model_arguments(function)
+    describe: Callable[..., Recipe] = inspect.unwrap(RECIPES[name])
+    held = model_arguments(describe)
     if "models" not in held and count != len(held):
         raise MergeError(f"this recipe merges {len(held)} files, not {count}")
+    # What a recipe does depends on how many models there are, and not on them.
+    models = {each: [None] * (count + 1 - len(held)) if each == "models" else None for each in held}
+    if "generator" in inspect.signature(describe).parameters and options.get("generator") is None:
+        raise MergeError(f"{name} drops entries at random; give a number as generator=, so that it can be made again")
     try:
-        bound = signature.bind(*[None] * len(held), **options)
-        bound.apply_defaults()
-        given = {key: value for key, value in bound.arguments.items() if key not in (*held, "buffers", "integers")}
-        if "generator" in given and given["generator"] is None:
-            raise MergeError(
-                f"{name} drops entries at random; give a number as generator=, so that it can be made again"
-            )
-        return make(count - ("models" in held and "base" in held), **given)
+        return describe(**inspect.signature(describe).bind(**models, **options).arguments)
     except TypeError as error:
         raise MergeError(f"the options of {name!r} do not fit: {error}") from None
