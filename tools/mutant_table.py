@@ -313,12 +313,12 @@ LINKS = [
     ),
     Link(
         "SPSA1",
-        "grad_approximation/_spsa1.py",
+        "grad_approximation/_randomized.py",
         ("SPSA1",),
         (),
         (
-            ("slope = value() / (h * count)", "slope = value() / h"),
-            ("param.copy_(x + h * v)", "param.copy_(x - h * v)"),
+            ("formula, h, loss) / count", "formula, h, loss)"),
+            ("param.copy_(x + point * h * v)", "param.copy_(x - point * h * v)"),
         ),
     ),
     Link(

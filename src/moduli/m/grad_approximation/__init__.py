@@ -7,12 +7,7 @@ from ._base import GradApproximator
 from ._cd import CD
 from ._fdm import FDM
 from ._forward_gradient import ForwardGradient
-from ._gaussian_smoothing import GaussianSmoothing
-from ._mezo import MeZO
-from ._randomized import RandomizedFDM
-from ._rdsa import RDSA
-from ._spsa import SPSA
-from ._spsa1 import SPSA1
+from ._randomized import RDSA, SPSA, SPSA1, GaussianSmoothing, MeZO, RandomizedFDM
 
 __all__ = [
     "CD",

@@ -69,13 +69,13 @@ class CD(Module):
         place = turn % (2 * count - 2)
         return place if place < count else 2 * count - 2 - place
 
-    def _place(self, objective: Objective) -> tuple[Tensor, int]:
-        """The parameter, and the number in it, whose turn it is."""
+    def _place(self, objective: Objective) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The parameter, and the index of the number in it, whose turn it is."""
         params = [param for param in objective.params if param.numel()]
         at = self._choose_index(sum(param.numel() for param in params))
         for param in params:
             if at < param.numel():
-                return param, at
+                return param, torch.unravel_index(torch.tensor(at), param.shape) if param.dim() else ()
             at -= param.numel()
         raise ValueError("CD has no parameters to move")
 
@@ -88,31 +88,22 @@ class CD(Module):
         setting, state = self.settings[param], self.state[param]
         if "h" not in state:
             state["h"] = torch.full_like(param.detach(), float(setting["h"]))
-        h = float(state["h"].reshape(-1)[at]) if setting["adaptive"] else float(setting["h"])
+        h = float(state["h"][at]) if setting["adaptive"] else float(setting["h"])
         here = float(objective.get_loss(backward=False))
-        with objective.moved() as start, torch.no_grad():
-            x = dict(zip(objective.params, start, strict=True))[param].reshape(-1)[at].clone()
+        with objective.moved(), torch.no_grad():
+            x = param[at].clone()
             values = []
             for sign in (1, -1) if self.threepoint else (1,):
-                # A view of the parameter may need its own strides, so the number is written through them.
-                flat = param.detach().clone().reshape(-1)
-                flat[at] = x + sign * h
-                param.copy_(flat.reshape(param.shape))
+                param[at] = x + sign * h
                 values.append(float(objective.get_loss(backward=False, at_x0=False)))
         slope = (values[0] - values[1]) / (2 * h) if self.threepoint else (values[0] - here) / h
         better = min(values) < here or not self.threepoint
         if setting["adaptive"]:
             grown = min(2 * h, 1e10) if min(values) < here else max(h / 2, 1e-12)
-            sizes = state["h"].clone().reshape(-1)
-            sizes[at] = grown
-            state["h"] = sizes.reshape(param.shape)
-        out = [torch.zeros_like(other) for other in objective.params]
+            state["h"] = state["h"].clone()
+            state["h"][at] = grown
+        objective.updates = [torch.zeros_like(other) for other in objective.params]
         if better and slope == slope:
-            mine = next(u for u, other in zip(out, objective.params, strict=True) if other is param)
-            amount = slope if setting["grad"] else float((slope > 0) - (slope < 0))
-            flat = mine.reshape(-1)
-            flat[at] = amount
-            if flat.data_ptr() != mine.data_ptr():
-                mine.copy_(flat.reshape(mine.shape))
-        objective.updates = out
+            mine = next(u for u, other in zip(objective.updates, objective.params, strict=True) if other is param)
+            mine[at] = slope if setting["grad"] else float((slope > 0) - (slope < 0))
         return objective

@@ -1,4 +1,4 @@
-"""Finite differences, coordinate by coordinate."""
+"""Finite differences: their formulas, and the gradient coordinate by coordinate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,29 @@ from torch import Tensor
 
 from ...optim import Chainable
 from ._base import GradApproximator
-from ._formulas import FORMULAS, check_formula, derivative
+
+Formula = tuple[tuple[int, ...], tuple[float, ...]]
+"""Points in units of h, and weights; the derivative is the weighted sum over h."""
+
+FORMULAS: dict[str, Formula] = {
+    "forward": ((0, 1), (-1.0, 1.0)),
+    "forward2": ((0, 1), (-1.0, 1.0)),
+    "backward": ((-1, 0), (-1.0, 1.0)),
+    "backward2": ((-1, 0), (-1.0, 1.0)),
+    "central": ((-1, 1), (-0.5, 0.5)),
+    "central2": ((-1, 1), (-0.5, 0.5)),
+    "forward3": ((0, 1, 2), (-1.5, 2.0, -0.5)),
+    "backward3": ((-2, -1, 0), (0.5, -2.0, 1.5)),
+    "central4": ((-2, -1, 1, 2), (1 / 12, -2 / 3, 2 / 3, -1 / 12)),
+    "forward4": ((0, 1, 2, 3), (-11 / 6, 3.0, -1.5, 1 / 3)),
+    "forward5": ((0, 1, 2, 3, 4), (-25 / 12, 4.0, -3.0, 4 / 3, -1 / 4)),
+}
+
+
+def check_formula(name: str, formula: str) -> None:
+    """Refuse an unknown formula."""
+    if formula not in FORMULAS:
+        raise ValueError(f"{name}: formula is {formula!r}; it can be {', '.join(FORMULAS)}")
 
 
 class FDM(GradApproximator):
@@ -44,8 +66,8 @@ class FDM(GradApproximator):
     ) -> tuple[list[Tensor], Tensor | None]:
         """Two evaluations per coordinate, or as many as the formula has."""
         grads = [torch.zeros(param.shape, dtype=param.dtype, device=param.device) for param in params]
-        h, formula = float(setting["h"]), setting["formula"]
-        if 0 in FORMULAS[formula][0] and loss is None:
+        h, formula = float(setting["h"]), FORMULAS[setting["formula"]]
+        if 0 in formula[0] and loss is None:
             loss = value()
         for param, grad in zip(params, grads, strict=True):
             views = [(torch.view_as_real(param), torch.view_as_real(grad))] if param.is_complex() else [(param, grad)]
@@ -61,5 +83,21 @@ class FDM(GradApproximator):
                         own[index] = start
                         return found
 
-                    flat_out[i], loss = derivative(evaluate_at, formula, h, loss)
+                    flat_out[i] = derivative(evaluate_at, formula, h, loss)
         return grads, loss
+
+
+def derivative(at: Callable[[int], Tensor], formula: Formula, h: float, centre: Any) -> Tensor:
+    """The derivative of a function of a number.
+
+    Args:
+        at: The value at a multiple of h.
+        formula: The points and their weights.
+        h: The length of the differences.
+        centre: The value at zero, if that is one of the points.
+    """
+    total: Any = 0.0
+    for point, weight in zip(*formula, strict=True):
+        total = total + weight * (at(point) if point else centre)
+    slope: Tensor = total / h
+    return slope

@@ -9,14 +9,15 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from ...optim import Chainable, ChainError, Objective, Optimizer, sample_like
-from ._base import GradApproximator
-from ._formulas import derivative
+from ...optim import Chainable, ChainError, Objective, Optimizer
+from .._checks import collect_settings
+from ._fdm import FORMULAS
+from ._randomized import RandomDirections
 
 _METHODS = ("autograd", "fd_forward", "fd_central")
 
 
-class ForwardGradient(GradApproximator):
+class ForwardGradient(RandomDirections):
     r"""The mean of $z\,(\nabla f \cdot z)$ over random directions $z$, without a backward pass.
 
     The parameters carry a tangent while the loss is evaluated, so that one forward pass gives value and derivative.
@@ -57,13 +58,8 @@ class ForwardGradient(GradApproximator):
     ) -> None:
         if jvp_method not in _METHODS:
             raise ValueError(f"ForwardGradient: jvp_method is {jvp_method!r}; it can be {', '.join(_METHODS)}")
-        if n_samples < 1:
-            raise ValueError(f"ForwardGradient: n_samples is {n_samples}; draw at least one direction")
-        super().__init__(
-            {"n_samples": n_samples, "distribution": distribution, "pre_generate": pre_generate, "h": h}, modules
-        )
+        super().__init__(collect_settings(locals(), "jvp_method", "seed", "modules"), seed, modules)
         self.jvp_method = jvp_method
-        self.seed = seed
 
     def attached(self, optimizer: Optimizer) -> None:
         """Tangents of whole parameters do not reach a model whose parameters are in pieces."""
@@ -72,18 +68,6 @@ class ForwardGradient(GradApproximator):
                 "ForwardGradient gives parameters a tangent, which those in pieces (DTensor, FSDP) can't carry; use "
                 "jvp_method='fd_central', or train with DistributedDataParallel"
             )
-
-    def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
-        return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
-
-    def pre_step(self, objective: Objective) -> None:
-        """Draws the directions of this step."""
-        params = objective.params
-        setting = self.settings[params[0]]
-        if setting["pre_generate"]:
-            draws = [self._draw(params, setting) for _ in range(setting["n_samples"])]
-            for i, param in enumerate(params):
-                self.state[param]["directions"] = [draw[i] for draw in draws]
 
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
@@ -96,7 +80,7 @@ class ForwardGradient(GradApproximator):
         grads = [torch.zeros_like(param) for param in params]
         loss: Tensor | float = 0.0
         for k in range(count):
-            z = self._direction(params, k, setting)
+            z = self.direction(params, k, setting)
             with forward.dual_level():
                 for param, v in zip(params, z, strict=True):
                     # In place: the closure reads these very tensors.
@@ -111,30 +95,9 @@ class ForwardGradient(GradApproximator):
                 grad.add_(v * (slope / count).to(v.dtype))
         return loss, grads
 
-    def _direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        if setting["pre_generate"] and "directions" in self.state[params[0]]:
-            return [self.state[param]["directions"][k] for param in params]
-        return self._draw(params, setting)
-
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
         """The same by differences."""
-        formula = "forward" if self.jvp_method == "fd_forward" else "central"
-        h, count = float(setting["h"]), int(setting["n_samples"])
-        grads = [torch.zeros_like(param) for param in params]
-        start = [param.detach().clone() for param in params]
-        for k in range(count):
-            z = self._direction(params, k, setting)
-
-            def evaluate_at(point: int, z: list[Tensor] = z) -> Tensor:
-                for param, x, v in zip(params, start, z, strict=True):
-                    param.copy_(x + point * h * v)
-                return value()
-
-            slope, loss = derivative(evaluate_at, formula, h, loss)
-            for grad, v in zip(grads, z, strict=True):
-                grad.add_(v * (slope / count).to(v.dtype))
-        for param, x in zip(params, start, strict=True):
-            param.copy_(x)
-        return grads, loss
+        formula = FORMULAS["forward" if self.jvp_method == "fd_forward" else "central"]
+        return self.difference(value, params, loss, setting, formula)

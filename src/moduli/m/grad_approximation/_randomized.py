@@ -1,4 +1,4 @@
-"""Randomised finite differences: the gradient from a few random directions."""
+"""Differences along random directions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,67 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Objective, sample_like
+from .._checks import collect_settings, positive
 from ._base import GradApproximator
-from ._formulas import FORMULAS, check_formula, derivative
+from ._fdm import FORMULAS, Formula, check_formula, derivative
 
 DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")
 
 
-class RandomizedFDM(GradApproximator):
+class RandomDirections(GradApproximator):
+    """The mean of z times the derivative along z, over random directions z."""
+
+    def __init__(self, defaults: dict[str, Any], seed: int | None, modules: Chainable | None) -> None:
+        if defaults["n_samples"] < 1:
+            name, count = type(self).__name__, defaults["n_samples"]
+            raise ValueError(f"{name}: n_samples is {count}; draw at least one direction")
+        super().__init__(defaults, modules)
+        self.seed = seed
+
+    def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
+        return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
+
+    def pre_step(self, objective: Objective) -> None:
+        """Draws the directions of this step."""
+        params = objective.params
+        setting = self.settings[params[0]]
+        if setting["pre_generate"]:
+            draws = [self._draw(params, setting) for _ in range(setting["n_samples"])]
+            for i, param in enumerate(params):
+                self.state[param]["directions"] = [draw[i] for draw in draws]
+
+    def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
+        """The k-th direction."""
+        if setting["pre_generate"] and "directions" in self.state[params[0]]:
+            return [self.state[param]["directions"][k] for param in params]
+        return self._draw(params, setting)
+
+    def difference(
+        self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any, formula: Formula
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """What `approximate` gives, with a formula for the derivatives."""
+        h, count = float(setting["h"]), int(setting["n_samples"])
+        grads = [torch.zeros_like(param) for param in params]
+        start = [param.detach().clone() for param in params]
+        if 0 in formula[0] and loss is None:
+            loss = value()
+        for k in range(count):
+            z = self.direction(params, k, setting)
+
+            def evaluate_at(point: int, z: list[Tensor] = z) -> Tensor:
+                for param, x, v in zip(params, start, z, strict=True):
+                    param.copy_(x + point * h * v)
+                return value()
+
+            slope = derivative(evaluate_at, formula, h, loss) / count
+            for grad, v in zip(grads, z, strict=True):
+                grad.add_(v * slope.to(v.dtype))
+        for param, x in zip(params, start, strict=True):
+            param.copy_(x)
+        return grads, loss
+
+
+class RandomizedFDM(RandomDirections):
     r"""The mean of $z\,D_zf$ over random directions $z$, with the derivative $D_z f$ along $z$ by finite differences.
 
     Components of $z$ have mean 0 and variance 1, so that the estimate is unbiased up to the error of the differences.
@@ -43,8 +97,6 @@ class RandomizedFDM(GradApproximator):
         Y. Nesterov, V. Spokoiny, "Random gradient-free minimization of convex functions", Found. Comput. Math. 17 (2017).
     """
 
-    replays = False
-
     def __init__(
         self,
         *,
@@ -56,62 +108,223 @@ class RandomizedFDM(GradApproximator):
         seed: int | None = None,
         modules: Chainable | None = None,
     ) -> None:
+        settings = collect_settings(locals(), "seed", "modules")
         name = type(self).__name__
         check_formula(name, formula)
         if distribution not in DISTRIBUTIONS:
             raise ValueError(f"{name}: distribution is {distribution!r}; it can be {', '.join(DISTRIBUTIONS)}")
-        if n_samples < 1:
-            raise ValueError(f"{name}: n_samples is {n_samples}; draw at least one direction")
-        super().__init__(
-            {
-                "h": h,
-                "n_samples": n_samples,
-                "formula": formula,
-                "distribution": distribution,
-                "pre_generate": pre_generate,
-            },
-            modules,
-        )
-        self.seed = seed
-
-    def _draw(self, params: list[Tensor], setting: Any) -> list[Tensor]:
-        return sample_like(params, setting["distribution"], generator=self.get_generator(params[0].device, self.seed))
-
-    def pre_step(self, objective: Objective) -> None:
-        """Draws the directions of this step."""
-        params = objective.params
-        setting = self.settings[params[0]]
-        if setting["pre_generate"] and not self.replays:
-            draws = [self._draw(params, setting) for _ in range(setting["n_samples"])]
-            for i, param in enumerate(params):
-                self.state[param]["directions"] = [draw[i] for draw in draws]
-
-    def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
-        """The k-th direction."""
-        if setting["pre_generate"] and "directions" in self.state[params[0]]:
-            return [self.state[param]["directions"][k] for param in params]
-        return self._draw(params, setting)
+        super().__init__(settings, seed, modules)
 
     def approximate(
         self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
     ) -> tuple[list[Tensor], Tensor | None]:
         """As many evaluations as the formula has points, per direction."""
-        h, formula, count = float(setting["h"]), setting["formula"], int(setting["n_samples"])
-        grads = [torch.zeros_like(param) for param in params]
-        start = [param.detach().clone() for param in params]
-        if 0 in FORMULAS[formula][0] and loss is None:
-            loss = value()
-        for k in range(count):
-            z = self.direction(params, k, setting)
+        return self.difference(value, params, loss, setting, FORMULAS[setting["formula"]])
 
-            def evaluate_at(point: int, z: list[Tensor] = z) -> Tensor:
-                for param, x, v in zip(params, start, z, strict=True):
-                    param.copy_(x + point * h * v)
-                return value()
 
-            slope, loss = derivative(evaluate_at, formula, h, loss)
-            for grad, v in zip(grads, z, strict=True):
-                grad.add_(v * (slope / count).to(v.dtype))
-        for param, x in zip(params, start, strict=True):
-            param.copy_(x)
-        return grads, loss
+class SPSA(RandomizedFDM):
+    r"""Simultaneous perturbation: $g = \Delta\,(f(x + h\Delta) - f(x - h\Delta)) / 2h$ with random signs $\Delta$.
+
+    Args:
+        h: The length of the differences.
+        n_samples: How many directions.
+        formula: As for `FDM`.
+        distribution: "rademacher", "normal", "uniform" or "sphere".
+        pre_generate: Draw the directions once per step, so that a line search sees one function.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = torch.manual_seed(0)
+        >>> opt = mo.Optimizer([w], m.SPSA(), m.LR(0.1))
+        >>> for _ in range(150):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        J. C. Spall, "Multivariate stochastic approximation using a simultaneous perturbation gradient approximation", IEEE
+        Trans. Automatic Control 37 (1992).
+    """
+
+
+class RDSA(RandomizedFDM):
+    r"""Random directions: the same as `SPSA` with normal directions.
+
+    Args:
+        h: The length of the differences.
+        n_samples: How many directions.
+        formula: As for `FDM`.
+        distribution: "rademacher", "normal", "uniform" or "sphere".
+        pre_generate: Draw the directions once per step, so that a line search sees one function.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = torch.manual_seed(0)
+        >>> opt = mo.Optimizer([w], m.RDSA(), m.LR(0.1))
+        >>> for _ in range(150):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        L. A. Prashanth et al., "Adaptive system optimization using random directions stochastic approximation", IEEE Trans.
+        Automatic Control 62 (2017).
+    """
+
+    def __init__(
+        self,
+        *,
+        h: Any = 1e-3,
+        n_samples: int = 1,
+        formula: str = "central2",
+        distribution: str = "gaussian",
+        pre_generate: bool = True,
+        seed: int | None = None,
+        modules: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+
+class GaussianSmoothing(RandomizedFDM):
+    r"""The gradient of $E_z f(x + hz)$ with normal $z$, estimated from many forward differences.
+
+    Args:
+        h: The length of the differences.
+        n_samples: How many directions.
+        formula: As for `FDM`.
+        distribution: "rademacher", "normal", "uniform" or "sphere".
+        pre_generate: Draw the directions once per step, so that a line search sees one function.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = torch.manual_seed(0)
+        >>> opt = mo.Optimizer([w], m.GaussianSmoothing(), m.LR(0.1))
+        >>> for _ in range(150):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        Y. Nesterov, V. Spokoiny, "Random gradient-free minimization of convex functions", Found. Comput. Math. 17 (2017).
+    """
+
+    def __init__(
+        self,
+        *,
+        h: Any = 1e-2,
+        n_samples: int = 100,
+        formula: str = "forward2",
+        distribution: str = "gaussian",
+        pre_generate: bool = True,
+        seed: int | None = None,
+        modules: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+
+class SPSA1(RandomizedFDM):
+    r"""One evaluation for a gradient: $g = \Delta\, f(x + h\Delta) / h$ with random signs $\Delta$.
+
+    It is unbiased up to an error of order h, with a variance that grows as $f^2 / h^2$: for losses that can't be evaluated
+    twice under the same conditions, and near zero.
+
+    Args:
+        h: The length of the perturbation.
+        n_samples: How many directions.
+        pre_generate: Draw the directions once per step, so that a line search sees one function.
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -1.0], dtype=torch.float64))
+        >>> opt = mo.Optimizer([w], m.SPSA1(h=0.5, n_samples=16, seed=0), m.LR(0.05))
+        >>> for _ in range(200):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.3)
+        True
+
+    References:
+        J. C. Spall, "A one-measurement form of simultaneous perturbation stochastic approximation", Automatica 33 (1997).
+    """
+
+    def __init__(
+        self,
+        *,
+        h: Any = 1e-3,
+        n_samples: int = 1,
+        pre_generate: bool = False,
+        seed: int | None = None,
+        modules: Chainable | None = None,
+    ) -> None:
+        positive("SPSA1", h=h)
+        super().__init__(**collect_settings(locals()))
+
+    def approximate(
+        self, value: Callable[[], Tensor], params: list[Tensor], loss: Tensor | None, setting: Any
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """One evaluation per direction."""
+        return self.difference(value, params, loss, setting, ((1,), (1.0,)))
+
+
+class MeZO(RandomizedFDM):
+    r"""Randomised differences that keep a seed in place of the directions, and draw them again when needed.
+
+    Args:
+        h: The length of the differences.
+        n_samples: How many directions.
+        formula: As for `FDM`.
+        distribution: "rademacher", "normal", "uniform" or "sphere".
+        seed: Draws from a generator of its own, which is saved; None for torch's.
+        modules: Links that see this gradient; all that follow by default.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 1.0], dtype=torch.float64))
+        >>> _ = torch.manual_seed(0)
+        >>> opt = mo.Optimizer([w], m.MeZO(), m.LR(0.1))
+        >>> for _ in range(150):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> bool(w.abs().max() < 0.1)
+        True
+
+    References:
+        S. Malladi et al., "Fine-tuning language models with just forward passes", NeurIPS 2023.
+    """
+
+    def __init__(
+        self,
+        *,
+        h: Any = 1e-3,
+        n_samples: int = 1,
+        formula: str = "central2",
+        distribution: str = "rademacher",
+        seed: int | None = None,
+        modules: Chainable | None = None,
+    ) -> None:
+        super().__init__(**collect_settings(locals()))
+
+    def pre_step(self, objective: Objective) -> None:
+        """Draws the seeds of this step."""
+        generator = self.get_generator("cpu", self.seed)
+        count = self.settings[objective.params[0]]["n_samples"]
+        self.global_state["seeds"] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+
+    def direction(self, params: list[Tensor], k: int, setting: Any) -> list[Tensor]:
+        """The k-th direction, drawn again from its seed."""
+        generator = torch.Generator(params[0].device).manual_seed(self.global_state["seeds"][k])
+        return sample_like(params, setting["distribution"], generator=generator)
