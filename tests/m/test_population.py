@@ -755,3 +755,29 @@ def test_closures_that_give_no_loss_per_member_are_refused():
     with pytest.raises(mo.optim.ClosureError, match="PSO needs the loss"):
         opt.step()
     assert torch.equal(rows(pop), before)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_pbt_replaces_a_member_whose_loss_is_no_number(value):
+    pop = mo.Population.from_modules([torch.nn.Linear(2, 1, bias=False) for _ in range(6)])
+    weight = dict(pop.named_parameters())["weight"]
+    with torch.no_grad():
+        weight[4] = value
+    opt = mo.Optimizer(pop, m.LR(0.01), m.PBT({"lr.lr": (1e-3, 1.0)}, every=1, share=0.2, seed=0))
+    opt.step(mo.closure(lambda net: net(torch.ones(1, 2)).square().sum()))
+    assert list(opt.attrs["replaced"]) == [4]
+    assert weight.isfinite().all()
+
+
+@pytest.mark.parametrize("make", [lambda: m.GA(seed=0), lambda: m.CEM(seed=0), lambda: m.DE(seed=0)])
+def test_a_member_that_is_no_number_does_not_spread(make):
+    pop = mo.Population.from_modules([torch.nn.Linear(2, 1, bias=False) for _ in range(16)])
+    weight = dict(pop.named_parameters())["weight"]
+    opt = mo.Optimizer(pop, make())
+    for generation in range(12):
+        if generation in (0, 5):
+            with torch.no_grad():
+                weight[4] = torch.nan
+        losses = opt.step(mo.closure(lambda net: net(torch.ones(1, 2)).square().sum()))
+    assert weight.isfinite().all()
+    assert losses.isfinite().all()

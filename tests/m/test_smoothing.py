@@ -62,6 +62,14 @@ def test_mean_is_the_smoothed_loss():
     assert float(seen[0]) == pytest.approx(5 + 0.25 * 2, abs=0.1)
 
 
+def test_mean_of_gradients_is_the_gradient_of_the_mean():
+    """The gradient of a quadratic is linear, so with points on both sides of x0 its mean is the gradient there."""
+    w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    opt = mo.Optimizer([w], m.GradientSampling(n=4000, sigma=0.1, seed=0), m.LR(0.25))
+    opt.step(mo.closure(lambda: (w**2).sum()))
+    torch.testing.assert_close(w.data, torch.tensor([0.5, 1.0], dtype=torch.float64), rtol=0, atol=0.01)
+
+
 def test_hull_descends_along_a_kink():
     """On |x| + 10 |y| plain descent zigzags across the valley; the shortest vector of the hull goes along it."""
 

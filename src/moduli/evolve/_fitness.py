@@ -103,3 +103,9 @@ def shape_fitness(fitness: Tensor, shape: str) -> Tensor:
     if shape == "raw":
         return _finite(fitness)
     raise ValueError(f"shape={shape!r} is unknown; there are 'ranks', 'standardize' and 'raw'")
+
+
+def keep_finite(members: Tensor) -> Tensor:
+    """The rows without infinity or NaN, of which a spread can be measured; all rows where none is finite."""
+    finite = members.isfinite().all(1)
+    return members[finite] if bool(finite.any()) else members

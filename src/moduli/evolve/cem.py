@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._base import MatrixSearch
+from ._fitness import keep_finite
 from ._reason import Reason
 
 __all__ = ["CEM"]
@@ -72,9 +73,10 @@ class CEM(MatrixSearch):
     def _start(self, x0: Tensor) -> None:
         sigma = 1.0 if self.sigma is None else self.sigma
         if self._initial is not None:
-            x0 = self._initial.detach().to(x0).mean(0)
-            if self.sigma is None and self.population > 1:
-                sigma = max(float(self._initial.detach().to(x0).std(0).mean()), 1e-3)
+            first = keep_finite(self._initial.detach().to(x0))
+            x0 = first.mean(0)
+            if self.sigma is None and len(first) > 1:
+                sigma = max(float(first.std(0).mean()), 1e-3)
         self.state["mean"], self.state["std"] = x0, torch.full_like(x0, sigma)
         counts = list(self.coordinates.categorical.values())
         if counts:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._base import MatrixSearch
+from ._fitness import keep_finite
 
 __all__ = ["GA"]
 
@@ -89,12 +90,9 @@ class GA(MatrixSearch):
         swap = uniform(n, dim) < 0.5
         crossed = sbx(a, b, uniform(n, dim), swap, self.eta)
         step = torch.randn(n, dim, generator=g, dtype=self.dtype, device=self.device)
-        if len(c.whole):
-            # A whole number that moves moves by one at least; a category is one parent's or the other's.
-            deviation = x.std(0, correction=0)
-            deviation[c.whole] = deviation[c.whole].clamp(min=1.0)
-        else:
-            deviation = x.std(0, correction=0)
+        deviation = keep_finite(x).std(0, correction=0)
+        # A whole number that moves moves by one at least; a category is one parent's or the other's.
+        deviation[c.whole] = deviation[c.whole].clamp(min=1.0)
         labels = list(c.categorical)
         if labels:
             crossed[:, labels] = torch.where(swap, a, b)[:, labels]
