@@ -1,4 +1,4 @@
-"""Population-based training: learning rates that nobody had to choose.
+"""Population-based training: learning rates that training chooses itself.
 
 Sixteen networks start with learning rates spread over five orders of magnitude. Every twenty steps the worst four take over
 weights and optimizer state of the best four, with their learning rates a little changed. How often matters: with an exchange

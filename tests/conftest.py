@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
-# Derandomised, so that a red build is red for everybody; deadlines measure the machine, not the code.
+# Derandomised, so that a red build is red everywhere; deadlines measure the machine, not the code.
 for name, examples in (("moduli", 30), ("moduli-all", 60)):
     settings.register_profile(
         name,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = ["moduli", *sorted(found.name for found in pkgutil.walk_packages(moduli.__path__, "moduli."))]
 
-# A module that needs an extra is documented by whoever has it.
+# A module that needs an extra is documented where the extra is installed.
 EXTRAS = {"plotly", "ray", "sklearn", "xarray"}
 
 FENCE = re.compile(

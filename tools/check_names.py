@@ -25,7 +25,7 @@ ADVERBS = re.compile(
     r"_?(?:[a-z]+ly|beyond|beside|elsewhere|together|again|alone|aside|always|twice|later|live|hot|quick)"
 )
 VERBS = re.compile(r"_?(?:apply|multiply|supply|rely|comply|only)")
-VAGUE = re.compile(r"\b(somebody|nobody|whoever|anybody|everybody)\b", re.IGNORECASE)
+VAGUE = re.compile(r"\b(somebody|someone|nobody|whoever|anybody|anyone|everybody|everyone)\b", re.IGNORECASE)
 
 
 def main() -> int:

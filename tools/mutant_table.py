@@ -544,7 +544,7 @@ LINKS = [
         "Graft",
         "ops/_graft.py",
         ("Graft",),
-        ("tests/m/test_ops.py", "-k", "raft"),
+        ("tests/m/test_ops.py", "-k", "raft or strength"),
         (('1 + setting["strength"] * (ratio - 1)', "ratio"), ("other[i] / torch.where", "mine[i] / torch.where")),
     ),
 ]

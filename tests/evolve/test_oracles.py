@@ -364,8 +364,8 @@ def test_distinct_parents_are_distinct_and_fair():
     seen = torch.zeros(6, 6)
     for _ in range(400):
         picks = _de.distinct(6, 3, g, CPU)
-        everybody = torch.cat([torch.arange(6)[None], picks])
-        assert all(len(set(column.tolist())) == 4 for column in everybody.mT)
+        members = torch.cat([torch.arange(6)[None], picks])
+        assert all(len(set(column.tolist())) == 4 for column in members.mT)
         seen[torch.arange(6).repeat(3), picks.flatten()] += 1
     off = seen[~torch.eye(6, dtype=torch.bool)]
     assert float((off - off.mean()).abs().max()) < 5 * math.sqrt(float(off.mean()))
@@ -446,7 +446,7 @@ def test_the_differences_of_evox_under_its_own_random_numbers(base, strategy, mo
         return (x.square() * torch.tensor([1.0, 10.0, 3.0, 0.3])).sum(1)
 
     torch.manual_seed(0)
-    # Bounds so far away that nobody meets them: it clamps where we go halfway.
+    # Bounds so far away that no member meets them: it clamps where we go halfway.
     far, options = 1e6 * torch.ones(4), {"mean": torch.zeros(4), "stdev": torch.ones(4)}
     other = evox.DE(12, -far, far, base, differential_weight=0.7, cross_probability=0.6, **options)
     other.evaluate = fitness

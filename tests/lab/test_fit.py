@@ -1,4 +1,4 @@
-"""Fits: resumed equals uninterrupted, bit for bit, and what was fitted can be read by anyone."""
+"""Fits: resumed equals uninterrupted, bit for bit, and what was fitted can be read without moduli."""
 
 import math
 import os

@@ -78,7 +78,7 @@ def test_counts_are_those_of_the_closure(here):
 
 
 def test_a_run_is_the_plain_loop():
-    """What the runner does is what anyone would write."""
+    """What the runner does is what one would write by hand."""
     problem = problems.get("rosenbrock")
     model = problem.model(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""The ways through a step: torch's wrapper where someone watches, and a line search that ends the chain or does not."""
+"""The ways through a step: torch's wrapper where a hook watches, and a line search that ends the chain or does not."""
 
 import pytest
 import torch

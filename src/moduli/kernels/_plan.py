@@ -225,7 +225,7 @@ class Lists:
         self._counts = [len(tensors) for tensors in lists]
         self._lengths = array("q", self._counts)
         self._lazy, self._frozen = lazy, frozen
-        # A tensor of one's own may be given other memory by someone who kept it; its old memory must not be freed then.
+        # A tensor of one's own may be given other memory through another reference; its old memory must not be freed then.
         self._owned = [(i, lists[i], [tensor.untyped_storage() for tensor in lists[i]]) for i in owned if memory]
         self._trusted = array("q", [-n if i in owned else n for i, n in enumerate(self._lengths)])
         self._runtime = runtime

@@ -45,7 +45,7 @@ class Composite:
             state = dict(given)
             if link.counts:
                 state["step"] = setting.pop("step")
-            # What it would do to the gradient is not wanted: the gradient is shared with everyone else.
+            # The gradient is shared with the other links, so what this one writes to it is dropped.
             tables[0][param], tables[1][param] = state, setting
             try:
                 link.single_tensor_update(tensor, param, grad, None, state, setting)
