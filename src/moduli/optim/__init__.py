@@ -21,11 +21,11 @@ from ..layout import is_sharded
 from . import chain, functional, modular, module, objective, optimizer, reformulation, schedules, transform
 from ._arguments import Schedule
 from ._closure import Closure, Evaluator, closure
-from ._dense_hessian import HESSIAN_METHODS
+from ._curvature import HESSIAN_METHODS
 from ._fusion import FusedRun
 from ._needs import Across, ChainError, ClosureError, Need, keeps_graph
-from ._stand_ins import StandIns
-from ._vector_state import describe_params
+from ._renaming import describe_params
+from ._state import StandIns
 from ._vectors import as_real, from_vector, restore_complex, sample_like, to_vector
 from .chain import Chain, flatten, maybe_chain
 from .functional import step, step_tensors

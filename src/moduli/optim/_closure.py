@@ -195,13 +195,9 @@ class Evaluator:
     def ask(self) -> Any:
         """The loss, gradients not asked for, in the grad mode that is on."""
         self.count += 1
-        if self.fn is not None:
-            return self._call(self.fn)
         if self.kind == "keyword":
             return self._call(self.source, backward=False)
-        if self.kind == "position":
-            return self._call(self.source, False)
-        return self._call(self.source)
+        return self._call(self.fn or self.source, *((False,) if self.kind == "position" else ()))
 
     def value(self) -> Any:
         """The loss alone: no graph is made, but by a closure that can't be asked for that."""

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from . import _dense_hessian
+from ._moving import Moving
 from ._needs import ClosureError
 from ._processes import reduce_derivatives
 from ._vectors import from_vector, sample_like, to_vector
 
-if TYPE_CHECKING:
-    from .objective import Objective
-
-
 HvpMethod = Literal["autograd", "batched_autograd", "fd_forward", "fd_central"]
 _METHODS = ("autograd", "batched_autograd", "fd_forward", "fd_central")
+
+HESSIAN_METHODS = (
+    "batched_autograd",
+    "autograd",
+    "func",
+    "functional_revrev",
+    "functional_fwdrev",
+    "gfd_forward",
+    "gfd_central",
+    "fd",
+    "fd_full",
+)
+"""How a dense Hessian may be asked for: the values of `hessian_method`."""
 
 
 def _method(name: str) -> str:
@@ -28,37 +37,45 @@ def _method(name: str) -> str:
 
 
 def _differentiate(
-    grads: Sequence[Tensor], params: Sequence[Tensor], z: Sequence[Tensor], retain: bool
+    values: Sequence[Tensor],
+    params: Sequence[Tensor],
+    z: Sequence[Tensor] | None,
+    batch: tuple[int, ...] = (),
+    graph: bool = False,
 ) -> list[Tensor]:
-    """Derivative of <g, z>; gradients that are constant (linear or unused parameters) contribute nothing."""
-    live = [(g, v) for g, v in zip(grads, z, strict=True) if g.requires_grad]
-    if not live:
-        return [torch.zeros_like(p) for p in params]
-    found = torch.autograd.grad(
-        [g for g, _ in live],
-        params,
-        grad_outputs=[v for _, v in live],
-        retain_graph=retain,
-        allow_unused=True,
-    )
-    return [torch.zeros_like(p) if f is None else f.detach() for f, p in zip(found, params, strict=True)]
+    """Derivative of <v, z>, or of one number; of several z, where a batch of them is given. Constants contribute nothing."""
+    live = [i for i, value in enumerate(values) if value.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(params)
+    if live:
+        found = torch.autograd.grad(
+            [values[i] for i in live],
+            params,
+            grad_outputs=None if z is None else [z[i] for i in live],
+            retain_graph=True,
+            create_graph=graph,
+            allow_unused=True,
+            is_grads_batched=bool(batch),
+        )
+    return [p.new_zeros(*batch, *p.shape) if f is None else f for f, p in zip(found, params, strict=True)]
 
 
-class Curvature:
+class Curvature(Moving):
     """The part of `Objective` that differentiates twice."""
 
-    params: list[Tensor]
+    get_loss: Callable[..., Tensor]
+    get_grads: Callable[..., list[Tensor]]
+    get_loss_grads: Callable[..., tuple[Tensor | None, list[Tensor]]]
+    reduce: Callable[[Tensor], Tensor] | None
 
     def get_residuals(self) -> Tensor:
         """The vector of residuals that the closure returns, with its graph; the loss is half its squared norm."""
-        me = cast("Objective", self)
-        me.get_loss(True, retain_graph=True)
-        if me._residuals is None:
+        self.get_loss(True, retain_graph=True)
+        if self._residuals is None:
             raise ClosureError(
                 "a least-squares link needs a closure that returns the vector of residuals, "
                 "but it returned one number; return prediction - target without summing"
             )
-        return me._residuals
+        return self._residuals
 
     def hessian_vector_product(
         self,
@@ -80,33 +97,33 @@ class Curvature:
             h: The length of the difference step.
             retain_graph: Kept for compatibility; the graph stays while the objective does.
         """
-        me = cast("Objective", self)
         if _method(hvp_method) in ("autograd", "batched_autograd"):
-            grads = list(rgrad) if rgrad is not None else me.get_grads(create_graph=True, at_x0=at_x0)
-            if rgrad is not None and at_x0 and me._graph is not None:
-                grads = me._graph[1]
-            found = _differentiate(grads, self.params, z, retain=True)
-            return reduce_derivatives(me.reduce, found), grads
+            grads = self._get_graph_gradient(rgrad, at_x0)
+            found = [tensor.detach() for tensor in _differentiate(grads, self.params, z)]
+            return reduce_derivatives(self.reduce, found), grads
         return self._difference(z, rgrad, at_x0, hvp_method, h)
+
+    def _get_graph_gradient(self, rgrad: Sequence[Tensor] | None, at_x0: bool) -> list[Tensor]:
+        """The gradient with its graph; the one that an earlier product gave, unless there is a newer one."""
+        if rgrad is None:
+            return self.get_grads(create_graph=True, at_x0=at_x0)
+        return self._graph[1] if at_x0 and self._graph is not None else list(rgrad)
 
     def _difference(
         self, z: Sequence[Tensor], rgrad: Sequence[Tensor] | None, at_x0: bool, method: str, h: float
     ) -> tuple[list[Tensor], list[Tensor] | None]:
-        me = cast("Objective", self)
         norm = float(torch.sqrt(sum((v.detach().abs().double() ** 2).sum() for v in z)))  # type: ignore[arg-type]
         if norm == 0.0:
             return [torch.zeros_like(p) for p in self.params], None if rgrad is None else list(rgrad)
         unit = [v / norm for v in z]
         base: list[Tensor] | None = None if rgrad is None else list(rgrad)
         if method == "fd_forward" and base is None:
-            base = [g.detach().clone() for g in me.get_grads(at_x0=at_x0)]
-        with me.moved() as start:
+            base = [g.detach().clone() for g in self.get_grads(at_x0=at_x0)]
+        with self.moved() as start:
 
             def gradient(step: float) -> list[Tensor]:
-                with torch.no_grad():
-                    for p, s, v in zip(self.params, start, unit, strict=True):
-                        p.copy_(s + step * v)
-                return [g.detach().clone() for g in me.get_loss_grads(at_x0=False)[1]]
+                self.move_to([s + step * v for s, v in zip(start, unit, strict=True)])
+                return [g.detach().clone() for g in self.get_loss_grads(at_x0=False)[1]]
 
             ahead = gradient(h)
             if base is not None and method == "fd_forward":
@@ -126,32 +143,14 @@ class Curvature:
         retain_graph: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
         r"""$HZ$ for the columns of a matrix over all parameters concatenated; one batched call where possible."""
-        me = cast("Objective", self)
         if _method(hvp_method) == "batched_autograd":
-            grads = me.get_grads(create_graph=True, at_x0=at_x0) if rgrad is None else list(rgrad)
-            if rgrad is not None and at_x0 and me._graph is not None:
-                grads = me._graph[1]
-            live = [i for i, g in enumerate(grads) if g.requires_grad]
-            if not live:
-                return torch.zeros_like(Z), grads
+            grads = self._get_graph_gradient(rgrad, at_x0)
             rows = [from_vector(column, self.params) for column in Z.unbind(1)]
-            stacked = [torch.stack([row[i] for row in rows]) for i in live]
-            found = torch.autograd.grad(
-                [grads[i] for i in live],
-                self.params,
-                grad_outputs=stacked,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
+            found = _differentiate(
+                grads, self.params, [torch.stack(parts) for parts in zip(*rows, strict=True)], (len(rows),)
             )
-            k = Z.shape[1]
-            columns = [
-                torch.zeros(p.numel(), k, dtype=p.dtype, device=p.device)
-                if f is None
-                else f.detach().reshape(k, p.numel()).T
-                for f, p in zip(found, self.params, strict=True)
-            ]
-            return reduce_derivatives(me.reduce, [torch.cat(columns)])[0], grads
+            columns = [f.detach().reshape(len(rows), p.numel()).T for f, p in zip(found, self.params, strict=True)]
+            return reduce_derivatives(self.reduce, [torch.cat(columns)])[0], grads
         out, grad = [], None if rgrad is None else list(rgrad)
         for column in Z.unbind(1):
             product, grad = self.hessian_vector_product(
@@ -218,7 +217,53 @@ class Curvature:
             h: The length of the difference step.
             at_x0: Whether the parameters are at the start of the step.
         """
-        return _dense_hessian.hessian(cast("Objective", self), hessian_method, h, at_x0)
+        method = hessian_method
+        if method not in HESSIAN_METHODS:
+            raise ValueError(f"hessian_method is {method!r}; it can be {', '.join(HESSIAN_METHODS)}")
+        if method in ("fd", "fd_full"):
+            return self._difference_values(h, at_x0)
+        if method in ("autograd", "functional_revrev"):
+            loss, gradient, matrix = self.derivatives(2, at_x0)
+            return loss, from_vector(gradient, self.params), matrix
+        loss, grads = None, None
+        if method != "gfd_central":
+            exact = method != "gfd_forward"
+            loss, grads = self.get_loss_grads(create_graph=exact, at_x0=at_x0)
+            grads = grads if exact else [g.detach().clone() for g in grads]
+        # One batched reverse pass, or differences; the forms of torch.func differentiate the same graph in the same way.
+        size = sum(p.numel() for p in self.params)
+        eye = torch.eye(size, dtype=self.params[0].dtype, device=self.params[0].device)
+        product = {"gfd_forward": "fd_forward", "gfd_central": "fd_central"}.get(method, "batched_autograd")
+        matrix = self.hessian_matrix_product(eye, grads, at_x0, product, h)[0]
+        if product != "batched_autograd":
+            matrix = 0.5 * (matrix + matrix.T)
+        return loss, None if grads is None else [g.detach() for g in grads], matrix
+
+    def _difference_values(self, h: float, at_x0: bool) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Central differences: f at +-h along each axis, and at the four corners of each pair of axes."""
+        loss = self.get_loss(backward=False, at_x0=at_x0)
+        with self.moved() as start:
+            origin = to_vector(start)
+            n = origin.numel()
+
+            def value(*moves: tuple[int, float]) -> Tensor:
+                x = origin.clone()
+                for i, step in moves:
+                    x[i] += step
+                self.move_to(from_vector(x, self.params))
+                return self.get_loss(backward=False, at_x0=False)
+
+            matrix = torch.zeros(n, n, dtype=origin.dtype, device=origin.device)
+            gradient = torch.zeros_like(origin)
+            for i in range(n):
+                ahead, behind = value((i, h)), value((i, -h))
+                gradient[i] = (ahead - behind) / (2 * h)
+                matrix[i, i] = (ahead - 2 * loss + behind) / h**2
+                for j in range(i):
+                    same = value((i, h), (j, h)) + value((i, -h), (j, -h))
+                    other = value((i, h), (j, -h)) + value((i, -h), (j, h))
+                    matrix[i, j] = matrix[j, i] = (same - other) / (4 * h**2)
+        return loss, from_vector(gradient, self.params), matrix
 
     def derivatives(self, order: int, at_x0: bool = True, method: str = "autograd") -> tuple[Any, ...]:
         """Loss, gradient vector, Hessian, third derivatives, ... as dense tensors over all parameters concatenated.
@@ -228,25 +273,41 @@ class Curvature:
             at_x0: Whether the parameters are at the start of the step.
             method: "autograd" differentiates element by element, "batched_autograd" all elements at once.
         """
-        return _dense_hessian.derivatives(cast("Objective", self), order, at_x0, method)
+        if order < 0:
+            raise ValueError(f"order is {order}; it starts at 0, the loss itself")
+        if method not in ("autograd", "batched_autograd"):
+            raise ValueError(f"method is {method!r}; it can be 'autograd' or 'batched_autograd'")
+        if order == 0:
+            return (self.get_loss(backward=False, at_x0=at_x0),)
+        loss, grads = self.get_loss_grads(create_graph=True, at_x0=at_x0)
+        with torch.enable_grad():
+            out: list[Tensor] = [to_vector(grads)]
+            for reached in range(1, order):
+                flat, more = out[-1].reshape(-1), reached + 1 < order
+                if method == "batched_autograd":
+                    eye = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
+                    found = _differentiate([flat], self.params, [eye], (len(flat),), more)
+                    rows = torch.cat([tensor.reshape(len(flat), -1) for tensor in found], 1)
+                else:
+                    rows = torch.stack([to_vector(_differentiate([x], self.params, None, (), more)) for x in flat])
+                out.append(rows.reshape(*out[-1].shape, out[0].numel()))
+        return (loss, out[0].detach(), *reduce_derivatives(self.reduce, [tensor.detach() for tensor in out[1:]]))
 
     def derivatives_at(self, x: Tensor | Sequence[Tensor], order: int, method: str = "autograd") -> tuple[Any, ...]:
         """The same at another point, given as one vector or one tensor per parameter; the parameters are put back."""
-        me = cast("Objective", self)
-        with me.moved():
-            me.move_to(from_vector(x, self.params) if isinstance(x, Tensor) else x)
-            return _dense_hessian.derivatives(me, order, False, method)
+        with self.moved():
+            self.move_to(from_vector(x, self.params) if isinstance(x, Tensor) else x)
+            return self.derivatives(order, False, method)
 
     def list_Hvp_function(
         self, hvp_method: str = "autograd", h: float = 1e-3, at_x0: bool = True
     ) -> tuple[list[Tensor] | None, Callable[[Sequence[Tensor]], list[Tensor]]]:
         """The gradient (where known) and a function that multiplies lists of tensors by the Hessian."""
-        me = cast("Objective", self)
         held: list[list[Tensor] | None] = [None]
         if _method(hvp_method) in ("autograd", "batched_autograd"):
-            held[0] = me.get_grads(create_graph=True, at_x0=at_x0)
+            held[0] = self.get_grads(create_graph=True, at_x0=at_x0)
         elif hvp_method == "fd_forward":
-            held[0] = [g.detach().clone() for g in me.get_grads(at_x0=at_x0)]
+            held[0] = [g.detach().clone() for g in self.get_grads(at_x0=at_x0)]
 
         def product(z: Sequence[Tensor]) -> list[Tensor]:
             out, held[0] = self.hessian_vector_product(z, held[0], at_x0, hvp_method, h)

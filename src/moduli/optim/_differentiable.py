@@ -44,13 +44,7 @@ def check(links: Iterable[Module]) -> None:
 
 def copy_state(value: Any) -> Any:
     """A copy of what a link remembers, with the graphs of its tensors."""
-    return map_tensors(value, Tensor.clone, _copy_other)
-
-
-def _copy_other(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return torch.Generator(value.device).set_state(value.get_state())
-    return copy.deepcopy(value)
+    return map_tensors(value, Tensor.clone, copy.deepcopy)
 
 
 def _renew(link: Module) -> None:

@@ -57,18 +57,14 @@ class Exchange:
         """Of tensors in pieces, those that this process owns, whole."""
         me, boxes, owners = self.rank, self.boxes, self.owners
         sends = [
-            [(i, t) for i, t in pieces.items() if owners[i] == d and self.find_source(i, boxes[i][me], d) == me]
+            [t for i, t in pieces.items() if owners[i] == d and self.find_source(i, boxes[i][me], d) == me]
             for d in range(self.size)
         ]
         wanted = [
-            [
-                (i, boxes[i][s], t.dtype)
-                for i, t in pieces.items()
-                if owners[i] == me and self.find_source(i, boxes[i][s], me) == s
-            ]
+            [(i, boxes[i][s]) for i in pieces if owners[i] == me and self.find_source(i, boxes[i][s], me) == s]
             for s in range(self.size)
         ]
-        return self._assemble(pieces, self._route(_kinds(pieces), sends, wanted))
+        return self._assemble(pieces, self._route(pieces, sends, wanted))
 
     def from_owners(self, wholes: Mapping[int, Tensor], pieces: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The pieces that this process holds, of tensors that their owners have whole.
@@ -79,52 +75,41 @@ class Exchange:
         """
         me, boxes, owners = self.rank, self.boxes, self.owners
         sends = [
-            [(i, cut(wholes[i], boxes[i][d]).to(t.dtype)) for i, t in pieces.items() if owners[i] == me and d != me]
+            [cut(wholes[i], boxes[i][d]).to(t.dtype) for i, t in pieces.items() if owners[i] == me]
             for d in range(self.size)
         ]
-        wanted = [
-            [(i, boxes[i][me], t.dtype) for i, t in pieces.items() if owners[i] == s and s != me]
-            for s in range(self.size)
-        ]
-        found = {i: cut(wholes[i], boxes[i][me]).to(t.dtype).contiguous() for i, t in pieces.items() if owners[i] == me}
-        found.update({i: piece for i, _, piece in self._route(_kinds(pieces), sends, wanted)})
-        return found
+        wanted = [[(i, boxes[i][me]) for i in pieces if owners[i] == s] for s in range(self.size)]
+        return {i: piece for i, _, piece in self._route(pieces, sends, wanted)}
 
     def to_all(self, pieces: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """All tensors whole, in every process."""
         boxes = self.boxes
-        given = [
-            [(i, boxes[i][s], t.dtype) for i, t in pieces.items() if boxes[i].index(boxes[i][s]) == s]
-            for s in range(self.size)
-        ]
-        found: list[tuple[int, Box, Tensor]] = []
-        for dtype in _kinds(pieces):
-            sizes = [sum(_count(box) for _, box, kind in held if kind is dtype) for held in given]
-            own = _join([pieces[i] for i, _, kind in given[self.rank] if kind is dtype], dtype, max(sizes))
-            every = [torch.empty_like(own) for _ in range(self.size)]
-            torch.distributed.all_gather([_bytes(t) for t in every], _bytes(own), group=self.group)
-            for s in range(self.size):
-                found += _split(every[s], [entry for entry in given[s] if entry[2] is dtype])
-        return self._assemble(pieces, found)
+        given = [[(i, boxes[i][s]) for i in pieces if boxes[i].index(boxes[i][s]) == s] for s in range(self.size)]
+        own = [pieces[i] for i, _ in given[self.rank]]
+        return self._assemble(pieces, self._route(pieces, [own] * self.size, given))
 
     def _route(
-        self,
-        kinds: list[torch.dtype],
-        sends: list[list[tuple[int, Tensor]]],
-        wanted: list[list[tuple[int, Box, torch.dtype]]],
+        self, pieces: Mapping[int, Tensor], sends: list[list[Tensor]], wanted: list[list[tuple[int, Box]]]
     ) -> list[tuple[int, Box, Tensor]]:
-        """Send tensors to each process and receive what each sends."""
+        """Send tensors to each process and receive what each sends; backends move bytes of any dtype."""
         found: list[tuple[int, Box, Tensor]] = []
-        for dtype in kinds:
-            width = dtype.itemsize
-            out = [[t for _, t in held if t.dtype is dtype] for held in sends]
-            sizes = [sum(t.numel() for t in held) * width for held in out]
-            lists = [[entry for entry in held if entry[2] is dtype] for held in wanted]
-            expected = [sum(_count(box) for _, box, _ in held) * width for held in lists]
-            flat = _join([t for held in out for t in held], dtype, sum(sizes) // width)
-            into = torch.empty(sum(expected) // width, dtype=dtype, device=flat.device)
-            torch.distributed.all_to_all_single(_bytes(into), _bytes(flat), expected, sizes, group=self.group)
-            found += _split(into, [entry for held in lists for entry in held])
+        for dtype in sorted({tensor.dtype for tensor in pieces.values()}, key=str):  # in the same order everywhere
+            out = [[t.reshape(-1) for t in held if t.dtype is dtype] for held in sends]
+            lists = [[(i, box) for i, box in held if pieces[i].dtype is dtype] for held in wanted]
+            counts = [[torch.Size(box[1]).numel() for _, box in held] for held in lists]
+            empty = torch.empty(0, dtype=dtype, device=next(iter(pieces.values())).device)
+            flat = torch.cat([empty, *(t for held in out for t in held)])
+            into = empty.new_empty(sum(map(sum, counts)))
+            torch.distributed.all_to_all_single(
+                into.view(torch.uint8),
+                flat.view(torch.uint8),
+                [sum(held) * dtype.itemsize for held in counts],
+                [sum(t.numel() for t in held) * dtype.itemsize for held in out],
+                group=self.group,
+            )
+            places = [entry for held in lists for entry in held]
+            parts = torch.split(into, [count for held in counts for count in held])
+            found += [(i, box, part.view(box[1])) for (i, box), part in zip(places, parts, strict=True)]
         return found
 
     def _assemble(self, pieces: Mapping[int, Tensor], found: Sequence[tuple[int, Box, Tensor]]) -> dict[int, Tensor]:
@@ -137,36 +122,3 @@ class Exchange:
                 out[i] = torch.empty(self.shapes[i], dtype=piece.dtype, device=piece.device)
             cut(out[i], box).copy_(piece)
         return {i: out[i] for i in pieces if i in out}
-
-
-def _count(box: Box) -> int:
-    return torch.Size(box[1]).numel()
-
-
-def _kinds(pieces: Mapping[int, Tensor]) -> list[torch.dtype]:
-    """The dtypes, in an order that all processes agree on."""
-    return sorted({tensor.dtype for tensor in pieces.values()}, key=str)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Backends move bytes of any dtype."""
-    return tensor.view(torch.uint8)
-
-
-def _join(tensors: Sequence[Tensor], dtype: torch.dtype, size: int) -> Tensor:
-    """One vector of this many elements, the last ones unused."""
-    device = tensors[0].device if tensors else None
-    out = torch.empty(size, dtype=dtype, device=device)
-    if tensors:
-        count = sum(tensor.numel() for tensor in tensors)
-        torch.cat([tensor.reshape(-1) for tensor in tensors], out=out[:count])
-    return out
-
-
-def _split(flat: Tensor, entries: Sequence[tuple[int, Box, Any]]) -> list[tuple[int, Box, Tensor]]:
-    out, place = [], 0
-    for i, box, _ in entries:
-        count = _count(box)
-        out.append((i, box, flat[place : place + count].view(box[1])))
-        place += count
-    return out

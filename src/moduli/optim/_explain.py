@@ -27,14 +27,12 @@ def explain(optimizer: Optimizer) -> str:
     over = None if optimizer.rows is None else optimizer.rows.describe()
     for segment in _fusion.segments(optimizer, optimizer.modules):
         if isinstance(segment, _fusion.FusedRun):
-            for part in segment.parts():
-                lines += _run(part, optimizer.binding.fuse, over, width)
+            lines += _run(segment, optimizer.binding.fuse, over, width)
         else:
             name = type(segment).__name__
             where = "" if over is None else f", {_members.describe(segment, over)}"
-            lines.append(
-                f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {_fusion.explain_unfused(segment)}"
-            )
+            why = _fusion.explain_unfused(segment, over is not None)
+            lines.append(f"{name:<{width + 2}}  {_needs(segment)}; on its own{where}: {why}")
             lines += [f"  {path}, inside it" for path, _ in segment.links() if path]
     return "\n".join(lines)
 
@@ -45,8 +43,6 @@ def _run(run: _fusion.FusedRun, fusing: bool, over: str | None, width: int) -> l
     slow: dict[str, None] = {}
     if not fusing:
         first = f"one by one{where} (fuse=False):"
-    elif run.ran == "one by one":
-        first = f"one by one{where}, because a number differs between members:"
     else:
         forms = run.explain_forms()
         names = ", ".join(sorted({each.form for each in forms}))

@@ -5,26 +5,29 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from itertools import groupby, repeat
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import kernels
+from ..layout import map_tensors
 from ._composite import Composite, CompositeParts
-from ._groups import same
+from ._hook_arguments import HookArguments, find_alike, measure
 from ._needs import Across
-from ._settings import current, is_per_member
+from ._settings import current
 from ._vectors import as_real
+from .transform import TensorTransform
 
 if TYPE_CHECKING:
     from .module import Module
     from .objective import Objective
-    from .transform import TensorTransform
 
 
-_HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
+_INITIALIZE = ("single_tensor_initialize", "multi_tensor_initialize")
 
 # What decides whether and how a link is fused; an object may say otherwise than its class, and later than before.
 _declared = operator.attrgetter(
@@ -32,10 +35,8 @@ _declared = operator.attrgetter(
 )
 
 
-def explain_unfused(link: Module) -> str | None:
+def explain_unfused(link: Module, over_members: bool = False) -> str | None:
     """Why a link can't be part of a fused run; None where it can."""
-    from .transform import TensorTransform
-
     if not isinstance(link, TensorTransform):
         return "it works on the objective, not on tensors"
     if not link.elementwise:
@@ -48,29 +49,22 @@ def explain_unfused(link: Module) -> str | None:
         return f"it learns at every {link.update_freq}th step only"
     if link.uses_loss:
         return "it uses the loss"
-    name = overrides(link)
+    # One number per member is no scalar of a kernel.
+    if over_members and (link.finds_numbers() or link.settings.are_per_member()):
+        return "a number differs between members"
+    name = link.find_override()
     return None if name is None else f"it overrides {name}"
-
-
-def overrides(link: TensorTransform) -> str | None:
-    """The first method that a link runs in place of its pointwise hooks, if there is one."""
-    from .transform import TensorTransform
-
-    return next((name for name in _HOOKS if getattr(type(link), name) is not getattr(TensorTransform, name)), None)
-
-
-def measures(link: TensorTransform) -> bool:
-    """Whether a link finds numbers over all tensors first."""
-    from .transform import TensorTransform
-
-    return link.measures and type(link).measure is not TensorTransform.measure
 
 
 def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
     """The links with each maximal run of pointwise ones as one `FusedRun`; remembered by the owner of the chain."""
     if owner is None:
         return links
+    binding = getattr(owner, "binding", None) or owner.settings.binding
+    over_members = binding is not None and binding.members is not None
     key = [(id(link), type(link), _declared(link) if hasattr(link, "elementwise") else None) for link in links]
+    if over_members:
+        key += [link.settings.are_per_member() for link in links]  # type: ignore[misc]
     known: tuple[list[Any], list[Any]] | None = getattr(owner, "_segments", None)
     if known is not None and known[0] == key:
         return known[1]
@@ -80,8 +74,6 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
                 segment.flush()
     out: list[Any] = []
     run: list[Any] = []
-    binding = getattr(owner, "binding", None) or owner.settings.binding
-    over_members = binding is not None and binding.members is not None
     in_pieces = binding is not None and binding.in_pieces
 
     def close(tail: bool) -> None:
@@ -90,33 +82,32 @@ def segments(owner: Any, links: Sequence[Module]) -> Sequence[Any]:
             run.clear()
 
     for link in links:
-        if explain_unfused(link) is not None or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
+        apart = explain_unfused(link, over_members) is not None
+        if apart or (in_pieces and link.across not in (Across.NOTHING, Across.SUMS)):
             close(tail=False)
             out.append(link)
             continue
-        if run and measures(link):  # type: ignore[arg-type]
+        if run and link.finds_numbers():  # type: ignore[attr-defined]
             close(tail=False)
         run.append(link)
-        if over_members and measures(link):  # type: ignore[arg-type]
-            close(tail=False)  # one number per member is no scalar of a kernel
     close(tail=getattr(owner, "moves_parameters", False))
     owner._segments = (key, out)
     return out
 
 
+@dataclass(eq=False)
 class _Cohort:
     """Parameters that share settings, counts and dtypes: one call."""
 
-    def __init__(self, indices: list[int], params: list[Tensor], raw: list[dict[str, Any]], counts: list[int]) -> None:
-        self.indices = indices
-        self.params = params
-        self.raw = raw
-        self.counts = counts
-        self.states: list[list[list[Tensor]]] = []
-        self.keys: list[tuple[str, ...]] = []
-        self.scratch: list[Tensor] | None = None
-        self.bound: dict[tuple[Any, ...], kernels.Bound] = {}
-        self.last: kernels.Bound | None = None  # of them, by the last step
+    indices: list[int]
+    params: list[Tensor]
+    raw: list[dict[str, Any]]
+    counts: list[int]
+    keys: list[tuple[str, ...]]
+    states: list[list[list[Tensor]]]
+    scratch: list[Tensor] | None = None
+    bound: dict[tuple[Any, ...], kernels.Bound] = field(default_factory=dict)
+    last: kernels.Bound | None = None  # of them, by the last step
 
 
 class FusedRun:
@@ -129,10 +120,7 @@ class FusedRun:
         self._valid: tuple[Any, ...] | None = None
         self._params: list[Tensor] | None = None
         self._fused: dict[tuple[Any, ...], kernels.Fused] = {}
-        #: What the last step was: one pass, or links one by one because of numbers that differ between members.
-        self.ran: str | None = None
-        self._parts: tuple[tuple[bool, ...], list[FusedRun]] | None = None
-        self._measures = measures(links[0])
+        self._measures = links[0].finds_numbers()
         # What a link calls before its state is shown; a weak reference, since the run holds the links.
         self._flush = weakref.WeakMethod(self.flush)
         self._grads = any(link.uses_grad for link in links)
@@ -190,22 +178,17 @@ class FusedRun:
         every_row, every_raw = [], []
         for link in self.links:
             rows = [link._state[param] for param in members]
-            raws = link.settings.raw_of_all(members)
+            raws = list(map(link.settings.raw, members))
             every_row.append(rows)
             every_raw.append(raws)
-            if any(not row for row in rows) and _initializes(link):
+            if any(not row for row in rows) and (link.counts or link.has_own(*_INITIALIZE)):
                 now = {id(raw): current(raw, step) for raw in raws}
                 forms, settings = [as_real(param) for param in members], [now[id(raw)] for raw in raws]
                 with link.shown(forms, rows, settings):
-                    link._fill_states(
-                        [as_real(tensors[i]) for i in kept],
-                        forms,
-                        None if grads is None else [as_real(grads[i]) for i in kept],
-                        None,
-                        rows,  # type: ignore[arg-type]
-                        settings,
-                    )
-            if _learns(link) and any(not row for row in rows):
+                    seen = [as_real(tensors[i]) for i in kept]
+                    slopes = None if grads is None else [as_real(grads[i]) for i in kept]
+                    link._fill_states(HookArguments(seen, forms, slopes, None, rows, settings))  # type: ignore[arg-type]
+            if link.has_own("single_tensor_update") and any(not row for row in rows):
                 return False
         groups: dict[tuple[Any, ...], list[int]] = {}
         kinds = [
@@ -218,19 +201,19 @@ class FusedRun:
         self._cohorts = []
         for positions in groups.values():
             first = positions[0]
+            firsts = [rows[first] for rows in every_row]
+            keys = [tuple(key for key, value in row.items() if isinstance(value, Tensor)) for row in firsts]
             cohort = _Cohort(
                 [kept[position] for position in positions],
                 [members[position] for position in positions],
                 [raws[first] for raws in every_raw],
+                [row.get("step", 0) if link.counts else 0 for link, row in zip(self.links, firsts, strict=True)],
+                keys,
                 [
-                    rows[first].get("step", 0) if link.counts else 0
-                    for link, rows in zip(self.links, every_row, strict=True)
+                    [[rows[position][key] for position in positions] for key in own]
+                    for rows, own in zip(every_row, keys, strict=True)
                 ],
             )
-            for rows in every_row:
-                keys = tuple(key for key, value in rows[first].items() if isinstance(value, Tensor))
-                cohort.keys.append(keys)
-                cohort.states.append([[rows[position][key] for position in positions] for key in keys])
             self._cohorts.append(cohort)
         self._params = params
         self._valid = self._stamp(objective.present)
@@ -243,16 +226,11 @@ class FusedRun:
             objective = link.step(objective)
         return objective
 
-    def _may_fuse(self, objective: Objective) -> bool:
-        binding = self.links[0].settings.binding
-        return binding is None or binding.fuse
-
     def step(self, objective: Objective) -> Objective:
         """The same as each link's step in turn."""
-        if not self._may_fuse(objective):
+        binding = self.links[0].settings.binding
+        if binding is not None and not binding.fuse:
             return self._run_links(objective)
-        if self.ran == "in parts" and self._parts is not None and self._find_apart(objective) == self._parts[0]:
-            return self._run_parts(objective, self._parts[1])
         tensors = objective.peek_updates()
         grads = objective.get_grads() if self._grads else None
         if self._is_valid(objective):
@@ -267,19 +245,13 @@ class FusedRun:
         now: list[list[Mapping[str, Any]]] = [
             [current(raw, objective.current_step) for raw in cohort.raw] for cohort in self._cohorts
         ]
-        split = [list(map(_Split, self.links, settings)) for settings in now]
-        apart = [any(own) for own in zip(*[map(_per_member, row) for row in split], strict=True)]
-        if any(apart):
-            return self._run_apart(objective, apart)
         if self._measures:
-            found = self._measure_links(objective, tensors, grads, now)
-            for row, settings, numbers in zip(split, now, found, strict=True):
-                row[0] = _Split(self.links[0], {**settings[0], **(numbers or {})})
-                if row[0].per_member:
-                    return self._run_unfused(objective)
+            self._measure(objective, tensors, grads, now)
+        split = [list(map(_Split, self.links, settings)) for settings in now]
+        if any(own.per_member for row in split for own in row):  # numbers of members that a schedule has made
+            return self._run_unfused(objective)
         # Hooks after the step read the update, so there has to be one.
         tail = self.tail and not objective.skip_update and not objective.post_step_hooks
-        self.ran = "one pass"
         updates: list[Tensor] | None = None if tail else list(objective.updates or tensors)
         if not self._exposed and self._cohorts and self._cohorts[0].bound:
             self._exposed = not all(map(operator.is_, map(_pending, self.links), repeat(self._flush)))
@@ -295,96 +267,37 @@ class FusedRun:
             objective.updates = updates
         return objective
 
-    def parts(self) -> list[FusedRun]:
-        """The runs that the last step was made of."""
-        return self._parts[1] if self.ran == "in parts" and self._parts is not None else [self]
-
     def explain_forms(self) -> list[kernels.Explanation]:
         """Which forms of the kernels room the last step took; empty before the first one."""
         found = [cohort.last.explain() for cohort in self._cohorts if cohort.last is not None]
         return [each for each in found if each is not None]
 
-    def _run_apart(self, objective: Objective, apart: list[bool]) -> Objective:
-        """Links with one number per member one by one, and the others fused."""
-        if all(apart) or len(self.links) == 1:
-            return self._run_unfused(objective)
-        self._settle()
-        self._valid = None
-        key = tuple(apart)
-        if self._parts is None or self._parts[0] != key:
-            parts: list[FusedRun] = []
-            for alone, group in groupby(zip(self.links, apart, strict=True), operator.itemgetter(1)):
-                links = [link for link, _ in group]
-                parts += [FusedRun([link], False) for link in links] if alone else [FusedRun(links, False)]
-            parts[-1].tail = self.tail
-            self._parts = (key, parts)
-        self.ran = "in parts"
-        return self._run_parts(objective, self._parts[1])
-
-    def _find_apart(self, objective: Objective) -> tuple[bool, ...]:
-        """For each link whether a number of it differs between members."""
-        step = objective.current_step
-        return tuple(
-            any(is_per_member(v) for p in objective.params for v in current(link.settings.raw(p), step).values())
-            for link in self.links
-        )
-
-    @staticmethod
-    def _run_parts(objective: Objective, parts: list[FusedRun]) -> Objective:
-        for part in parts:
-            objective = part.step(objective)
-        return objective
-
     def _run_unfused(self, objective: Objective) -> Objective:
         self._settle()
         self._valid = None
-        self.ran = "one by one"
         return self._run_links(objective)
 
-    def _measure_links(
+    def _measure(
         self,
         objective: Objective,
         tensors: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         now: list[list[Mapping[str, Any]]],
-    ) -> list[dict[str, Any] | None]:
-        # Parameters for which the link has other settings are measured by themselves.
-        kinds: list[tuple[Mapping[str, Any], list[int]]] = []
-        for c, settings in enumerate(now):
-            alike = next((kind for kind in kinds if same(kind[0], settings[0])), None)
-            if alike is None:
-                kinds.append((settings[0], [c]))
-            else:
-                alike[1].append(c)
-        out: list[dict[str, Any] | None] = [None] * len(self._cohorts)
-        for setting, chosen in kinds:
-            found = self._measure_alike(objective, tensors, grads, setting, [self._cohorts[c] for c in chosen])
-            for c in chosen:
-                out[c] = _bring(found, self._cohorts[c].params[0].device)
-        return out
-
-    def _measure_alike(
-        self,
-        objective: Objective,
-        tensors: Sequence[Tensor],
-        grads: Sequence[Tensor] | None,
-        setting: Mapping[str, Any],
-        cohorts: list[_Cohort],
-    ) -> dict[str, Any] | None:
-        if len(cohorts) == 1 and len(cohorts[0].indices) == len(tensors):
-            order, chosen, params = cohorts[0].indices, list(tensors), cohorts[0].params
-            picked = None if grads is None else list(grads)
-        else:
-            order = sorted(i for cohort in cohorts for i in cohort.indices)
-            chosen = [tensors[i] for i in order]
-            params = [objective.params[i] for i in order]
-            picked = None if grads is None else [grads[i] for i in order]
-        if any(cohort.params[0].is_complex() for cohort in cohorts):
-            chosen = [as_real(tensor) for tensor in chosen]
-            params = [as_real(param.detach()) for param in params]
-            picked = None if picked is None else [as_real(grad) for grad in picked]
-        with objective.counting(order):
-            return self.links[0].measure(chosen, params, picked, [setting] * len(chosen), objective.members)
+    ) -> None:
+        """Add to the settings what the first link finds over all tensors for which it has the same."""
+        for alike in find_alike([settings[0] for settings in now]):
+            order = self._cohorts[alike[0]].indices
+            if len(alike) > 1:
+                order = sorted(i for c in alike for i in self._cohorts[c].indices)
+            lists: list[Any] = [tensors, objective.params, grads]
+            if len(order) < len(tensors):
+                lists = [None if held is None else [held[i] for i in order] for held in lists]
+            if any(self._cohorts[c].params[0].is_complex() for c in alike):
+                lists = [None if held is None else list(map(as_real, held)) for held in lists]
+            found = measure(self.links[0], objective, order, now[alike[0]][0], *lists)
+            for c in alike if found else ():
+                bring = partial(Tensor.to, device=self._cohorts[c].params[0].device)
+                now[c][0] = {**now[c][0], **map_tensors(found, bring)}
 
     def _run(
         self,
@@ -439,29 +352,6 @@ class FusedRun:
             link._pending = self._flush
 
 
-def _bring(found: dict[str, Any] | None, device: torch.device) -> dict[str, Any] | None:
-    """What was measured over parameters on several devices, on one of them."""
-    if found is None or not any(isinstance(value, Tensor) and value.device != device for value in found.values()):
-        return found
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in found.items()}
-
-
-def _initializes(link: TensorTransform) -> bool:
-    """Whether a link has anything to write into an empty state."""
-    from .transform import TensorTransform
-
-    if link.counts:
-        return True
-    kind, hooks = type(link), ("single_tensor_initialize", "multi_tensor_initialize")
-    return any(getattr(kind, hook) is not getattr(TensorTransform, hook) for hook in hooks)
-
-
-def _learns(link: TensorTransform) -> bool:
-    from .transform import TensorTransform
-
-    return type(link).single_tensor_update is not TensorTransform.single_tensor_update
-
-
 def _kind(link: TensorTransform, row: Mapping[str, Any], raw: Mapping[str, Any]) -> tuple[Any, ...]:
     """What parameters of one cohort have in common in a link."""
     states = tuple([(key, value.dtype) for key, value in row.items() if isinstance(value, Tensor)])
@@ -494,4 +384,4 @@ class _Split:
                 self.constants.append((key, value))
 
 
-_per_member, _pending = operator.attrgetter("per_member"), operator.attrgetter("_pending")
+_pending = operator.attrgetter("_pending")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _groups
-from ._binding import Binding
-from ._settings import check_members
+from ._settings import Binding, check_members, same
 
 if TYPE_CHECKING:
     from .module import Module
@@ -75,35 +74,21 @@ class GroupWatch:
 
     def sync(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module]) -> None:
         """Tell the links what has changed in the groups since the last time, if anything has."""
-        if len(self._options) == len(groups):
-            changed = [
-                i for i, group in enumerate(groups) if not _groups.same(_groups.options(group), self._options[i])
-            ]
-        else:
-            changed = list(range(len(groups)))
-        if changed:
-            self._take_over(groups, tops, changed)
-
-    def _take_over(self, groups: Sequence[Mapping[str, Any]], tops: Sequence[Module], changed: list[int]) -> None:
+        options = [_groups.options(group) for group in groups]
+        if len(options) == len(self._options) and all(map(same, options, self._options)):
+            return
+        self._options = []  # to be looked at again, where something is refused
         links = [link for top in tops for _, link in top.links()]
-        for i in changed:
-            _groups.check_keys(groups[i], links)
-            check_members("a parameter group", groups[i], self.binding.members)
-        self._options = [_groups.options(group) for group in groups]
+        for own in options:
+            _groups.check_keys(own, links)
+            check_members("a parameter group", own, self.binding.members)
         for link in links:
-            old = link.settings.overrides
-            link.settings.overrides = [
-                _groups.overrides(link, options, self.shown) if i in changed or i >= len(old) else old[i]
-                for i, options in enumerate(self._options)
-            ]
+            link.settings.overrides = [_groups.overrides(link, own, self.shown) for own in options]
             link.settings.refresh()
-        try:
-            params = [param for group in groups for param in group["params"]]
-            for top in tops:
-                top.check_shared(params)
-        except ValueError:
-            self._options = []  # to be looked at again
-            raise
+        params = [param for group in groups for param in group["params"]]
+        for top in tops:
+            top.check_shared(params)
+        self._options = options
 
 
 def prepare_group(
@@ -119,8 +104,9 @@ def prepare_group(
     _groups.check_keys(group, links)
     if isinstance(group.get("params"), str):
         group["params"] = _find_new(group["params"], others, model)
-    group["params"] = _groups.list_params(group.get("params", ()))
-    tensors = _groups.tensors_of(group["params"])
+    given_params = _groups.list_params(group.get("params", ()))
+    group["params"] = [param if name is None else (name, param) for name, param in given_params]
+    tensors = [param for _, param in given_params]
     if len({id(tensor) for tensor in tensors}) != len(tensors):
         raise ValueError("a parameter appears twice in a group; it would be moved twice. Give each once")
     if any(tensor.is_meta for tensor in tensors):
@@ -129,7 +115,7 @@ def prepare_group(
             "net.to_empty(device='cpu'), and make the optimizer then"
         )
     taken = {name for other in others for name in other.get("param_names", ())}
-    for name in _groups.names_of(group["params"]):
+    for name in (name for name, _ in given_params if name is not None):
         if name in taken:
             raise ValueError(f"two parameters are named {name!r}; names address the saved state, so give each its own")
         taken.add(name)

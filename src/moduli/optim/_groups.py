@@ -142,19 +142,6 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params" and key != "param_names"}
 
 
-def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether options are unchanged; tensors by identity."""
-    if len(a) != len(b):
-        return False
-    for key, value in a.items():
-        other = b.get(key, _FOREIGN)
-        if value is other:
-            continue
-        if isinstance(value, Tensor) or isinstance(other, Tensor) or value != other:
-            return False
-    return True
-
-
 def _address(key: str, link: Module) -> str | None:
     """The setting that a key such as "adam.beta1" names in this link."""
     name, _, rest = key.rpartition(".")
@@ -167,10 +154,9 @@ def overrides(link: Module, group: Mapping[str, Any], shown: Mapping[str, Any]) 
     for key, value in group.items():
         if key in link.defaults:
             out[key] = as_schedule(scale_members(link.defaults[key], value, shown.get(key)), link.defaults[key])
-    for key, names in link.aliases.items():
+    for key in link.aliases:
         if key in group and group[key] is not shown.get(key) and group[key] != shown.get(key):
-            value = group[key]
-            out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
+            out.update(link.resolve_aliases({key: group[key]}))
     for key, value in group.items():
         if "." in key and (name := _address(key, link)) is not None and name in link.defaults:
             out[name] = as_schedule(value, link.defaults[name])
@@ -242,21 +228,9 @@ def _takes(link: Module, key: str) -> bool:
     return key in link.defaults or key in link.aliases or _address(key, link) in link.defaults
 
 
-def list_params(params: Any) -> Any:
-    """A group's "params" as a list that can be looked at twice; a set is refused, as torch does."""
-    if isinstance(params, torch.Tensor):
-        return [params]
+def list_params(params: Any) -> list[tuple[str | None, Tensor]]:
+    """A group's "params" with their names, None where they have none; a set is refused, as torch does."""
     if isinstance(params, set):
         raise TypeError("parameters are given as a set, which has no order; give a list")
-    return [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else item for item in params]
-
-
-def names_of(params: Any) -> list[str]:
-    """The names in a group's "params"."""
-    return [item[0] for item in params if isinstance(item, tuple)]
-
-
-def tensors_of(params: Any) -> list[Tensor]:
-    """The tensors of a group's "params", named or not."""
-    given = [params] if isinstance(params, torch.Tensor) else list(params)
-    return [item[1] if isinstance(item, tuple) else item for item in given]
+    items = [params] if isinstance(params, Tensor) else params
+    return [(clean_name(item[0]), item[1]) if isinstance(item, tuple) else (None, item) for item in items]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._groups import same
-from ._settings import is_per_member
+from ._settings import is_per_member, same
 from ._vectors import as_real, to_vector
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # A fused pass computes these in single precision, so the hooks do too: 1e-8 is zero in half of it.
-HALVES = (torch.float16, torch.bfloat16)
+_HALVES = (torch.float16, torch.bfloat16)
 
 States = list[dict[str, Any]]
 Setting = Mapping[str, Any]
@@ -70,7 +69,7 @@ def gather_arguments(
             chosen = [
                 _per_member(setting, tensors[i], link.elementwise) for i, setting in zip(kept, chosen, strict=True)
             ]
-        real = as_real if link.elementwise else _as_it_is
+        real: Callable[[Tensor], Tensor] = as_real if link.elementwise else lambda tensor: tensor
         found = HookArguments(
             [real(tensors[i]) for i in kept],
             [real(params[i].clone() if objective.differentiable else params[i]) for i in kept],
@@ -89,54 +88,72 @@ def show_arguments(link: TensorTransform, objective: Objective, given: HookArgum
     return link.shown(given.params, given.states, given.settings) if copied else nullcontext()
 
 
-@contextmanager
-def widen_state(
-    link: TensorTransform, param: Tensor, state: dict[str, Any], setting: Setting
-) -> Iterator[tuple[Tensor, Any]]:
-    """A parameter and its state in single precision; what the hooks make of the state is rounded back."""
-    wide = {key: widen(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-    seen = param.float()
-    with link.shown([seen], [wide], [setting]):
-        yield seen, wide
-    for key, value in wide.items():
-        held = state.get(key)
-        if isinstance(held, Tensor) and held.dtype in HALVES and isinstance(value, Tensor):
-            held.copy_(value)
-        elif held is not value:
-            state[key] = value
+def call_each(link: TensorTransform, hook: Callable[..., Any], given: HookArguments) -> list[Any]:
+    """What a `single_tensor_*` hook makes of each tensor. Pointwise hooks see those of half precision in single precision."""
+    out = []
+    for i, tensor in enumerate(given.tensors):
+        param, state, setting = given.params[i], given.states[i], given.settings[i]
+        grad = None if given.grads is None else given.grads[i]
+        if not link.elementwise or tensor.dtype not in _HALVES:
+            out.append(hook(tensor, param, grad, given.loss, state, setting))
+            continue
+        seen, wide = param.float(), {key: _widen(value) for key, value in state.items()}
+        with link.shown([seen], [wide], [setting]):
+            found = hook(tensor.float(), seen, _widen(grad), given.loss, wide, setting)
+        out.append(found.to(tensor.dtype) if isinstance(found, Tensor) else found)
+        for key, value in wide.items():
+            held = state.get(key)
+            if isinstance(held, Tensor) and held.dtype in _HALVES and isinstance(value, Tensor):
+                held.copy_(value)
+            elif held is not value:
+                state[key] = value
+    return out
 
 
-def widen(tensor: Tensor | None) -> Tensor | None:
-    """A tensor in at least single precision."""
-    return tensor.float() if tensor is not None and tensor.dtype in HALVES else tensor
+def _widen(value: Any) -> Any:
+    """A tensor in at least single precision; anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
 
 
 def _measure(link: TensorTransform, objective: Objective, given: HookArguments, kept: list[int]) -> list[Setting]:
     """The settings, with what the link's `measure` finds over all tensors for which they are the same."""
-    tensors, params, grads, _, _, settings = given
-    out = list(settings)
-    left = list(range(len(settings)))
-    while left:
-        first = settings[left[0]]
-        alike = [i for i in left if settings[i] is first or same(settings[i], first)]
-        left = [] if len(alike) == len(left) else [i for i in left if i not in set(alike)]
-        picked = None if grads is None else [grads[i] for i in alike]
-        with objective.counting([kept[i] for i in alike]):
-            found = link.measure(
-                [tensors[i] for i in alike],
-                [params[i] for i in alike],
-                picked,
-                [first] * len(alike),
-                objective.members,
-            )
+    out = list(given.settings)
+    for alike in find_alike(given.settings):
+        tensors, params = [given.tensors[i] for i in alike], [given.params[i] for i in alike]
+        grads = None if given.grads is None else [given.grads[i] for i in alike]
+        found = measure(link, objective, [kept[i] for i in alike], out[alike[0]], tensors, params, grads)
         for i in alike if found else ():
-            numbers = found if objective.members is None else _per_member(found or {}, tensors[i], False)
-            out[i] = {**settings[i], **(numbers or {})}
+            numbers = found if objective.members is None else _per_member(found or {}, given.tensors[i], False)
+            out[i] = {**out[i], **(numbers or {})}
     return out
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+def find_alike(settings: Sequence[Setting]) -> list[list[int]]:
+    """The positions of settings, those of equal ones together."""
+    out: list[list[int]] = []
+    for i, setting in enumerate(settings):
+        for alike in out:
+            first = settings[alike[0]]
+            if setting is first or same(setting, first):
+                alike.append(i)
+                break
+        else:
+            out.append([i])
+    return out
+
+
+def measure(
+    link: TensorTransform,
+    objective: Objective,
+    positions: list[int],
+    setting: Setting,
+    tensors: list[Tensor],
+    params: list[Tensor],
+    grads: list[Tensor] | None,
+) -> dict[str, Any] | None:
+    """What the link's `measure` finds over tensors, of the parameters at these positions, with one setting."""
+    with objective.counting(positions):
+        return link.measure(tensors, params, grads, [setting] * len(tensors), objective.members)
 
 
 def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
@@ -144,8 +161,7 @@ def _per_member(setting: Setting, tensor: Tensor, pairs: bool) -> Setting:
     if not any(is_per_member(value) for value in setting.values()):
         return setting
     shape = (-1, *([1] * (tensor.dim() - 1 + (pairs and tensor.is_complex()))))
-    wide = {torch.float32: torch.float32, torch.complex64: torch.float32}.get(tensor.dtype)
-    wide = torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else wide
+    wide = None if tensor.dtype in _HALVES else tensor.dtype.to_real()
     return {
         # Settings take the precision of the tensor, but are not rounded to half of it.
         key: value.to(tensor.device, wide if value.is_floating_point() else None).reshape(shape)

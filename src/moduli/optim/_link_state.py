@@ -5,30 +5,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ._processes import COMMON_SEED
-from ._settings import Settings
+from ._renaming import VECTOR, describe_params
+from ._settings import LinkSettings
 from ._state import StateStore
-from ._vector_state import VECTOR, describe_params
-
-if TYPE_CHECKING:
-    from .module import Module
-
 
 ProjectedBuffer = Literal["grad", "grad_sq", "grad_cu", "covariance", "inverse"]
 """How a buffer transforms when the basis changes."""
 
 
-class LinkState:
+class LinkState(LinkSettings):
     """State of a link, keyed by parameter, and `global_state`; both are saved, copied and restored with the optimizer."""
 
-    settings: Settings
     global_state: dict[str, Any]
-    children: dict[str, Module]
     _state: StateStore
     _projected: dict[str, list[str]]
     _pending: weakref.WeakMethod[Callable[[], None]] | None

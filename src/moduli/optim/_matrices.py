@@ -11,17 +11,19 @@ Members are rows and not columns, since members are what is exchanged, copied, r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._blocks import Block, copy_columns, describe_row
-from ._member_evaluator import MemberEvaluator
+from ..layout import map_tensors
+from ._evaluators import MemberEvaluator
 from ._members import takes_matrices
 from ._needs import keeps_graph
 from ._processes import OverProcesses
+from ._state import ParamState
 
 if TYPE_CHECKING:
     from .module import Module
@@ -46,7 +48,6 @@ class MemberMatrices:
         self._tensors: list[Tensor] = []
         self._known: tuple[list[Tensor], list[bool] | None, list[int]] | None = None
         self._keys: list[Any] = []
-        self._shown: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         self.relink(optimizer)
 
     def relink(self, optimizer: Optimizer) -> None:
@@ -58,29 +59,22 @@ class MemberMatrices:
             if self.used and takes_matrices(top):
                 self.links += [link for _, link in top.links()]
         for link in self.links:
-            link._state.columns = self.columns
+            link._state.find = self.find_state
 
     # ------------------------------------------------------------------ a step
 
-    def begin(self, leaves: list[Tensor], closure: Callable[..., Any] | None) -> list[Tensor]:
-        """The parameters for one step. Without a closure, those that have a gradient."""
+    def begin(self, leaves: list[Tensor], evaluated: bool) -> list[Tensor]:
+        """The parameters for one step: those that have a gradient, where it is evaluated, or had one at the last step."""
         present = None
-        if closure is None:
+        if evaluated:
             present = [leaf.grad is not None for leaf in leaves]
             present = None if all(present) or not any(present) else present
         elif self._known is not None and self._known[0] is leaves:
             present = self._known[1]
         self.compose(leaves, present)
         self.pull()
-        if closure is None:
+        if evaluated:
             self.gather()
-        return self._tensors
-
-    def begin_again(self, leaves: list[Tensor], present: list[bool]) -> list[Tensor]:
-        """The parameters for a step whose evaluation has found gradients for these leaves."""
-        self.compose(leaves, None if all(present) else present)
-        self.pull()
-        self.gather()
         return self._tensors
 
     def compose(self, leaves: list[Tensor], present: list[bool] | None) -> None:
@@ -91,7 +85,10 @@ class MemberMatrices:
         if known is not None and known[0] is leaves and known[1:] == (present, pointers) and not local:
             return
         chosen = leaves if present is None else [leaf for leaf, here in zip(leaves, present, strict=True) if here]
-        groups = {id(leaf): entry.group for leaf, entry in zip(self._leaves(), self.population.layout, strict=True)}
+        groups = {
+            id(leaf): entry.group
+            for leaf, entry in zip(self.population.parameters(), self.population.layout, strict=True)
+        }
         keys = [
             (groups[id(leaf)], self.binding.group_of[leaf], *[_marks(settings.get(leaf)) for settings in local])
             for leaf in chosen
@@ -109,9 +106,6 @@ class MemberMatrices:
             moved = block.tensor.shape != matrix.shape or block.tensor.data_ptr() != matrix.data_ptr()
             if block.whole and moved:
                 block.tensor.data = matrix
-
-    def _leaves(self) -> list[Tensor]:
-        return list(self.population.parameters())
 
     def _regroup(self, leaves: list[Tensor], keys: Sequence[tuple[int, int]]) -> None:
         self.dissolve()
@@ -175,11 +169,11 @@ class MemberMatrices:
             for leaf, grad in zip(block.leaves, block.split(whole), strict=True):
                 leaf.grad = grad
 
-    def find_other_presence(self, leaves: Sequence[Tensor]) -> list[bool] | None:
-        """Which leaves have gradients, where it is not those in blocks."""
+    def has_other_presence(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether other leaves have gradients than those in blocks."""
         here = [leaf.grad is not None for leaf in leaves]
         inside = {id(leaf) for leaf in self.leaves}
-        return None if not any(here) or here == [id(leaf) in inside for leaf in leaves] else here
+        return any(here) and here != [id(leaf) in inside for leaf in leaves]
 
     # ------------------------------------------------------------------ links that need shapes
 
@@ -188,10 +182,10 @@ class MemberMatrices:
         self.push()
         objective.blocks, objective.matrices = None, None
         objective.params = list(self.leaves)
-        shown = {key: held for key in ("updates", "grads") if (held := getattr(objective, key)) is not None}
-        for key, held in shown.items():
-            setattr(objective, key, [part for b, m in zip(self.blocks, held, strict=True) for part in b.split(m)])
-        self._shown = {key: (held, list(getattr(objective, key))) for key, held in shown.items()}
+        for key in ("updates", "grads"):
+            held = getattr(objective, key)
+            if held is not None:
+                setattr(objective, key, [part for b, m in zip(self.blocks, held, strict=True) for part in b.split(m)])
         if objective.present is not None:
             objective.present = [here for b, here in zip(self.blocks, objective.present, strict=True) for _ in b.leaves]
 
@@ -203,26 +197,15 @@ class MemberMatrices:
         for key in ("updates", "grads"):
             held = getattr(objective, key)
             if held is not None:
-                setattr(objective, key, self._join_members(held, *self._shown.get(key, ([], []))))
+                parts = iter(held)
+                setattr(objective, key, [b.join(list(itertools.islice(parts, len(b.leaves)))) for b in self.blocks])
         if objective.present is not None:
-            parts = iter(objective.present)
-            present = [any(list(itertools.islice(parts, len(block.leaves)))) for block in self.blocks]
+            flags = iter(objective.present)
+            present = [any(list(itertools.islice(flags, len(block.leaves)))) for block in self.blocks]
             objective.present = None if all(present) else present
         evaluator = objective.evaluator
         if evaluator is not None and not isinstance(evaluator, MemberEvaluator):
             objective.evaluator = MemberEvaluator(evaluator, self)
-
-    def _join_members(
-        self, held: Sequence[Tensor], matrices: Sequence[Tensor], shown: Sequence[Tensor]
-    ) -> list[Tensor]:
-        out, place = [], 0
-        for i, block in enumerate(self.blocks):
-            parts, place = held[place : place + len(block.leaves)], place + len(block.leaves)
-            before = shown[place - len(block.leaves) : place]
-            # Where a link has changed the columns in place, or not at all, they are in the matrix already.
-            same = len(before) == len(parts) and all(a is b for a, b in zip(parts, before, strict=True))
-            out.append(matrices[i] if same else block.join(parts))
-        return out
 
     # ------------------------------------------------------------------ looking and saving
 
@@ -237,26 +220,137 @@ class MemberMatrices:
         kind = f" ({copied} of them copied, as some columns only)" if copied else ""
         return f"{len(self.blocks)} matri{'x' if len(self.blocks) == 1 else 'ces'} of {sizes}{kind}"
 
-    def columns(self, key: Any) -> tuple[Block, int] | None:
-        """The block and place of a leaf, or of its name."""
+    def find_state(self, store: Any, key: Any) -> ColumnState | None:
+        """What a link keeps for a leaf (or its name), as columns of what it keeps for a block."""
         for block in self.blocks:
             for i, leaf in enumerate(block.leaves):
                 if leaf is key or (isinstance(key, str) and self.binding.names.get(leaf) == key):
-                    return block, i
+                    return ColumnState(store[block.tensor], block, i) if block.tensor in store else None
         return None
-
-    def rows(self, link: Module) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """The state of a link by leaf, as it is saved."""
-        for param, row in link.state.items():
-            block = next((block for block in self.blocks if block.tensor is param), None)
-            if block is None:
-                yield param, row
-                continue
-            for i, leaf in enumerate(block.leaves):
-                yield leaf, {name: copy_columns(block.column(value, i)) for name, value in row.items()}
 
 
 def _marks(settings: dict[str, Any] | None) -> Any:
     """What settings have to have in common to be those of one block."""
     plain = (int, float, str, type(None))
     return settings and frozenset((k, v if isinstance(v, plain) else id(v)) for k, v in settings.items())
+
+
+class Block:
+    """Parameters that move as one matrix.
+
+    Attributes:
+        tensor: The matrix, N x P; its `grad` is their gradient, of which leaves show the columns as theirs.
+        leaves: The population's leaves that its columns belong to, in order.
+        sizes: How many columns each has.
+        group: Which matrix of the population they are in.
+        whole: Whether it is that matrix itself.
+        reduced: The version of the gradient that is that of all processes, where several train the same members.
+    """
+
+    __slots__ = ("group", "leaves", "reduced", "sizes", "tensor", "whole")
+
+    def __init__(self, leaves: list[Tensor], group: int) -> None:
+        self.leaves = leaves
+        self.sizes = [leaf.shape[1:].numel() for leaf in leaves]
+        self.group = group
+        self.whole = False
+        self.reduced: int | None = None
+        self.tensor = torch.nn.Parameter(
+            torch.empty(0, dtype=leaves[0].dtype, device=leaves[0].device), requires_grad=leaves[0].requires_grad
+        )
+
+    def is_in_order(self) -> bool:
+        """Whether the columns are those of the storage, in its order."""
+        places = [leaf.storage_offset() for leaf in self.leaves]
+        return places == sorted(places)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """The columns of each leaf, as a view in the leaf's shape."""
+        return [
+            part.view(leaf.shape) for part, leaf in zip(torch.split(matrix, self.sizes, 1), self.leaves, strict=True)
+        ]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """One matrix of tensors in the leaves' shapes."""
+        count = len(self.leaves[0])
+        rows = [part.reshape(count, size) for part, size in zip(parts, self.sizes, strict=True)]
+        return torch.cat(rows, 1) if len(rows) > 1 else rows[0].contiguous()
+
+    def gather(self) -> Tensor | None:
+        """The gradient of all columns, from those of the leaves; None where no leaf has one."""
+        found = [leaf.grad for leaf in self.leaves]
+        whole = self.tensor.grad
+        if whole is not None and all(grad is not None and grad._base is whole for grad in found):
+            return whole  # they are its columns: what was added to them, or zeroed, is there already
+        if all(grad is None for grad in found):
+            return None
+        return self.join(
+            [
+                torch.zeros_like(leaf) if grad is None else grad if grad.layout is torch.strided else grad.to_dense()
+                for leaf, grad in zip(self.leaves, found, strict=True)
+            ]
+        )
+
+    # ------------------------------------------------------------------ what links keep
+
+    def column(self, value: Any, i: int) -> Any:
+        """What a value of a link's state says about one leaf."""
+        start, size, shape = sum(self.sizes[:i]), self.sizes[i], self.leaves[i].shape
+
+        def narrow(tensor: Tensor) -> Tensor:
+            if tensor.dim() < 2 or tensor.shape[1] != sum(self.sizes):
+                return tensor
+            return tensor.narrow(1, start, size).view(*shape, *tensor.shape[2:])
+
+        return map_tensors(value, narrow)
+
+    def join_values(self, values: Sequence[Any]) -> Any:
+        """The value of which these are the columns."""
+        first = values[0]
+        if isinstance(first, Tensor):
+            shapes = [leaf.shape for leaf in self.leaves]
+            if all(value.shape[: len(s)] == s for value, s in zip(values, shapes, strict=True)):
+                count = len(self.leaves[0])
+                rest = first.shape[len(shapes[0]) :]
+                return torch.cat([v.reshape(count, n, *rest) for v, n in zip(values, self.sizes, strict=True)], 1)
+            return first
+        if isinstance(first, list | tuple | deque):
+            made = [self.join_values(items) for items in zip(*values, strict=True)]
+            return deque(made, maxlen=first.maxlen) if isinstance(first, deque) else type(first)(made)
+        if isinstance(first, dict):
+            return {key: self.join_values([value[key] for value in values]) for key in first}
+        return first
+
+
+class ColumnState(ParamState):
+    """What a link keeps for one parameter of a population: columns of what it keeps for the whole matrix."""
+
+    __slots__ = ()
+
+    def __init__(self, row: ParamState, block: Block, place: int) -> None:
+        super().__init__(row._changes, {key: block.column(value, place) for key, value in row.items()})
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        held = self.get(key)
+        if not isinstance(held, Tensor) or not isinstance(value, Tensor) or held.shape != value.shape:
+            raise TypeError(
+                f"{key!r} of one parameter of a population is a column of what is kept for all of them; write a tensor of "
+                f"the same shape, or set it for all with link.state[objective.params[0]]"
+            )
+        held.copy_(value)
+
+
+def copy_columns(value: Any) -> Any:
+    """Columns as tensors of their own."""
+    return map_tensors(value, Tensor.contiguous)
+
+
+def describe_row(row: Any) -> Any:
+    """What states have to have in common to be columns of one."""
+    if isinstance(row, Tensor):
+        return ("tensor", row.dtype)
+    if isinstance(row, dict):
+        return tuple((key, describe_row(value)) for key, value in sorted(row.items()))
+    if isinstance(row, list | tuple | deque):
+        return (type(row).__name__, *[describe_row(item) for item in row])
+    return row if isinstance(row, int | float | str | bool | None) else id(row)

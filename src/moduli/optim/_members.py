@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from ._member_batches import batches, step_batched
+from .._torch import pytree
 from ._needs import ChainError, Need
 from ._settings import check_members
+from ._state import lend_state
 
 if TYPE_CHECKING:
     from ..population import Population, Shard
-    from ._binding import Binding
+    from ._settings import Binding
     from .module import Module
     from .objective import Objective
-    from .optimizer import Optimizer
 
 
-# The member in a name such as `0.weight[3]`.
-_MEMBER = re.compile(r"\[(\d+)\]")
+def _is_chain(link: Module) -> bool:
+    from .chain import Chain
+
+    return isinstance(link, Chain)
+
+
+def _is_pointwise(link: Module) -> bool:
+    return getattr(link, "elementwise", False)
 
 
 def lifts(link: Module) -> bool:
     """Whether a link works on all members at once: pointwise hooks, or its own way."""
-    from .chain import Chain
-    from .transform import TensorTransform
-
-    if link.members in (True, "matrix") or isinstance(link, Chain):
-        return True
-    return isinstance(link, TensorTransform) and link.elementwise and not link.children
+    return link.members in (True, "matrix") or _is_chain(link) or (_is_pointwise(link) and not link.children)
 
 
 def takes_matrices(link: Module) -> bool:
     """Whether a link works on all parameters of all members as one N x P matrix, with everything inside it."""
-    from .chain import Chain
-    from .transform import TensorTransform
-
-    if isinstance(link, TensorTransform) and link.elementwise and not link.children and not link.concat_params:
+    if _is_pointwise(link) and not link.children and not link.concat_params:  # type: ignore[attr-defined]
         return True
-    fits = link.members == "matrix" or isinstance(link, Chain)
+    fits = link.members == "matrix" or _is_chain(link)
     return fits and all(takes_matrices(child) for child in link.children.values())
 
 
@@ -110,82 +109,15 @@ def check_link(path: str, link: Module, count: int, shard: Shard | None) -> None
     check_members(path, link.defaults, count if shard is None or taken else shard.total)
 
 
-def take_share(link: Module, shard: Shard | None) -> None:
+def take_share(link: Module, shard: Shard) -> None:
     """Keep the settings of the members of this process, of those of all."""
     for key, value in _vectors(link).items():
-        if shard is not None and len(value) == shard.total:
+        if len(value) == shard.total:
             link.defaults[key] = shard.own(value)
 
 
 def _vectors(link: Module) -> dict[str, Tensor]:
     return {key: value for key, value in link.defaults.items() if isinstance(value, Tensor) and value.dim() == 1}
-
-
-def join_shards(optimizer: Optimizer, shard: Shard, saved: dict[str, Any]) -> dict[str, Any]:
-    """The saved state of all members, from that of the members of each process."""
-    stacked, apart = _separate(saved)
-    out = _map_members(optimizer, stacked, shard.join, shard.total)
-    if any(apart):
-        for start, (state, links) in zip(shard.starts, shard.collect(apart), strict=False):
-            out["state"].update(_renumber(state, start))
-            for path, kept in links.items():
-                held = out["links"][path]["global"].setdefault("members", {})
-                for inner, rows in kept.items():
-                    held.setdefault(inner, []).extend(_renumber(rows, start))
-    return out
-
-
-def part_shards(optimizer: Optimizer, shard: Shard, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the saved state of all members, that of those here."""
-    if "shapes" not in saved:
-        return dict(saved)  # refused where it is read
-    if saved.get("members") != shard.total:
-        raise ValueError(
-            f"the state is of {saved.get('members') or 'no'} members, over all processes are {shard.total}"
-        )
-    stacked, (state, links) = _separate(saved)
-    out = _map_members(optimizer, stacked, shard.part, shard.stop - shard.start)
-    here = {name: row for name, row in state.items() if shard.start <= _number(name) < shard.stop}
-    out["state"].update(_renumber(here, -shard.start))
-    for path, kept in links.items():
-        own = {inner: _renumber(shard.own(rows), -shard.start) for inner, rows in kept.items()}
-        out["links"][path]["global"]["members"] = own
-    return out
-
-
-def _separate(saved: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[dict[str, Any], dict[str, Any]]]:
-    """A saved optimizer without what links keep member by member; and that: by parameter, and by link."""
-    state = {name: row for name, row in saved["state"].items() if _MEMBER.search(name)}
-    links = {path: kept["global"]["members"] for path, kept in saved["links"].items() if "members" in kept["global"]}
-    rest = {name: row for name, row in saved["state"].items() if name not in state}
-    plain = {
-        path: {**kept, "global": {key: value for key, value in kept["global"].items() if key != "members"}}
-        for path, kept in saved["links"].items()
-    }
-    return {**saved, "state": rest, "links": plain}, (state, links)
-
-
-def _number(name: str) -> int:
-    """The member of a name such as `0.weight[3]`."""
-    found = _MEMBER.search(name)
-    return -1 if found is None else int(found[1])
-
-
-def _renumber(value: Any, by: int) -> Any:
-    """Plain data in which the members of names have other numbers."""
-    if isinstance(value, str):
-        return _MEMBER.sub(lambda found: f"[{int(found[1]) + by}]", value)
-    if isinstance(value, dict):
-        return {_renumber(key, by): _renumber(item, by) for key, item in value.items()}
-    return [_renumber(item, by) for item in value] if isinstance(value, list) else value
-
-
-def _map_members(optimizer: Optimizer, saved: dict[str, Any], act: Callable[[Any], Any], count: int) -> dict[str, Any]:
-    """What is kept for members, joined or parted; not that of links that keep it for all members in every process."""
-    whole = {path for path, link in optimizer._links if link.replicated}
-    links = {path: kept if path in whole else act(kept) for path, kept in saved["links"].items()}
-    shapes = {name: (count, *shape[1:]) for name, shape in saved["shapes"].items()}
-    return {**saved, "state": act(saved["state"]), "links": links, "members": count, "shapes": shapes}
 
 
 def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
@@ -204,8 +136,6 @@ def adopt(population: Population, params: Mapping[str, Tensor]) -> None:
 
 def run_each(link: Module, objective: Objective) -> Objective:
     """Run a link on every member by itself, with state, counters and settings of its own."""
-    from .objective import Objective as Single
-
     count = objective.members or 0
     binding = link.settings.binding
     rows = views(binding, objective.params, count)
@@ -219,19 +149,12 @@ def run_each(link: Module, objective: Objective) -> Objective:
     losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
     try:
         for i in range(count):
-            for (path, part), _ in zip(inner, own, strict=True):
+            for path, part in inner:
                 part.global_state = keep[path][i]
             if binding is not None:
                 binding.member = i
-            one = Single(
-                rows[i],
-                loss=None if losses is None else losses[i],
-                current_step=objective.current_step,
-                modular=objective.modular,
-            )
-            one.present = objective.present
-            one.grads = [grad[i] for grad in grads]
-            one.updates = [tensor[i].clone() for tensor in updates]
+            changes, slopes = [tensor[i].clone() for tensor in updates], [grad[i] for grad in grads]
+            one = _make_member_objective(objective, rows[i], changes, slopes, None if losses is None else losses[i])
             if link.vector_state:
                 link.follow(rows[i])
             one = link.step(one)
@@ -271,3 +194,124 @@ def views(binding: Binding | None, params: Sequence[Tensor], members: int) -> li
                 binding.names[view] = f"{binding.names.get(param, '?')}[{i}]"
         binding.views = (pointers, found)
     return found
+
+
+# ---------------------------------------------------------------------- all members in one vectorised call
+
+
+def batches(link: Module) -> bool:
+    """Whether all members are given to a link at once, as it declares, each as if it were alone.
+
+    Not where settings inside it differ from member to member, nor where its state was read from a checkpoint that has it
+    member by member.
+    """
+    return (
+        _fits(link)
+        and "members" not in link.global_state
+        and not any(part.settings.are_per_member() for _, part in link.links())
+    )
+
+
+def _fits(link: Module) -> bool:
+    """Whether a link and everything inside it can be vectorised."""
+    fits = link.members == "batched" or _is_pointwise(link) or _is_chain(link)
+    return fits and all(_fits(child) for child in link.children.values())
+
+
+def step_batched(link: Module, objective: Objective) -> Objective:
+    """The step of a link for all members, by `torch.vmap`. State is replaced at the end, so that a failure changes none."""
+    parts = [part for _, part in link.links()]
+    params = objective.params
+    losses = objective.get_loss(backward=True) if Need.LOSS in link.all_needs() else objective.loss
+    updates, grads = objective.get_updates(), objective.get_grads()
+    given, shape = _flatten([([dict(part.state[param]) for param in params], part.global_state) for part in parts])
+    held = [tensor.clone() for tensor in given]
+    left: list[Any] = []
+
+    def one(
+        rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None, known: list[Tensor]
+    ) -> Any:
+        single = _make_member_objective(objective, rows, changes, slopes, loss)
+        kept = _unflatten(known, shape)
+        found, made = _run(link, parts, params, single, kept)
+        flat, left[:] = _flatten(made)
+        return found, flat
+
+    count = len(params[0])
+    leaves = [param.detach() for param in params]
+    # Links with a seed draw the same for every member where members run one after the other, too.
+    mapped = torch.vmap(one, (0, 0, 0, None if losses is None else 0, 0), randomness="same")
+    made: tuple[list[Tensor], list[Tensor]] = mapped(leaves, [u.clone() for u in updates], grads, losses, held)
+    objective.updates = [tensor if tensor.stride(0) or count == 1 else tensor.clone() for tensor in made[0]]
+    for part, (rows, shared) in zip(parts, _unflatten(made[1], left), strict=True):
+        for param, row in zip(params, rows, strict=True):
+            part._state[param] = row
+        part.global_state.clear()
+        part.global_state.update(shared)
+    return objective
+
+
+def _make_member_objective(
+    objective: Objective, rows: list[Tensor], changes: list[Tensor], slopes: list[Tensor], loss: Tensor | None
+) -> Objective:
+    """The objective of one member."""
+    from .objective import Objective as Single
+
+    single = Single(rows, loss=loss, current_step=objective.current_step, modular=objective.modular)
+    single.present, single.grads, single.updates = objective.present, list(slopes), list(changes)
+    return single
+
+
+def _run(
+    link: Module, parts: Sequence[Module], params: Sequence[Tensor], single: Objective, kept: Sequence[Any]
+) -> tuple[list[Tensor], list[Any]]:
+    """The step of one member: its update, and what every part of the link then keeps for it."""
+    binding = link.settings.binding
+    rows = single.params
+    fused = binding is not None and binding.fuse
+    try:
+        if binding is not None:
+            binding.fuse = False  # a run is compiled for tensors that stay
+            for row, param in zip(rows, params, strict=True):
+                binding.sources[row], binding.names[row] = param, binding.names.get(param, "?")
+        with lend_state(parts, rows, kept), _OutOfPlace():
+            found = link.step(single).get_updates()
+            return list(found), [([dict(part.state[row]) for row in rows], part.global_state) for part in parts]
+    finally:
+        if binding is not None:
+            binding.fuse = fused
+            for row in rows:
+                binding.sources.pop(row, None)
+                binding.names.pop(row, None)
+
+
+class _OutOfPlace(TorchFunctionMode):
+    """Runs in-place operations for which `torch.vmap` would loop over the members by those for which it does not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = _PLAIN.get(func)
+        if plain is None:
+            return func(*args, **(kwargs or {}))
+        return args[0].copy_(plain(*args, **(kwargs or {})))
+
+
+_PLAIN: dict[Any, Any] = {
+    Tensor.lerp_: torch.lerp,
+    Tensor.addcmul_: torch.addcmul,
+    Tensor.addcdiv_: torch.addcdiv,
+    Tensor.addmm_: torch.addmm,
+    Tensor.baddbmm_: torch.baddbmm,
+}
+
+
+def _flatten(held: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of nested data, and the rest of it."""
+    leaves, spec = pytree.tree_flatten(held)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, [spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]]
+
+
+def _unflatten(tensors: Sequence[Tensor], rest: Any) -> Any:
+    spec, others = rest
+    items = iter(tensors)
+    return pytree.tree_unflatten([next(items) if other is None else other[0] for other in others], spec)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from .._torch import is_fake
+from ._evaluators import hold_gradients
 
 if TYPE_CHECKING:
     from .objective import Objective
@@ -108,17 +109,9 @@ class Moving:
             return me._value(raw)
         if backward:
             return me._value(ask.gradient(me.params, me._scalar))
-        # A user's closure may call backward, or zero gradients in place, whether asked to or not.
-        held = None if ask.kind == "function" else [param.grad for param in me.params]
-        if held is not None:
-            for param in me.params:
-                param.grad = None
-        try:
+        # A function of ours leaves gradients alone.
+        with nullcontext() if ask.kind == "function" else hold_gradients(me.params):
             return me._value(ask.value())
-        finally:
-            if held is not None:
-                for param, grad in zip(me.params, held, strict=True):
-                    param.grad = grad
 
 
 def can_compare(param: Tensor) -> bool:

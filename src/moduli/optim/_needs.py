@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from functools import cache
 
 
@@ -78,8 +77,3 @@ class ClosureError(RuntimeError):
         >>> issubclass(ClosureError, RuntimeError)
         True
     """
-
-
-def join(needs: Iterable[frozenset[Need]]) -> frozenset[Need]:
-    """All needs together."""
-    return frozenset().union(*needs)

@@ -13,37 +13,17 @@ from torch import Tensor
 from .._torch import is_flat_shard
 from ..layout import make_whole, map_tensors
 from . import _groups, _members
-from ._plain import decode, encode
-from ._portable import is_portable, read_portable, refuse_flattened
-from ._renaming import rename
+from ._foreign_state import is_of_torch, is_portable, read_portable, read_torch, refuse_flattened
+from ._renaming import VECTOR, Vector, rename
 from ._shard_state import find_key, join_owned, pack_value, unpack_value
-from ._stand_ins import StandIns
-from ._torch_state import is_of_torch, read_torch
-from ._vector_state import VECTOR, Vector
+from ._state import StandIns, decode, encode
 
 if TYPE_CHECKING:
-    from .module import Module
     from .optimizer import Optimizer
 
 
 FORMAT = 1
 ALL = "@all"
-
-
-def pack_link(link: Module, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """One link and what is inside it."""
-    where = type(link).__name__
-    return {
-        "state": {
-            names.get(param, f"?{i}"): encode(dict(row), where) for i, (param, row) in enumerate(link.state.items())
-        },
-        "global": encode(link.global_state, where),
-        "extra": encode(link._extra_pack(), where),
-        "children": {
-            key: pack_link(child, {**names, **{p: str(i) for i, p in enumerate(child.state) if p not in names}})
-            for key, child in link.children.items()
-        },
-    }
 
 
 def _stand_in_names(optimizer: Optimizer) -> dict[Tensor, str]:
@@ -61,10 +41,12 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
     names = {**binding.names, **_stand_in_names(optimizer)}
     shards = optimizer.shards
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    if optimizer.rows is not None:
+        optimizer.rows.dissolve()  # saved by leaf; the next step puts them together again
     state: dict[str, dict[str, Any]] = {}
     links: dict[str, Any] = {}
     for path, link in optimizer._links:
-        for param, row in link.state.items() if optimizer.rows is None else optimizer.rows.rows(link):
+        for param, row in link.state.items():
             if not row or param not in names:
                 continue
             # Where a link runs member by member, each has a vector of its own.
@@ -123,30 +105,27 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
         refuse_flattened(saved)
         saved = read_torch(optimizer, saved, strict)
     _check_format(saved)
-    binding = optimizer.binding
+    binding, shards = optimizer.binding, optimizer.shards
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    active = [param for param in params if param.requires_grad]
     saved = rename(saved, {binding.names[param]: tuple(param.shape) for param in params})
     _check(optimizer, saved, strict)
-    by_name = _names(optimizer)
+    options = _read_options(optimizer, saved, strict)
     known = dict(optimizer._links)
-    shards = optimizer.shards
-    dtypes = saved.get("dtypes", {})
     _make_stand_ins(optimizer, saved)
     if optimizer.rows is not None:
         optimizer.rows.dissolve()
     if binding.members is not None and any("[" in name for name in saved["state"]):
-        params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-        _members.views(binding, params, binding.members)
-        by_name = _names(optimizer)
+        _members.views(binding, active, binding.members)
+    by_name = _names(optimizer)
     by_name.update({name: tensor for tensor, name in _stand_in_names(optimizer).items()})
-    active = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     vectors = {
         path: Vector(saved, saved["links"][path]["global"].get(VECTOR), active, binding.names, binding.members)
         for path, link in known.items()
         if link.vector_state and path in saved["links"] and not _is_of_stand_ins(saved["links"][path]["global"])
     }
     rows: dict[str, dict[Tensor, dict[str, Any]]] = {path: {} for path in known}
-    gone = []
+    gone = [name for name in saved["shapes"] if name not in by_name and saved.get("user", {}).get(name)]
     for name, entries in saved["state"].items():
         whole = name.startswith(f"{ALL}:")
         for key, value in entries.items():
@@ -158,18 +137,19 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
                 gone.append(name)
                 break
             found = decode(value, param.device if param.numel() else None)
-            found = _cast(found, dtypes.get(name.partition("[")[0]), param)
-            link = known[path]
-            found = map_tensors(found, make_whole) if shards is None else unpack_value(shards, link, param, found)
-            kept = param if shards is None else find_key(shards, link, param)
+            found = _cast(found, saved.get("dtypes", {}).get(name.partition("[")[0]), param)
+            link, kept = known[path], param
+            if shards is None:
+                found = map_tensors(found, make_whole)
+            else:
+                found, kept = unpack_value(shards, link, param, found), find_key(shards, link, param)  # type: ignore[assignment]
             if kept is not None:
                 rows[path].setdefault(kept, {})[field] = vectors[path].permute(found) if whole else found
-    gone += [name for name in saved["shapes"] if name not in by_name and saved.get("user", {}).get(name)]
-    fresh = [path for path, vector in vectors.items() if vector.fresh]
     dropped = [f"saved state of {name} has no parameter here" for name in sorted(set(gone))]
     dropped += [
         f"{path} would start afresh: its state is over all parameters together, and they are not the same"
-        for path in fresh
+        for path, vector in vectors.items()
+        if vector.fresh
     ]
     if dropped and strict:
         raise ValueError(f"{'; '.join(dropped)}. Load with strict=False to leave it out")
@@ -179,16 +159,17 @@ def unpack(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             continue
         extra = decode(entry["extra"], None)
         shared = decode(entry["global"], active[0].device if active else None)
-        if path in vectors:
-            shared = vectors[path].keep_shared(shared)
         link.reset()
         link.global_state.clear()
-        link.global_state.update(shared)
+        link.global_state.update(vectors[path].keep_shared(shared) if path in vectors else shared)
         link._extra_unpack(extra)
     for path, link in known.items():
         for param, row in rows[path].items():
             link.state[param] = row
-    _take_groups(optimizer, saved)
+    for group in optimizer.param_groups:  # options follow the parameters: those of the first that is known
+        names = (binding.names[param] for param in group["params"])
+        group.update(next((options[name] for name in names if name in options), {}))
+    optimizer._sync()
     optimizer.current_step = int(saved["current_step"])
     optimizer.num_evaluations = int(saved["num_evaluations"])
     optimizer.should_terminate = bool(saved["should_terminate"])
@@ -242,11 +223,6 @@ def _check(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> None
             + (f"the saved one has {', '.join(missing)}" if missing else f"only this one has {', '.join(extra)}")
             + "; build the same chain, or load with strict=False to take over the links that agree"
         )
-    for group in _keep_known_options(optimizer, saved) if not strict else saved["param_groups"]:
-        options = {key: decode(value, None) for key, value in _groups.options(group).items()}
-        _groups.check_keys(options, [link for _, link in optimizer._links])
-    if strict:
-        _check_groups(optimizer, saved)
     by_name = _names(optimizer)
     for name, shape in saved["shapes"].items():
         if name in by_name and shape is not None and tuple(by_name[name].shape) != tuple(shape):
@@ -272,43 +248,35 @@ def _is_of_stand_ins(state: Mapping[str, Any]) -> bool:
     return any(part.startswith("?:") for part in state.get(VECTOR) or ())
 
 
-def _keep_known_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The saved groups without settings that no link here has."""
+def _read_options(optimizer: Optimizer, saved: Mapping[str, Any], strict: bool) -> dict[str, dict[str, Any]]:
+    """The saved settings of each parameter.
+
+    Refused where parameters of one group here were saved with different ones, of which some would be lost.
+    """
     links = [link for _, link in optimizer._links]
-    return [
-        {key: value for key, value in group.items() if key == "params" or _groups.is_known(key, links)}
-        for group in saved["param_groups"]
-    ]
-
-
-def _check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Refuse a group here whose parameters had different settings when they were saved: some would be lost."""
-    where = {name: group for group in saved["param_groups"] for name in group["params"]}
-    for i, group in enumerate(optimizer.param_groups):
-        names = [name for param in group["params"] if (name := optimizer.binding.names[param]) in where]
+    out: dict[str, dict[str, Any]] = {}
+    for saved_group in saved["param_groups"]:
+        options = {
+            key: decode(value, None)
+            for key, value in _groups.options(saved_group).items()
+            if strict or _groups.is_known(key, links)
+        }
+        _groups.check_keys(options, links)
+        out.update(dict.fromkeys(saved_group["params"], options))
+    for i, group in enumerate(optimizer.param_groups if strict else ()):
+        names = [name for param in group["params"] if (name := optimizer.binding.names[param]) in out]
         for name in names:
-            one, other = ({**where[each], "params": None} for each in (names[0], name))
+            one, other = out[names[0]], out[name]
             key = next((key for key in {**one, **other} if not _are_equal(one.get(key), other.get(key))), None)
             if key is not None:
                 raise ValueError(
                     f"{names[0]!r} was saved with {key}={one.get(key)!r} and {name!r} with {other.get(key)!r}, and both are in "
                     f"group {i} here; make the groups that were saved, or load with strict=False for the settings of the first"
                 )
+    return out
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
-
-
-def _take_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Options follow the parameters: a group takes those of the saved group that its first known parameter was in."""
-    where = {name: group for group in _keep_known_options(optimizer, saved) for name in group["params"]}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            found = where.get(optimizer.binding.names[param])
-            if found is not None:
-                group.update({key: decode(value, None) for key, value in found.items() if key != "params"})
-                break
-    optimizer._sync()
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    return bool(one == other)

@@ -1,23 +1,25 @@
-"""Settings of a link for each parameter: its own groups, then the optimizer's groups, then its defaults."""
+"""Settings of a link for each parameter: its own groups, then the optimizer's groups, then its defaults; who shares them."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from .._torch import is_fake
-from ._arguments import Schedule
+from ._arguments import Schedule, as_schedule
 
 if TYPE_CHECKING:
-    from ._binding import Binding
+    from .module import Module
 
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
+_MISSING = object()
 
 
 def check_number(where: str, key: str, value: Any) -> None:
@@ -69,17 +71,40 @@ def current(resolved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
     return resolved if changed is None else changed
 
 
+class Binding:
+    """Shared by an optimizer and all of its links."""
+
+    def __init__(self) -> None:
+        self.group_of: dict[Tensor, int] = {}
+        self.names: dict[Tensor, str] = {}
+        self.sources: dict[Tensor, Tensor] = {}
+        self.step = 0
+        self.members: int | None = None
+        self.member: int | None = None
+        self.views: tuple[list[int], list[list[Tensor]]] | None = None
+        self.fuse = True
+        self.draws_alike = False
+        self.in_pieces = False
+
+    def source(self, param: Tensor) -> Tensor:
+        """The parameter that a stand-in (a concatenation, a projection) was made from; itself otherwise."""
+        if not self.sources:
+            return param
+        seen = param
+        while (found := self.sources.get(seen)) is not None:
+            seen = found
+        return seen
+
+
+@dataclass(eq=False, slots=True)
 class _Resolved:
     """The settings in force for the parameters of one group (and one local group of the link)."""
 
-    __slots__ = ("defaults", "fixed", "group", "local", "values")
-
-    def __init__(self, group: int, local: dict[str, Any] | None) -> None:
-        self.group = group
-        self.local = local
-        self.values: dict[str, Any] = {}
-        self.defaults: dict[str, Any] = {}
-        self.fixed = False
+    group: int
+    local: dict[str, Any] | None
+    values: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    fixed: bool = False
 
 
 class Settings:
@@ -139,21 +164,10 @@ class Settings:
             self._fill(known)
         return known
 
-    def raw_of_all(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """The same for many parameters, with one look at each group."""
-        binding = self.binding
-        if self.local or binding is None:
-            return [self.raw(param) for param in params]
-        group_of, source = binding.group_of, binding.source
-        found: dict[int, dict[str, Any]] = {}
-        out = []
-        for param in params:
-            group = group_of.get(source(param), -1)
-            values = found.get(group)
-            if values is None:
-                values = found[group] = self.raw(param)
-            out.append(values)
-        return out
+    def are_per_member(self) -> bool:
+        """Whether any of them is one number for each member of a population."""
+        layers: list[dict[str, Any]] = [self.defaults, *self.overrides, *self.local.values()]
+        return any(is_per_member(value) for layer in layers for value in layer.values())
 
     def _fill(self, known: _Resolved) -> None:
         # In place: a fused run holds the dictionary and sees the new numbers.
@@ -183,6 +197,118 @@ def _is_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return old.keys() == new.keys() and all(map(operator.is_, old.values(), new.values()))
 
 
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether options are unchanged; tensors by identity."""
+    if len(a) != len(b):
+        return False
+    for key, value in a.items():
+        other = b.get(key, _MISSING)
+        if value is other:
+            continue
+        if isinstance(value, Tensor) or isinstance(other, Tensor) or value != other:
+            return False
+    return True
+
+
 def is_per_member(value: Any) -> bool:
     """Whether a setting is a tensor with one number per member of a population."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+class LinkSettings:
+    """Settings of a link; the attributes are described in `Module`."""
+
+    vector_state: bool = False
+    shared_settings: ClassVar[bool | tuple[str, ...]] = ()
+    fixed_settings: ClassVar[tuple[str, ...]] = ()
+    divides_params: ClassVar[bool] = False
+    aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
+    defaults: dict[str, Any]
+    settings: Settings
+    children: dict[str, Module]
+    _owner: Callable[[], Any] | None
+
+    def set_param_groups(self, param_groups: Iterable[Mapping[str, Any]]) -> Self:
+        """Settings of this link for some parameters; they come before the optimizer's groups.
+
+        Args:
+            param_groups: Dictionaries with "params" (a tensor, or tensors) and settings.
+
+        Returns:
+            This link.
+        """
+        groups = [dict(param_groups)] if isinstance(param_groups, Mapping) else [dict(group) for group in param_groups]
+        known = {**self.defaults, **dict.fromkeys(self.aliases)}
+        for group in groups:
+            if "params" not in group:
+                raise ValueError(f"{type(self).__name__}: a group needs 'params', the parameters it is for")
+            for key, value in group.items():
+                if key == "params":
+                    continue
+                if key not in known:
+                    raise ValueError(
+                        f"{type(self).__name__} has no setting {key!r}; it has {', '.join(self.defaults) or 'none'}"
+                    )
+                check_number(type(self).__name__, key, value)
+            binding = self.settings.binding
+            check_members(type(self).__name__, group, None if binding is None else binding.members)
+        for group in groups:
+            tensors = group.pop("params")
+            for param in [tensors] if isinstance(tensors, Tensor) else list(tensors):
+                found = param[1] if isinstance(param, tuple) else param
+                self.settings.local[found] = {**self.settings.local.get(found, {}), **self.resolve_aliases(group)}
+        self.settings.forget()
+        owner = self._owner() if self._owner is not None else None
+        if owner is not None:
+            owner.relink()
+        return self
+
+    def check_shared(self, params: Sequence[Tensor], every: bool = False) -> None:
+        """Refuse groups that give this link or one inside it two values of a setting that has one for all parameters.
+
+        Args:
+            params: The parameters that it sees.
+            every: Whether it sees them as one tensor, so that there is one value of every setting.
+        """
+        if not self.divides_params:
+            for child in self.children.values():
+                child.check_shared(params, every)
+        if not (every or self.shared_settings or self.vector_state or self.fixed_settings) or not params:
+            return
+        raws = list({id(raw): raw for raw in map(self.settings.raw, params)}.values())
+        for raw in raws if self.fixed_settings else ():
+            for key in self.fixed_settings:
+                if not same({key: raw[key]}, {key: self.defaults[key]}):
+                    raise ValueError(
+                        f"a group sets {key}={raw[key]!r}, but {type(self).__name__} was made with {self.defaults[key]!r}, "
+                        f"which can't be changed; say {type(self).__name__}({key}={raw[key]!r})"
+                    )
+        whole = every or self.vector_state or self.shared_settings is True
+        keys = tuple(self.defaults) if whole else self.shared_settings
+        for key in keys or ():  # type: ignore[union-attr]
+            for other in raws[1:]:
+                first = raws[0]
+                if key in first and not same({key: first[key]}, {key: other[key]}):
+                    raise ValueError(
+                        f"{type(self).__name__} has one value of {key} for all parameters that it sees, but groups give it "
+                        f"{first[key]!r} and {other[key]!r}; give one, or use m.Split to let it see some of them"
+                    )
+
+    def resolve_aliases(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings under their own names (`betas=(0.9, 0.99)` is beta1 and beta2)."""
+        out: dict[str, Any] = {}
+        for key, value in group.items():
+            if key in self.aliases:
+                names = self.aliases[key]
+                out.update(zip(names, value if len(names) > 1 else (value,), strict=True))
+            else:
+                out[key] = as_schedule(value, self.defaults.get(key))
+        return out
+
+    def get_settings(self, params: Sequence[Tensor], key: Any, *more: str, cls: type = list) -> Any:
+        """Values of one setting for each parameter; for several keys, one list for each."""
+        rows = [self.settings[param] for param in params]
+        if isinstance(key, str) and not more:
+            return cls(row[key] for row in rows)
+        keys = ([key] if isinstance(key, str) else list(key)) + list(more)
+        return [cls(row[name] for row in rows) for name in keys]

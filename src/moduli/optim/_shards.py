@@ -16,11 +16,10 @@ from torch import Tensor
 
 from .._torch import is_flat_shard
 from ..kernels import reducing_over
-from ..layout import cut, find_box, find_group, is_sharded, piece_of
+from ..layout import cut, find_box, find_group, is_sharded, piece_of, show_pieces
+from ._evaluators import WholeEvaluator
 from ._exchange import Exchange
-from ._flat_shards import check_flat, find_flat_group
 from ._needs import Across, ChainError, keeps_graph
-from ._shard_evaluators import WholeEvaluator
 from ._shard_state import hollow
 
 if TYPE_CHECKING:
@@ -59,8 +58,11 @@ class ShardedParams:
         params: All parameters of the optimizer.
         locals: A plain tensor for each, with the memory of the piece that this process holds.
         wholes: The whole tensors that links have seen here, by position.
-        exchange: Moves pieces between the processes; None for FSDP1, whose pieces are not known to be of any shape.
+        exchange: Moves pieces between the processes; none for FSDP1, whose pieces are not known to be of any shape.
+        places: The position of each parameter, by `id` of it and of the forms in which links see it.
     """
+
+    exchange: Exchange
 
     def __init__(self, optimizer: Optimizer, before: ShardedParams | None = None) -> None:
         self.binding = optimizer.binding
@@ -70,10 +72,9 @@ class ShardedParams:
         known = {} if before is None else dict(zip(before.params, before.locals, strict=True))
         self.locals: list[Tensor] = [known[p] if p in known else _stand_in(p) for p in self.params]
         self.wholes: dict[int, Tensor] = {}
-        self.places = {id(local): i for i, local in enumerate(self.locals)}
-        self.exchange: Exchange | None = None
+        self.places = {id(form): i for forms in (self.params, self.locals) for i, form in enumerate(forms)}
         if self.flat:
-            self.group = find_flat_group(optimizer.model, self.params)
+            self.group = _find_flat_group(optimizer.model, self.params)
             self.counted = [is_flat_shard(p) or torch.distributed.get_rank(self.group) == 0 for p in self.params]
         else:
             self.group = find_group(self.params)
@@ -81,19 +82,19 @@ class ShardedParams:
                 self.group, [tuple(p.shape) for p in self.params], [find_box(p) for p in self.params]
             )
             self.counted = self.exchange.counted
-        if before is not None and self.exchange is not None and before.exchange is not None:
+        if before is not None and not self.flat:
             # What was learnt of a tensor stays where it is.
             self.exchange.owners[: len(before.params)] = before.exchange.owners
             self.wholes = dict(before.wholes)
             self.places.update({id(whole): i for i, whole in self.wholes.items()})
         # Roots of FSDP2 keep whole parameters after a forward without a backward, and would use them again.
-        modules = () if optimizer.model is None else optimizer.model.modules()
-        self._resharded: list[Any] = [module.reshard for module in modules if hasattr(module, "reshard")]
-        self._active: tuple[list[Tensor], list[Tensor], list[int]] = ([], [], [])
+        self.modules = [] if optimizer.model is None else list(optimizer.model.modules())
+        self.keeps_whole = show_pieces(self.modules)
+        self._active: tuple[list[Tensor], list[Tensor]] = ([], [])
         for param, local in zip(self.params, self.locals, strict=True):
             self._name(local, param)
         for link in self.links:
-            link._state.columns = self.find_state
+            link._state.find = self.find_state
 
         self.forms: dict[Module, Across] = {}
         self._find_forms(optimizer.modules, Across.NOTHING)
@@ -117,19 +118,17 @@ class ShardedParams:
 
     # ------------------------------------------------------------------ a step
 
-    def begin(self, params: list[Any], gradients: bool) -> list[Tensor]:
+    def begin(self, params: list[Any], evaluated: bool) -> list[Tensor]:
         """The local tensors of these parameters for one step; with their gradients, where those are known already."""
         if self._active[0] is not params:
-            places = {id(param): i for i, param in enumerate(self.params)}
-            chosen = [places[id(param)] for param in params]
-            self._active = (params, [self.locals[i] for i in chosen], chosen)
+            self._active = (params, [self.locals[self.places[id(param)]] for param in params])
         locals_ = self._active[1]
         for param, local in zip(params, locals_, strict=True):
             if local is not param:
                 piece = piece_of(param)
                 if piece.data_ptr() != local.data_ptr() or piece.shape != local.shape or piece.dtype != local.dtype:
                     local.data = piece  # the module was moved, or its parameters were loaded anew
-        if gradients:
+        if evaluated:
             self.take_gradients(params, locals_)
         return locals_
 
@@ -142,12 +141,6 @@ class ShardedParams:
                 if grad is not None and grad.placements != param.placements:
                     grad = grad.redistribute(param.device_mesh, param.placements)
                 local.grad = None if grad is None else piece_of(grad)
-
-    def reshard(self) -> bool:
-        """Let the model forget whole parameters; False where it is not known."""
-        for reshard in self._resharded:
-            reshard()
-        return bool(self._resharded)
 
     def counting(self, locals_: Sequence[Tensor]) -> Any:
         """A block in which reductions over these tensors are over all processes."""
@@ -172,7 +165,7 @@ class ShardedParams:
 
     def _step_owned(self, link: Module, objective: Objective) -> Objective:
         """Each process runs the link on the tensors that it owns."""
-        exchange = self._exchange()
+        exchange = self.exchange
         updates = objective.peek_updates()
         present = objective.present
         chosen = [k for k in range(len(updates)) if present is None or present[k]]
@@ -222,7 +215,7 @@ class ShardedParams:
         """An objective over whole tensors; its evaluations move the pieces first."""
         inner = objective.clone(clone_updates=False)
         places = [self.places[id(param)] for param in objective.params]
-        exchange = self._exchange()
+        exchange = self.exchange
 
         def gather_tensors(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             if tensors is None:
@@ -245,7 +238,7 @@ class ShardedParams:
         """The objective that a link has made of one over whole tensors, over pieces."""
         out = whole.clone(clone_updates=False, parent=local.parent)
         self.push(whole.params)
-        boxes = [self._exchange().boxes[self.places[id(p)]][self._exchange().rank] for p in whole.params]
+        boxes = [self.exchange.boxes[self.places[id(p)]][self.exchange.rank] for p in whole.params]
 
         def cut_all(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             return None if tensors is None else [cut(t, b).contiguous() for t, b in zip(tensors, boxes, strict=True)]
@@ -269,7 +262,7 @@ class ShardedParams:
 
     def push(self, wholes: Sequence[Tensor]) -> None:
         """Write whole tensors into the pieces."""
-        exchange = self._exchange()
+        exchange = self.exchange
         with torch.no_grad():
             for whole in wholes:
                 i = self.places[id(whole)]
@@ -286,18 +279,14 @@ class ShardedParams:
             found.data = value
         return found
 
-    def _exchange(self) -> Exchange:
-        if self.exchange is None:
-            raise ChainError("flat parameters of FSDP1 have no shapes; use FSDP2 (fully_shard)")
-        return self.exchange
-
     # ------------------------------------------------------------------ looking
 
-    def find_state(self, key: Any) -> tuple[Any, int] | None:
-        """Where a link keeps the state of a parameter of the optimizer, or of its name."""
+    def find_state(self, store: Any, key: Any) -> Any:
+        """What a link keeps for a parameter of the optimizer, or for its name; None where it keeps nothing."""
         for i, param in enumerate(self.params):
             if param is key or (isinstance(key, str) and self.binding.names.get(param) == key):
-                return _Kept([self.locals[i], *([self.wholes[i]] if i in self.wholes else [])]), i
+                forms = (self.locals[i], self.wholes.get(i))
+                return next((dict.__getitem__(store, form) for form in forms if form in store), None)
         return None
 
     def check(self) -> None:
@@ -315,21 +304,70 @@ class ShardedParams:
                     "processes; train with DistributedDataParallel"
                 )
         if self.flat:
-            check_flat(self.links, find_across)
-
-
-class _Kept:
-    """The tensor that a link's state for a parameter is kept under, in the form that `StateStore.columns` gives."""
-
-    def __init__(self, forms: Sequence[Tensor]) -> None:
-        self.forms = forms
-
-    def find(self, store: Any, place: int) -> Any:
-        """The state, or None where there is none."""
-        return next((dict.__getitem__(store, form) for form in self.forms if form in store), None)
+            _check_flat(self.links)
 
 
 def _stand_in(param: Any) -> Tensor:
     if not is_sharded(param):
         return param  # type: ignore[no-any-return]
     return torch.nn.Parameter(piece_of(param), requires_grad=param.requires_grad)
+
+
+# ---------------------------------------------------------------------- FSDP1: pieces of one flat vector, without shapes
+
+
+def _find_flat_group(model: torch.nn.Module | None, params: Sequence[Tensor]) -> Any:
+    """The processes that hold the pieces; all of them (None) where no module of FSDP1 is known and all hold other ones."""
+    modules = () if model is None else model.modules()
+    groups = {id(group): group for module in modules if (group := _find_group(module)) is not None}
+    if len(groups) > 1:
+        raise ChainError(
+            f"the FSDP1 modules of {type(model).__name__} are sharded over {len(groups)} process groups, so that no sum is over "
+            "all parameters; use FSDP2 (fully_shard)"
+        )
+    if not groups:
+        _check_pieces([param.detach() for param in params if is_flat_shard(param)])
+    return next(iter(groups.values()), None)
+
+
+def _check_pieces(pieces: Sequence[Tensor]) -> None:
+    """Refuse pieces that several processes hold alike: only the module knows which sums are over all of them once."""
+    own = [(tuple(piece.shape), piece.flatten()[:64].tolist()) for piece in pieces if piece.numel()]
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, own)
+    held = [each for each in every if each]
+    if any(held.index(each) != i for i, each in enumerate(held)):
+        raise ChainError(
+            "several processes hold the same pieces of the flat vectors of FSDP1 (ShardingStrategy.HYBRID_SHARD or NO_SHARD), "
+            "so that sums over processes would count them more than once; give the module itself instead of its parameters"
+        )
+
+
+def _find_group(module: torch.nn.Module) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    if not isinstance(module, FullyShardedDataParallel):
+        return None
+    if module.sharding_strategy is ShardingStrategy.NO_SHARD:
+        raise ChainError(
+            "FSDP1 with ShardingStrategy.NO_SHARD keeps whole parameters under flat ones; use DistributedDataParallel, or "
+            "FSDP2 (fully_shard)"
+        )
+    return module.process_group
+
+
+def _check_flat(links: Sequence[Module]) -> None:
+    """Refuse links that need the shapes of tensors, or whole ones."""
+    for link in links:
+        if link.divides_params and callable(getattr(link, "filter", None)):
+            raise ChainError(
+                f"{type(link).__name__} chooses parameters by a function of tensors, but those here are pieces of the flat "
+                "vectors of FSDP1 (FullyShardedDataParallel), which have no shapes. Give a pattern of names, such as "
+                "'*.weight', or use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )
+        across = find_across(link)
+        if across in (Across.MATRICES, Across.EVERYTHING):
+            raise ChainError(
+                f"{type(link).__name__} needs {across.value}, but parameters here are pieces of the flat vectors of FSDP1 "
+                "(FullyShardedDataParallel), which have no shapes. Use FSDP2: torch.distributed.fsdp.fully_shard(net)"
+            )

@@ -27,7 +27,7 @@ class OptimizerState(MutableMapping[Tensor, "ParamEntries"]):
         out: dict[str, dict[str, Any]] = {}
         for path, link in self.optimizer._links:
             store = link.state
-            row = dict.get(store, param) if store.columns is None else dict.get(store, param) or store._column(param)
+            row = store.get(param) or (None if store.find is None else store.find(store, param))
             if row:
                 out[path] = row
         return out
@@ -84,11 +84,6 @@ class ParamEntries(dict[str, Any]):
             self._state.own.get(self._param, {}).pop(key, None)
         super().__delitem__(key)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for key, value in dict(*args, **kwargs).items():
-            self[key] = value
+    # Each by way of the two above.
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update

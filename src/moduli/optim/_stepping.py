@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from . import _differentiable, _fusion, _members
-from ._ascent import NegatedEvaluator
 from ._closure import Evaluator
-from ._member_evaluator import MemberEvaluator, OtherPresenceError
+from ._evaluators import FormEvaluator, MemberEvaluator, NegatedEvaluator, OtherPresenceError, ShardEvaluator
+from ._foreign_state import is_rehearsal, rehearse
 from ._needs import ClosureError, Need
-from ._portable import is_rehearsal, rehearse
-from ._shard_evaluators import ShardEvaluator
 from .objective import Objective
 
 if TYPE_CHECKING:
@@ -47,19 +45,30 @@ def _make_step(
         optimizer.current_step += 1
         optimizer.num_evaluations += 1
         return None if closure is None else torch.as_tensor(Evaluator(closure).value()).detach()
-    evaluator = None if closure is None else _make_evaluator(optimizer, closure)
-    if optimizer.rows is not None and optimizer.rows.used:
-        return _step_members(optimizer, leaves, evaluator, closure, loss, storage)
+    evaluator: Evaluator | None = None
+    if closure is not None:
+        evaluator = NegatedEvaluator(closure) if optimizer.maximize else Evaluator(closure)
+        optimizer._ascent = evaluator if isinstance(evaluator, NegatedEvaluator) else None
+    rows = optimizer.rows if optimizer.rows is not None and optimizer.rows.used else None
     shards = optimizer.shards
-    if shards is None:
-        objective = _make_objective(optimizer, leaves, evaluator, loss, storage)
-        objective.matrices = watch.matrices
-        return _step_objective(optimizer, objective, loss)
-    params = shards.begin(leaves, gradients=closure is None)
-    over_pieces = None if evaluator is None else ShardEvaluator(evaluator, shards, leaves)
-    objective = _make_objective(optimizer, params, over_pieces, loss, storage)
-    objective.shards = shards
-    return _step_objective(optimizer, objective, loss)
+    params = leaves
+    if rows is not None:
+        params = rows.begin(leaves, evaluated=closure is None)
+        evaluator = None if evaluator is None else MemberEvaluator(evaluator, rows, leaves)
+    elif shards is not None:
+        params = shards.begin(leaves, evaluated=closure is None)
+        evaluator = None if evaluator is None else ShardEvaluator(evaluator, shards, leaves)
+    objective = _make_objective(optimizer, params, evaluator, loss, storage)
+    objective.blocks, objective.shards = rows, shards
+    objective.matrices = watch.matrices if params is leaves else None
+    try:
+        return _step_objective(optimizer, objective)
+    except OtherPresenceError as found:
+        again = _make_objective(optimizer, found.matrices.begin(leaves, evaluated=True), evaluator, loss, storage)
+        again.blocks = rows
+        again.loss = again.loss_approx = again._value(found.loss)
+        again.set_gradients(again._gradients())
+        return _step_objective(optimizer, again)
 
 
 def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Objective:
@@ -95,13 +104,6 @@ def run_links(objective: Objective, links: Sequence[Module], owner: Any) -> Obje
     return objective
 
 
-def _make_evaluator(optimizer: Optimizer, closure: Callable[..., Any]) -> Evaluator:
-    if not optimizer.maximize:
-        return Evaluator(closure)
-    optimizer._ascent = NegatedEvaluator(closure)
-    return optimizer._ascent
-
-
 def _make_objective(
     optimizer: Optimizer, params: list[Tensor], evaluator: Any, loss: Tensor | None, storage: dict[str, Any]
 ) -> Objective:
@@ -121,39 +123,15 @@ def _make_objective(
     return objective
 
 
-def _step_members(
-    optimizer: Optimizer,
-    leaves: list[Tensor],
-    evaluator: Evaluator | None,
-    closure: Callable[..., Any] | None,
-    loss: Tensor | None,
-    storage: dict[str, Any],
-) -> Tensor | None:
-    """A step on the matrices of a population."""
-    rows: Any = optimizer.rows
-    params = rows.begin(leaves, closure)
-    of_members = None if evaluator is None else MemberEvaluator(evaluator, rows, leaves)
-    objective = _make_objective(optimizer, params, of_members, loss, storage)
-    objective.blocks = rows
-    try:
-        return _step_objective(optimizer, objective, loss)
-    except OtherPresenceError as found:
-        again = _make_objective(optimizer, rows.begin_again(leaves, found.present), of_members, loss, storage)
-        again.blocks = rows
-        again.loss = again.loss_approx = again._value(found.loss)
-        again.set_gradients(again._gradients())
-        return _step_objective(optimizer, again, loss)
-
-
-def _step_objective(optimizer: Optimizer, objective: Objective, loss: Tensor | None) -> Tensor | None:
+def _step_objective(optimizer: Optimizer, objective: Objective) -> Tensor | None:
     evaluator = objective.evaluator
     device = objective.params[0].device.type
     if torch.is_autocast_enabled(device):  # for the closure, not for what links compute
         if evaluator is not None:
-            inner = evaluator.inner if isinstance(evaluator, MemberEvaluator | ShardEvaluator) else evaluator
+            inner = evaluator.inner if isinstance(evaluator, FormEvaluator) else evaluator
             inner.autocast = (device, torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
-            return _step_objective(optimizer, objective, loss)
+            return _step_objective(optimizer, objective)
     if optimizer.differentiable:
         if evaluator is None:
             raise ClosureError(
@@ -163,7 +141,7 @@ def _step_objective(optimizer: Optimizer, objective: Objective, loss: Tensor | N
         objective.differentiable = True
         _differentiable.begin(objective.params)
     elif evaluator is None:
-        _take_gradients(optimizer, objective, loss)
+        _take_gradients(optimizer, objective)
         if objective.present is not None and not any(objective.present):
             optimizer.current_step += 1
             optimizer.num_evaluations += 1
@@ -198,10 +176,10 @@ def _step_objective(optimizer: Optimizer, objective: Objective, loss: Tensor | N
     return last.loss_approx if last.loss is None else last.loss
 
 
-def _take_gradients(optimizer: Optimizer, objective: Objective, loss: Tensor | None) -> None:
+def _take_gradients(optimizer: Optimizer, objective: Objective) -> None:
     """Take what is in `.grad`; links that need more are refused."""
     for need in optimizer._evaluated:
-        if not (need is Need.LOSS and loss is not None):
+        if not (need is Need.LOSS and objective.loss is not None):
             name = next(type(link).__name__ for _, link in optimizer._links if need in link.all_needs())
             known = " (or step(loss=loss))" if need is Need.LOSS else ""
             raise ClosureError(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _differentiable
-from ._binding import Binding
 from ._needs import ChainError
-from ._state import StateStore
+from ._settings import Binding
+from ._state import lend_state
 from ._stepping import run_links
 from .objective import Objective
 
@@ -110,34 +110,33 @@ def _pure_step(
     _check_state(state, links, len(given))
     if _differentiable.wants_graph((*given, *slopes), [chain]):
         _differentiable.check([chain])
-    held = [(link, link._state, link.global_state, link.settings.binding) for _, link in links]
+    bindings = [link.settings.binding for _, link in links]
     binding = Binding()
     binding.step = state["step"]
+    known = _differentiable.copy_state(
+        [(state["links"][path]["state"], state["links"][path]["global"]) for path, _ in links]
+    )
     try:
-        for path, link in links:
-            rows = state["links"][path]["state"]
-            link._state = StateStore()
-            for param, row in zip(given, rows, strict=True):
-                link._state[param] = _differentiable.copy_state(row)
-            link.global_state = _differentiable.copy_state(state["links"][path]["global"])
+        for _, link in links:
             link.settings.binding = binding
-        objective = Objective(given, None, loss, current_step=state["step"])
-        objective.differentiable = True
-        objective.set_gradients(slopes)
-        updates = _differentiable.run(objective, [chain]).get_updates()
-        found = {
-            path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
-            for path, link in links
-        }
-        for path, link in links:
-            if len(link.state) != len(given):
-                raise ChainError(
-                    f"{type(link).__name__} (at {path or 'the top'}) keeps state for tensors other than the parameters, "
-                    "which a pure step can't carry; use an Optimizer"
-                )
+        with lend_state([link for _, link in links], given, known):
+            objective = Objective(given, None, loss, current_step=state["step"])
+            objective.differentiable = True
+            objective.set_gradients(slopes)
+            updates = _differentiable.run(objective, [chain]).get_updates()
+            found = {
+                path: {"state": [dict(link.state[param]) for param in given], "global": dict(link.global_state)}
+                for path, link in links
+            }
+            for path, link in links:
+                if len(link.state) != len(given):
+                    raise ChainError(
+                        f"{type(link).__name__} (at {path or 'the top'}) keeps state for tensors other than the parameters, "
+                        "which a pure step can't carry; use an Optimizer"
+                    )
     finally:
-        for link, own, shared, bound in held:
-            link._state, link.global_state, link.settings.binding = own, shared, bound
+        for (_, link), own in zip(links, bindings, strict=True):
+            link.settings.binding = own
     moved = [
         param if grad is None else param - update.to(param.dtype)
         for param, grad, update in zip(given, slopes, updates, strict=True)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from ._arguments import LinkType
-from ._link_settings import LinkSettings
 from ._link_state import LinkState, ProjectedBuffer
 from ._needs import Across, ChainError, Need
 from ._settings import Settings, check_number
-from ._stand_ins import StandIns
-from ._state import StateStore
+from ._state import StandIns, StateStore, encode
 
 if TYPE_CHECKING:
     from ..linalg import LinearOperator
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Chainable", "Module", "ProjectedBuffer"]
 
 
-class Module(LinkSettings, LinkState, metaclass=LinkType):
+class Module(LinkState, metaclass=LinkType):
     """A link: one step of an optimizer.
 
     `update` learns from the current point and changes nothing else, `apply` transforms the update, `step` does both.
@@ -76,15 +74,10 @@ class Module(LinkSettings, LinkState, metaclass=LinkType):
     members: ClassVar[bool | Literal["matrix", "batched"]] = False
     over_processes: bool = False
     replicated: ClassVar[bool] = False
-    vector_state: bool = False
     across: Across = Across.EVERYTHING
     decides_on_host: bool = False
     keeps_outside: ClassVar[bool] = False
     differentiable: bool = False
-    shared_settings: ClassVar[bool | tuple[str, ...]] = ()
-    fixed_settings: ClassVar[tuple[str, ...]] = ()
-    divides_params: ClassVar[bool] = False
-    aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, defaults: dict[str, Any] | None = None) -> None:
         self.defaults: dict[str, Any] = dict(defaults or {})
@@ -149,6 +142,7 @@ class Module(LinkSettings, LinkState, metaclass=LinkType):
                 owner.relink()
             except BaseException:
                 self.children = before
+                owner.relink()
                 raise
 
     def set_children_sequence(self, modules: Iterable[Chainable], prefix: str = "module_") -> None:
@@ -275,9 +269,13 @@ class Module(LinkSettings, LinkState, metaclass=LinkType):
 
     def state_dict(self) -> dict[str, Any]:
         """What the link has learnt, by position of its parameters. `Optimizer.state_dict` saves all links by name."""
-        from ._saved import pack_link
-
-        return pack_link(self, {param: str(i) for i, param in enumerate(self.state)})
+        where = type(self).__name__
+        return {
+            "state": {str(i): encode(dict(row), where) for i, row in enumerate(self.state.values())},
+            "global": encode(self.global_state, where),
+            "extra": encode(self._extra_pack(), where),
+            "children": {key: child.state_dict() for key, child in self.children.items()},
+        }
 
     def _extra_pack(self) -> dict[str, Any]:
         """More to save: tensors, numbers, strings, and lists and dictionaries of those."""

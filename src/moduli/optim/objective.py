@@ -14,7 +14,6 @@ from torch import Tensor
 from . import _differentiable
 from ._closure import Evaluator, add_up, check_losses
 from ._curvature import Curvature
-from ._moving import Moving
 from ._needs import ClosureError, Need, keeps_graph
 from ._processes import reduce_gradients
 
@@ -31,7 +30,7 @@ _STRIDED = {torch.strided}
 _HERE: AbstractContextManager[None] = nullcontext()
 
 
-class Objective(Curvature, Moving):
+class Objective(Curvature):
     """What one step knows: the parameters, their loss and gradient (evaluated once, when first needed), the update.
 
     Links read what they need and replace the update, which in the end is subtracted from the parameters.

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from .._torch import is_observed, keep_from_tracing
 from ..population import Population
-from . import _differentiable, _explain, _groups, _members, _saved
-from ._ascent import NegatedEvaluator, ascend
-from ._binding import Binding
+from . import _differentiable, _explain, _groups, _members, _saved, _shard_state
 from ._chain_checks import check_capturable, check_chain, check_differentiable, check_hints, claim_links
+from ._evaluators import NegatedEvaluator, ascend
+from ._foreign_state import make_portable, wants_portable
 from ._group_watch import GroupWatch, prepare_group
 from ._matrices import MemberMatrices
-from ._needs import ChainError, join
-from ._portable import make_portable, wants_portable
+from ._needs import ChainError, Need
 from ._processes import are_several, check_shares, choose_reduction
+from ._settings import Binding
 from ._shards import ShardedParams, are_in_pieces
 from ._shown_state import OptimizerState
 from ._stepping import make_step
@@ -117,24 +117,21 @@ class Optimizer(torch.optim.Optimizer):
         given = self._parameters(params)
         if groups:
             given = _groups.make_groups(given, groups)
-        self._links = claim_links(self)
         self._segments: Any = None
         self.current_step = 0
         self.num_evaluations = 0
         self.should_terminate = False
         self.reasons: list[str] = []
         self.attrs: dict[str, Any] = {}
-        self._needs = join(link.all_needs() for link in self.modules)
-        self._evaluated = [need for need in self._needs if need.evaluates]
-        check_chain(self)
+        self._take_links()
+        links = [link for _, link in self._links]
         self.binding.draws_alike = reduce is not None and are_several()
         self.differentiable = differentiable
         if capturable:
-            check_capturable([link for _, link in self._links])
+            check_capturable(links)
         if differentiable:
             check_differentiable(self)
-        self._watch = GroupWatch([link for _, link in self._links], self.binding)
-        self._take_shares()
+        self._watch = GroupWatch(links, self.binding)
         self._carried: tuple[list[Tensor], Tensor, list[Tensor]] | None = None
         self._built = False
         # Torch takes parameters that are no leaves where it reads this.
@@ -142,16 +139,12 @@ class Optimizer(torch.optim.Optimizer):
         self._built = True
         self._name_params()
         in_pieces = self.population is None and are_in_pieces(self.param_groups)
-        check_shares([link for _, link in self._links])
-        self._reduce = choose_reduction(
-            reduce, self.model, self.population, [link for _, link in self._links], in_pieces
-        )
-        for _, link in self._links:
-            link.settings.binding = self.binding
-            link._owner = weakref.ref(self)
+        check_shares(links)
+        self._reduce = choose_reduction(reduce, self.model, self.population, links, in_pieces)
+        self._own_links()
         self._find_shards()
         self._sync()
-        for _, link in self._links:
+        for link in links:
             link.attached(self)
         self.rows = None if self.population is None else MemberMatrices(self)
 
@@ -183,28 +176,26 @@ class Optimizer(torch.optim.Optimizer):
         self.shards = shards
         self.binding.in_pieces = True
 
-    def _take_shares(self) -> None:
+    def _take_links(self) -> None:
+        """Know the links anew; each is used once, and has to find what it needs."""
+        self._links = claim_links(self)
+        self._needs: frozenset[Need] = frozenset().union(*(link.all_needs() for link in self.modules))
+        self._evaluated = [need for need in self._needs if need.evaluates]
+        check_chain(self)
+
+    def _own_links(self) -> None:
+        """Have the links know this optimizer; of settings for all members they keep those of the members here."""
         shard = None if self.population is None else self.population.sharding
-        for _, link in self._links if shard is not None else ():
-            _members.take_share(link, shard)
+        for _, link in self._links:
+            link.settings.binding, link._owner = self.binding, weakref.ref(self)
+            if shard is not None:
+                _members.take_share(link, shard)
 
     def relink(self) -> None:
         """Take notice of links that were put into or taken out of other links; called by `Module.set_child`."""
-        links = claim_links(self)
-        needs = join(link.all_needs() for link in self.modules)
-        before = self._links, self._needs
-        self._links, self._needs = links, needs
-        try:
-            check_chain(self)
-        except BaseException:
-            self._links, self._needs = before
-            raise
-        self._evaluated = [need for need in needs if need.evaluates]
-        for _, link in links:
-            link.settings.binding = self.binding
-            link._owner = weakref.ref(self)
-        self._watch.forget([link for _, link in links])
-        self._take_shares()
+        self._take_links()
+        self._own_links()
+        self._watch.forget([link for _, link in self._links])
         if self.rows is not None:
             self.rows.dissolve()
             self.rows.relink(self)
@@ -356,7 +347,7 @@ class Optimizer(torch.optim.Optimizer):
         """What `state_dict` gives where there is one process: by name, also where tools of torch want positions."""
         packed = _saved.pack(self)
         shard = None if self.population is None else self.population.sharding
-        return packed if shard is None else _members.join_shards(self, shard, packed)
+        return packed if shard is None else _shard_state.join_members(self, shard, packed)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Take over a saved state, by name. Nothing changes unless all of it fits.
@@ -374,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
             given = given if changed is None else changed
         shard = None if self.population is None else self.population.sharding
         if shard is not None:
-            given = _members.part_shards(self, shard, given)
+            given = _shard_state.part_members(self, shard, given)
         _saved.unpack(self, given, strict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -395,10 +386,8 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if not self.differentiable:
             self.defaults.pop("differentiable", None)  # torch adds it, and would write it into every new group
-        self._links = []
         self._links = claim_links(self)
-        for _, link in self._links:
-            link._owner = weakref.ref(self)
+        self._own_links()
         if self.population is not None:
             _members.adopt(self.population, {name: param for param, name in self.binding.names.items()})
             self.rows = MemberMatrices(self)

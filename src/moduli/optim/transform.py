@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ._hook_arguments import HALVES, gather_arguments, show_arguments, widen, widen_state
+from ._hook_arguments import HookArguments, Setting, States, call_each, gather_arguments, show_arguments
 from ._needs import Across, Need
 from ._vectors import as_real, from_vector, restore_complex
 from .module import Chainable, Module
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorTransform", "Transform"]
 
-States = list[dict[str, Any]]
-Setting = Mapping[str, Any]
+
+_HOOKS = ("update", "apply", "step", "update_states", "apply_states", "multi_tensor_update", "multi_tensor_apply")
 
 
 class Transform(Module):
@@ -70,21 +70,6 @@ class Transform(Module):
             self.follow(objective.params)
         if self.update_freq == 1 or self.increment_counter("update_calls", 0) % self.update_freq == 0:
             self.update_states(objective, *self._lists(objective))
-
-    def step(self, objective: Objective) -> Objective:
-        """`update`, then `apply`."""
-        own = type(self)
-        plain = own.update is Transform.update and own.apply is Transform.apply
-        if not plain or self.children or self.update_freq != 1 or objective.members is not None:
-            return super().step(objective)
-        if self.vector_state:
-            self.follow(objective.params)
-        states, settings = self._lists(objective)
-        self.update_states(objective, states, settings)
-        # A link that begins anew while it learns has new states.
-        if states and self._state.get(objective.params[0]) is not states[0]:
-            states, settings = self._lists(objective)
-        return self.apply_states(objective, states, settings)
 
     def apply(self, objective: Objective) -> Objective:
         """Transform the update, after the inner links have."""
@@ -154,17 +139,25 @@ class TensorTransform(Transform):
     @property
     def differentiable(self) -> bool:  # type: ignore[override]
         """Pointwise hooks are, by being pointwise; any other link has to say so."""
-        from . import _fusion
-
-        return self.elementwise and not _fusion.overrides(self) and not _fusion.measures(self)
+        return self.elementwise and not self.find_override() and not self.finds_numbers()
 
     @property
     def across(self) -> Across:  # type: ignore[override]
         """Nothing for pointwise hooks; a link that measures, or treats whole tensors, has to say what it needs."""
-        from . import _fusion
+        pointwise = self.elementwise and not self.concat_params and not self.find_override()
+        return Across.NOTHING if pointwise and not self.finds_numbers() else Across.EVERYTHING
 
-        pointwise = self.elementwise and not self.concat_params and not _fusion.overrides(self)
-        return Across.NOTHING if pointwise and not _fusion.measures(self) else Across.EVERYTHING
+    def has_own(self, *names: str) -> bool:
+        """Whether the class overrides one of these methods."""
+        return any(getattr(type(self), name) is not getattr(TensorTransform, name) for name in names)
+
+    def find_override(self) -> str | None:
+        """The first method that is run in place of the pointwise hooks, if there is one."""
+        return next((name for name in _HOOKS if self.has_own(name)), None)
+
+    def finds_numbers(self) -> bool:
+        """Whether it finds numbers over all tensors first."""
+        return self.measures and self.has_own("measure")
 
     def all_needs(self) -> frozenset[Need]:
         """As for every link; `uses_loss` adds the loss."""
@@ -215,7 +208,8 @@ class TensorTransform(Transform):
     ) -> None:
         """Fill the states of parameters seen for the first time."""
         for i, tensor in enumerate(tensors):
-            self.single_tensor_initialize(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i])
+            grad = None if grads is None else grads[i]
+            self.single_tensor_initialize(tensor, params[i], grad, loss, states[i], settings[i])
 
     def multi_tensor_update(
         self,
@@ -227,12 +221,8 @@ class TensorTransform(Transform):
         settings: Sequence[Setting],
     ) -> None:
         """Learn from all tensors; change `states`, not `tensors`."""
-        for i, tensor in enumerate(tensors):
-            if self.elementwise and tensor.dtype in HALVES:
-                with widen_state(self, params[i], states[i], settings[i]) as (param, state):
-                    self.single_tensor_update(tensor.float(), param, widen(_get_at(grads, i)), loss, state, settings[i])
-                continue
-            self.single_tensor_update(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i])
+        given = HookArguments(tensors, params, grads, loss, states, settings)
+        call_each(self, self.single_tensor_update, given)
 
     def multi_tensor_apply(
         self,
@@ -244,17 +234,8 @@ class TensorTransform(Transform):
         settings: Sequence[Setting],
     ) -> Sequence[Tensor]:
         """Transform all tensors and return them."""
-        out = []
-        for i, tensor in enumerate(tensors):
-            if self.elementwise and tensor.dtype in HALVES:
-                with widen_state(self, params[i], states[i], settings[i]) as (param, state):
-                    found = self.single_tensor_apply(
-                        tensor.float(), param, widen(_get_at(grads, i)), loss, state, settings[i]
-                    )
-                out.append(found.to(tensor.dtype))
-                continue
-            out.append(self.single_tensor_apply(tensor, params[i], _get_at(grads, i), loss, states[i], settings[i]))
-        return out
+        given = HookArguments(tensors, params, grads, loss, states, settings)
+        return call_each(self, self.single_tensor_apply, given)
 
     def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
         """The states that the `*_apply` hooks see, for the parameters at these positions; those that were learnt."""
@@ -262,30 +243,22 @@ class TensorTransform(Transform):
 
     # ------------------------------------------------------------------ running them
 
-    def _fill_states(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: States,
-        settings: Sequence[Setting],
-    ) -> None:
+    def _fill_states(self, given: HookArguments) -> None:
         """Fill the states that are still empty."""
-        new = [i for i, state in enumerate(states) if not state]
+        new = [i for i, state in enumerate(given.states) if not state]
         if not new:
             return
+        states = [given.states[i] for i in new]
         self.multi_tensor_initialize(
-            [tensors[i] for i in new],
-            [params[i] for i in new],
-            None if grads is None else [grads[i] for i in new],
-            loss,
-            [states[i] for i in new],
-            [settings[i] for i in new],
+            [given.tensors[i] for i in new],
+            [given.params[i] for i in new],
+            None if given.grads is None else [given.grads[i] for i in new],
+            given.loss,
+            states,
+            [given.settings[i] for i in new],
         )
-        if self.counts:
-            for i in new:
-                states[i].setdefault("step", 0)
+        for state in states if self.counts else ():
+            state.setdefault("step", 0)
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
         """Gathers the tensors and calls the hooks that learn."""
@@ -293,7 +266,7 @@ class TensorTransform(Transform):
         if not given.tensors:
             return
         with show_arguments(self, objective, given):
-            self._fill_states(*given)
+            self._fill_states(given)
             if self.counts:
                 for row in given.states:
                     row["step"] = row["step"] + 1
@@ -318,7 +291,3 @@ class TensorTransform(Transform):
                 updates[i] = restore_complex(tensor, objective.params[i]) if self.elementwise else tensor
             objective.updates = updates
         return objective
-
-
-def _get_at(tensors: list[Tensor] | None, i: int) -> Tensor | None:
-    return None if tensors is None else tensors[i]
