@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels.values import CANCELLING, DIVIDING, SPECIAL
 from moduli import kernels
-from moduli.testing._operations import BINARY, CANCELLING, DIVIDING, SPECIAL, TERNARY, UNARY
+from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 pytestmark = pytest.mark.usefixtures("without_onednn")
 

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moduli import Optimizer, kernels, m
 from moduli.kernels import _call, _plan, _reduce, _table, _triton
 from moduli.testing import _gpu
-from moduli.testing._accelerator import Launches
+from moduli.testing._gpu import Launches
 
 
 def clipped_adam(p, g, m, v, norm, lr, beta1, beta2, eps, step, decay):

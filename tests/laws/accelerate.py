@@ -6,9 +6,9 @@ import json
 import sys
 import warnings
 
+from laws.fake_device import check_accelerator
 from laws.registry import collect
 from moduli.testing import LawError
-from moduli.testing._accelerator import check_accelerator
 
 # The row's constraint is a function of tensors on the host, so there is nothing of it to see on a device.
 ON_HOST = ("AugmentedLagrangian",)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import moduli as mo
+from laws.fake_device import DEVICE, Launches, fake_accelerator
 from moduli import Optimizer, Population, m, merge, particles
 from moduli._torch import in_transform
-from moduli.testing._accelerator import DEVICE, Launches, fake_accelerator
 
 
 def make_models(layers, count=3):

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from laws.fake_device import find_deciding
 from laws.registry import collect
 from moduli import m
-from moduli.testing._accelerator import find_deciding
 
 TESTS = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"}
 PARTS = 10  # two of them in each fifth of the law book
 
 # By nature these decide in Python what comes next: whether a step is accepted, a search goes on, a solver has converged.
@@ -37,7 +38,7 @@ TwoPointNewton Wrap XNES
 def test_links_keep_to_the_device(part):
     done = subprocess.run(
         [sys.executable, str(TESTS / "laws" / "accelerate.py"), str(part), str(PARTS)],
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=600,
@@ -59,7 +60,7 @@ SINGLE = ("slerp", "ties", "stock", "sce", "breadcrumbs", "dare")
 def test_particles_populations_and_merges_keep_to_the_device():
     done = subprocess.run(
         [sys.executable, str(TESTS / "laws" / "rooms_on_device.py")],
-        env={**os.environ, "PYTHONPATH": str(TESTS.parent / "src")},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=600,

@@ -7,6 +7,7 @@ smallest chain that makes it an optimizer, with what may be expected of it. `che
 """
 
 from ._case import Case, LawError, Report
-from ._check import LAWS, check_law, check_link
+from ._check import check_law, check_link
+from ._problems import LAWS
 
 __all__ = ["LAWS", "Case", "LawError", "Report", "check_law", "check_link"]

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 
 from ..optim import ClosureError
-from ._case import Case, NotApplicable
+from ._case import Case, LawError, NotApplicable
 from ._problems import (
+    LAWS,
     LawProblem,
     backend,
+    expect,
+    expect_same,
     have_moved,
+    law,
     needs,
     optimizer,
     problem,
     run,
-    run_eagerly,
-    same,
     snapshot,
     step,
 )
@@ -26,13 +28,12 @@ from ._problems import (
 _STEPS = 6
 
 
-@run_eagerly
+@law
 def optimum(case: Case) -> None:
     """It reaches the optimum of its target problem."""
     if not case.target:
         raise NotApplicable("it is no optimizer by itself")
-    residuals = case.target == "least squares"
-    at = problem(case, kind="bowl" if residuals else case.target)
+    at = problem(case, kind="bowl" if case.target == "least squares" else case.target)
     opt = optimizer(case, at.params)
     first = at.value()
     for i in range(case.steps):
@@ -41,24 +42,21 @@ def optimum(case: Case) -> None:
         if (i + 1) % 20 == 0 and at.value() <= case.tolerance:
             return
     last = at.value()
-    if not last <= case.tolerance:
-        raise case.fail(
-            "optimum",
-            f"on the problem {case.target!r} the loss went from {first:.4g} to {last:.4g} in {case.steps} steps, "
-            f"and should be at most {case.tolerance:g}",
-        )
+    expect(
+        last <= case.tolerance,
+        f"on the problem {case.target!r} the loss went from {first:.4g} to {last:.4g} in {case.steps} steps, "
+        f"and should be at most {case.tolerance:g}",
+    )
 
 
-@run_eagerly
+@law
 def reference(case: Case) -> None:
     """It equals an independent implementation to 1e-10 in float64."""
     if case.reference is None:
         raise NotApplicable("it has no reference")
     kind = {"least squares": "bent", "": "bent"}.get(case.target, case.target)
     ours, theirs = (LawProblem(kind=kind, residuals=case.target == "least squares") for _ in range(2))
-    opt = optimizer(case, ours.params)
-    for _ in range(2 * _STEPS):
-        step(case, opt, ours)
+    run(case, ours, 2 * _STEPS)
     torch.manual_seed(0)
     wanted = len(inspect.signature(case.reference).parameters)
     if wanted == 1:
@@ -76,11 +74,10 @@ def reference(case: Case) -> None:
             theirs.backward()
             with torch.no_grad():
                 case.reference(theirs.params, [param.grad for param in theirs.params], memory, t)
-    if (gap := same(ours.params, theirs.params, 1e-10)) is not None:
-        raise case.fail("reference", f"after {2 * _STEPS} steps {gap}")
+    expect_same(f"after {2 * _STEPS} steps", ours.params, theirs.params, 1e-10)
 
 
-def _form(case: Case, law: str, form: str) -> None:
+def _compare_with(form: str, case: Case) -> None:
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         plain, fused = problem(case, dtype=dtype), problem(case, dtype=dtype)
         with backend("eager"):
@@ -97,21 +94,23 @@ def _form(case: Case, law: str, form: str) -> None:
             torch.manual_seed(i)
             with backend(form):
                 step(case, b, fused)
-            if (gap := same(fused.params, plain.params, tolerance)) is not None:
-                raise case.fail(law, f"step {i + 1} in {dtype}: {gap}")
+            expect_same(f"step {i + 1} in {dtype}:", fused.params, plain.params, tolerance)
 
 
 def fused_eager(case: Case) -> None:
     """The fused pass without a compiler equals the links one by one."""
-    _form(case, "fused_eager", "eager")
+    _compare_with("eager", case)
 
 
 def fused_c(case: Case) -> None:
     """The compiled pass equals the links one by one."""
-    _form(case, "fused_c", "c")
+    _compare_with("c", case)
 
 
-@run_eagerly
+LAWS |= {"fused_eager": fused_eager, "fused_c": fused_c}
+
+
+@law
 def pieces(case: Case) -> None:
     """One tensor and its pieces give the same steps."""
     if not case.pieces:
@@ -119,11 +118,10 @@ def pieces(case: Case) -> None:
     whole, parts = problem(case, ((7,),)), problem(case, ((2,), (1, 3), (2, 1)))
     run(case, whole, _STEPS)
     run(case, parts, _STEPS)
-    if (gap := same([parts.flat()], [whole.flat()], 1e-10)) is not None:
-        raise case.fail("pieces", gap)
+    expect_same("in pieces", [parts.flat()], [whole.flat()], 1e-10)
 
 
-@run_eagerly
+@law
 def closures(case: Case) -> None:
     """Closures of every kind, and no closure, give the same step; what can't be given is refused in a sentence."""
     links = case.links()
@@ -163,9 +161,8 @@ def closures(case: Case) -> None:
     if case.target != "least squares":
         kinds += ["flag"] if graph else ["flag", "ordinary"]
     for kind in kinds:
-        if (gap := same(trial(kind), expected, 1e-12)) is not None:
-            words = {"none": "without a closure", "flag": "with closure(backward=True)", "ordinary": "with closure()"}
-            raise case.fail("closures", f"{words[kind]} {gap}")
+        words = {"none": "without a closure", "flag": "with closure(backward=True)", "ordinary": "with closure()"}
+        expect_same(words[kind], trial(kind), expected, 1e-12)
     if evaluates:
         opt = optimizer(case, base.params)
         base.backward()
@@ -174,16 +171,5 @@ def closures(case: Case) -> None:
         except ClosureError:
             pass
         else:
-            raise case.fail("closures", "it needs a closure, yet a step without one was not refused (ClosureError)")
-        if have_moved(start, base.params):
-            raise case.fail("closures", "a step that was refused moved the parameters")
-
-
-LAWS = {
-    "optimum": optimum,
-    "reference": reference,
-    "fused_eager": fused_eager,
-    "fused_c": fused_c,
-    "pieces": pieces,
-    "closures": closures,
-}
+            raise LawError("it needs a closure, yet a step without one was not refused (ClosureError)")
+        expect(not have_moved(start, base.params), "a step that was refused moved the parameters")

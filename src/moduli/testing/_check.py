@@ -6,20 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..optim import Module
-from . import _agreement, _differentiable, _learning, _populations, _safety, _saving, _settings, _tensors
+from . import _agreement, _differentiable, _learning, _populations, _safety, _saving, _settings, _tensors  # noqa: F401 - each enters its laws
 from ._case import Case, LawError, NotApplicable, Report
-
-LAWS: dict[str, Callable[[Case], None]] = {
-    **_agreement.LAWS,
-    **_tensors.LAWS,
-    **_saving.LAWS,
-    **_settings.LAWS,
-    **_safety.LAWS,
-    **_populations.LAWS,
-    **_differentiable.LAWS,
-    **_learning.LAWS,
-}
-"""Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
+from ._problems import LAWS
 
 
 def check_law(case: Case, law: str) -> str | None:
@@ -49,8 +38,8 @@ def check_law(case: Case, law: str) -> str | None:
         LAWS[law](case)
     except NotApplicable as reason:
         return str(reason)
-    except LawError:
-        raise
+    except LawError as error:
+        raise case.fail(law, str(error)) from error
     except Exception as error:
         raise case.fail(law, f"{type(error).__name__}: {error}") from error
     return None

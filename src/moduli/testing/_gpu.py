@@ -10,17 +10,20 @@ import importlib.util
 import math
 import platform
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import kernels, m
-from .._torch import open_fake_device
+from .._torch import open_fake_device, pytree
 from .._version import __version__
 from ..optim import Module, Optimizer, closure
-from ._accelerator import Launches, StepCost
 from ._operations import BINARY, TERNARY, UNARY
 from ._problems import backend
 
@@ -218,3 +221,75 @@ def report() -> int:
     lines += _report_counts()
     print("\n".join(lines))
     return sum("differs by" in line for line in lines)
+
+
+# Operations that launch nothing: they make views and memory, or ask.
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
+_FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
+_FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
+_FREE |= {"view_as_complex", "diagonal", "unfold", "chunk", "narrow", "_conj", "real", "imag", "is_same_size", "alias_"}
+_COPIES = ("_to_copy", "copy_", "_foreach_copy_")
+
+
+@dataclass
+class StepCost:
+    """What one step asks of a device.
+
+    Attributes:
+        launches: Names of the operations that launch something.
+        copies: Copies between the host and a device, each with the place in the library that asks for it.
+        allocated: How many tensors were made, without numbers.
+        numbers: How many tensors without axes were made.
+    """
+
+    launches: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    allocated: int = 0
+    numbers: int = 0
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that counts what is launched on devices other than the host. Fake tensors will do.
+
+    Example:
+        >>> import torch
+        >>> from moduli.testing._gpu import Launches
+        >>> with Launches() as seen:
+        ...     _ = torch.ones(2, device="meta") + 1
+        >>> seen.cost.launches
+        ['ones', 'add']
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cost = StepCost()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against torch.compile imports all of it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        kinds = {each.device.type for each in (*given, *made)}
+        if kinds - {"cpu"}:
+            known = {id(each) for each in given}
+            if name not in _FREE:
+                self.cost.launches.append(name)
+            if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
+                new = [each.dim() for each in made if id(each) not in known]
+                self.cost.numbers += new.count(0)
+                self.cost.allocated += len(new) - new.count(0)
+            if name in _COPIES and "cpu" in kinds:
+                self.cost.copies.append(f"{name} at {find_place(traceback.extract_stack())}")
+        return result
+
+
+def find_place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Where in the library a call came from."""
+    root = str(Path(__file__).parents[1])
+    inside = [frame for frame in frames if frame.filename.startswith(root) and frame.filename != __file__]
+    return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..optim import Chain, Module, Need, Objective, Transform
 from ._case import Case, NotApplicable
-from ._problems import optimizer, problem, run_eagerly, step
+from ._problems import all_links, expect, law, optimizer, problem, step
 
 
 def _copy_plain(value: Any) -> Any:
@@ -39,13 +39,12 @@ def _parts(links: list[Module], half: str) -> list[Module]:
 
     What a link learns from the points that it tries (a line search, a trust region) it can only learn while it is applied.
     """
-    found = [part for top in links for _, part in top.links() if not isinstance(part, Chain)]
     return [
-        part
-        for part in found
-        if isinstance(part, Transform)
-        or (half == "update" and type(part).update is not Module.update)
-        or (half == "apply" and Need.CLOSURE not in part.needs)
+        link
+        for link in all_links(links)
+        if isinstance(link, Transform)
+        or (half == "update" and type(link).update is not Module.update and not isinstance(link, Chain))
+        or (half == "apply" and Need.CLOSURE not in link.needs and not isinstance(link, Chain))
     ]
 
 
@@ -63,11 +62,10 @@ def _check(case: Case, half: str, watched: Callable[..., Any]) -> None:
     opt = optimizer(case, at.subject if case.members else at.params, fuse=False)
     for link in _parts(opt.modules, half):
         _wrap(link, half, watched)
-    for _ in range(3):
-        step(case, opt, at)
+    step(case, opt, at, 3)
 
 
-@run_eagerly
+@law
 def learning(case: Case) -> None:
     """`update` does not change the update."""
 
@@ -76,13 +74,13 @@ def learning(case: Case) -> None:
         before = _copy_plain(given)
         learn(objective, *lists)
         now = given if untouched and objective.updates is None else objective.get_updates()
-        if not (_equal(before, _copy_plain(given)) and _equal(before, _copy_plain(now))):
-            raise case.fail("learning", f"{type(link).__name__} changes the update while it learns")
+        kept = _equal(before, _copy_plain(given)) and _equal(before, _copy_plain(now))
+        expect(kept, f"{type(link).__name__} changes the update while it learns")
 
     _check(case, "update", check_hook)
 
 
-@run_eagerly
+@law
 def applying(case: Case) -> None:
     """`apply` does not change what the link has learnt, so that it may be called again."""
 
@@ -92,11 +90,7 @@ def applying(case: Case) -> None:
 
         before = learnt()
         out = apply(objective, *lists)
-        if not _equal(before, learnt()):
-            raise case.fail("applying", f"{type(link).__name__} changes what it has learnt when it is applied")
+        expect(_equal(before, learnt()), f"{type(link).__name__} changes what it has learnt when it is applied")
         return out
 
     _check(case, "apply", check_hook)
-
-
-LAWS = {"learning": learning, "applying": applying}

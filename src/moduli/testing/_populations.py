@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..optim import ChainError, Need, Optimizer, closure
+from ..optim import ChainError, Module, Need, Optimizer, closure
 from ..population import Population
 from ._case import Case, NotApplicable
-from ._problems import LawProblem, needs, problem, run_eagerly, same
+from ._problems import LawProblem, all_links, expect, expect_same, half_square, law, needs, problem, same
 
 _MEMBERS = 3
 _STEPS = 4
+_RATES = torch.linspace(1.0, 0.5, _MEMBERS, dtype=torch.float64)
 
 
 class _Model(nn.Module):
@@ -26,10 +27,7 @@ class _Model(nn.Module):
         self.at = at
 
     def forward(self) -> Tensor:
-        flat = torch.cat([self.weight.reshape(-1), self.bias.reshape(-1)])
-        error = self.at.scale * (flat - self.at.optimum)
-        bent = error + 0.1 * torch.sin(error + torch.roll(error, 1))
-        return 0.5 * (bent * bent).sum()
+        return half_square(self.at.residuals_at([self.weight, self.bias]))
 
 
 def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
@@ -42,23 +40,23 @@ def _model(case: Case, index: int, dtype: torch.dtype) -> _Model:
 
 def _make_stacked(case: Case, population: Population, per_member: bool) -> Optimizer:
     torch.manual_seed(0)
-    links = case.links()
-    if per_member:
-        for top in links:
-            for _, link in top.links():
-                if isinstance(link.defaults.get("lr"), float):
-                    link.defaults["lr"] = link.defaults["lr"] * _rates()
+    links = _make_links(case, _RATES if per_member else None)
     try:
         return Optimizer(population, *links)
     except ChainError as refused:
         raise NotApplicable(f"a population can't give it what it needs: {refused}") from refused
 
 
-def _rates() -> Tensor:
-    return torch.linspace(1.0, 0.5, _MEMBERS, dtype=torch.float64)
+def _make_links(case: Case, rates: Tensor | float | None) -> list[Module]:
+    """New links, whose learning rates are multiplied by others."""
+    links = case.links()
+    for link in all_links(links) if rates is not None else ():
+        if isinstance(link.defaults.get("lr"), float):
+            link.defaults["lr"] = link.defaults["lr"] * rates
+    return links
 
 
-@run_eagerly
+@law
 def population(case: Case) -> None:
     """On a population it does what N separate optimizers do, with one learning rate and with one per member."""
     if not case.population:
@@ -68,7 +66,7 @@ def population(case: Case) -> None:
         raise NotApplicable("separate optimizers draw other random numbers")
     if Need.MEMBERS in needs(links):
         raise NotApplicable("it couples the members")
-    has_rate = any(isinstance(part.defaults.get("lr"), float) for top in links for _, part in top.links())
+    has_rate = any(isinstance(link.defaults.get("lr"), float) for link in all_links(links))
     for per_member in (False, True) if has_rate else (False,):
         _compare(case, per_member, torch.float64, 1e-10)
     _compare(case, has_rate, torch.float32, 1e-4)
@@ -87,29 +85,24 @@ def _compare(case: Case, per_member: bool, dtype: torch.dtype, tolerance: float)
         # Eigenvectors of equal eigenvalues follow the last digit; nothing can be told apart below what that one moves.
         moved = _train_alone(case, per_member, i, dtype, nudge=torch.finfo(dtype).eps)
         noise = max(float((a - b).abs().max()) for a, b in zip(alone, moved, strict=True) if a.numel())
-        if (gap := same(found, alone, max(tolerance, 100 * noise))) is not None:
-            how = " with a learning rate of its own" if per_member else ""
-            raise case.fail("population", f"member {i}{how} is not where it would be by itself ({dtype}): {gap}")
+        how = " with a learning rate of its own" if per_member else ""
+        what = f"member {i}{how} is not where it would be by itself ({dtype}):"
+        expect_same(what, found, alone, max(tolerance, 100 * noise))
 
 
 def _train_alone(case: Case, per_member: bool, i: int, dtype: torch.dtype, nudge: float = 0.0) -> list[torch.Tensor]:
     """Where a member comes by itself, from its start or one that differs from it by a factor of 1 + nudge."""
-    model, links = _model(case, i, dtype), case.links()
+    model = _model(case, i, dtype)
     with torch.no_grad():
         for param in model.parameters():
             param.mul_(1 + nudge)
-    if per_member:
-        for top in links:
-            for _, link in top.links():
-                if isinstance(link.defaults.get("lr"), float):
-                    link.defaults["lr"] = float(link.defaults["lr"] * _rates()[i])
-    one = Optimizer(model, *links)
+    one = Optimizer(model, *_make_links(case, float(_RATES[i]) if per_member else None))
     for _ in range(_STEPS):
         one.step(closure(model))
     return [param.detach() for param in model.parameters()]
 
 
-@run_eagerly
+@law
 def operations(case: Case) -> None:
     """How many operations a step takes on a population does not depend on its size, unless `explain()` says that it does."""
     if not case.population:
@@ -119,10 +112,7 @@ def operations(case: Case) -> None:
         raise NotApplicable("it couples the members, or decides how often they are evaluated")
     (few, said), (many, _) = (_count_operations(case, count) for count in (2, 6))
     loops = "member by member" in said
-    if loops and few == many:
-        raise case.fail("operations", f"explain() says member by member, but 2 and 6 members take {few} operations")
-    if not loops and few != many:
-        raise case.fail("operations", f"2 members take {few} operations, 6 members {many}; explain() says: {said}")
+    expect(loops != (few == many), f"2 members take {few} operations, 6 members {many}; explain() says: {said}")
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -145,6 +135,3 @@ def _count_operations(case: Case, members: int) -> tuple[int, str]:
         for _ in range(2):
             opt.step(closure(lambda: pop.losses(lambda net: net())))
     return counter.count, str(opt.explain())
-
-
-LAWS = {"population": population, "operations": operations}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from ..optim import Closure, Module, Need, Optimizer, closure
 from ..population import Population
-from ._case import Case, NotApplicable
+from ._case import Case, LawError, NotApplicable
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,))
 
@@ -68,9 +70,10 @@ class LawProblem:
         if self.kind == "rosenbrock":
             x, y = self.params[0]
             return torch.stack([2**0.5 * (1 - x), 200**0.5 * (y - x * x)])
-        return self._residuals_at(self.params)
+        return self.residuals_at(self.params)
 
-    def _residuals_at(self, params: Iterable[Tensor]) -> Tensor:
+    def residuals_at(self, params: Iterable[Tensor]) -> Tensor:
+        """The residuals of other parameters."""
         flat = torch.cat([param.reshape(-1) for param in params])
         error = self.scale * (flat - self.optimum)
         if self.kind == "bowl" or not flat.numel():
@@ -79,7 +82,7 @@ class LawProblem:
 
     def loss(self) -> Tensor:
         """Half their squared norm."""
-        return _half_square(self.residuals())
+        return half_square(self.residuals())
 
     def value(self) -> float:
         """The loss as a number."""
@@ -102,7 +105,8 @@ class LawProblem:
             torch.autograd.backward(self.loss().sum())
 
 
-def _half_square(found: Tensor) -> Tensor:
+def half_square(found: Tensor) -> Tensor:
+    """Half the squared norm."""
     return 0.5 * (found.abs() ** 2).sum() if found.is_complex() else 0.5 * (found * found).sum()
 
 
@@ -152,7 +156,7 @@ class MemberProblem(LawProblem):
         return torch.cat([param.detach().reshape(len(param), -1) for param in self.params], 1)
 
     def loss(self) -> Tensor:
-        found: Tensor = self.subject.losses(lambda net: _half_square(self._residuals_at(net.held)))
+        found: Tensor = self.subject.losses(lambda net: half_square(self.residuals_at(net.held)))
         return found
 
     def value(self) -> float:
@@ -185,21 +189,28 @@ def optimizer(case: Case, params: Any, **options: Any) -> Optimizer:
     return Optimizer(params, *case.links(), **options)
 
 
-def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem) -> None:
-    """One step, with a closure where the case needs one."""
-    if case.closure or case.target == "least squares":
-        opt.step(at.closure())
-    else:
-        at.backward()
-        opt.step()
+def step(case: Case, opt: torch.optim.Optimizer, at: LawProblem, steps: int = 1) -> None:
+    """Some steps, with a closure where the case needs one."""
+    for _ in range(steps):
+        if case.closure or case.target == "least squares":
+            opt.step(at.closure())
+        else:
+            at.backward()
+            opt.step()
 
 
 def run(case: Case, at: LawProblem, steps: int, **options: Any) -> Optimizer:
     """Run a new optimizer for some steps."""
     opt = optimizer(case, at.params, **options)
-    for _ in range(steps):
-        step(case, opt, at)
+    step(case, opt, at, steps)
     return opt
+
+
+def all_links(links: Sequence[Module]) -> Iterator[Module]:
+    """The links, and all inside them."""
+    for top in links:
+        for _, link in top.links():
+            yield link
 
 
 def snapshot(params: Sequence[Tensor]) -> list[Tensor]:
@@ -213,7 +224,7 @@ def same(first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float = 0
         a, b = a.detach(), b.detach()
         if a.shape != b.shape or a.dtype is not b.dtype:
             return f"parameter {i} is {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}"
-        if torch.equal(a, b) or (tolerance == 0.0 and _equal_nan(a, b)):
+        if torch.equal(a, b) or (tolerance == 0.0 and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)):
             continue
         gap = float((a - b).abs().max() / (1e-300 + max(1.0, float(b.abs().max()))))
         if not gap <= tolerance:
@@ -221,36 +232,47 @@ def same(first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float = 0
     return None
 
 
-def _equal_nan(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
 def have_moved(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Whether anything changed."""
     return any(not torch.equal(a.detach(), b.detach()) for a, b in zip(first, second, strict=True))
 
 
+def expect(holds: bool, otherwise: str) -> None:
+    """Break the law unless something holds; the sentence says what is the case otherwise."""
+    if not holds:
+        raise LawError(otherwise)
+
+
+def expect_same(what: str, first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float = 0.0) -> None:
+    """Break the law where two lists of tensors differ; the sentence begins with what they are."""
+    gap = same(first, second, tolerance)
+    expect(gap is None, f"{what} {gap}")
+
+
+def expect_finite(what: str, params: Iterable[Tensor]) -> None:
+    """Break the law where a parameter is not finite; the sentence begins with what they are."""
+    finite = all(bool(torch.isfinite(param.detach()).all()) for param in params)
+    expect(finite, f"{what} became infinite or NaN")
+
+
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
     """Inside the block kernels take this form: "c", "triton", "foreach" or "plain"."""
-    before = os.environ.get("MODULI_KERNELS")
-    os.environ["MODULI_KERNELS"] = name
-    try:
+    with mock.patch.dict(os.environ, MODULI_KERNELS=name):
         yield
-    finally:
-        if before is None:
-            del os.environ["MODULI_KERNELS"]
-        else:
-            os.environ["MODULI_KERNELS"] = before
 
 
-def run_eagerly(law: Callable[[Case], None]) -> Callable[[Case], None]:
-    """Laws that are not about compiled kernels do not wait for the compiler."""
+LAWS: dict[str, Callable[[Case], None]] = {}
+"""Every law by name: functions of a `Case` that raise a `LawError` where the link breaks them."""
 
+
+def law(check: Callable[[Case], None]) -> Callable[[Case], None]:
+    """Enter a law into the book; those that are not about compiled kernels do not wait for the compiler."""
+
+    @functools.wraps(check)
     def check_eagerly(case: Case) -> None:
         with backend("eager"):
-            law(case)
+            check(case)
 
-    check_eagerly.__doc__ = law.__doc__
-    check_eagerly.__name__ = law.__name__
+    LAWS[check.__name__] = check_eagerly
     return check_eagerly

@@ -6,15 +6,27 @@ import gc
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..optim import Module, Optimizer, flatten
-from ._case import Case, NotApplicable
-from ._problems import LawProblem, optimizer, problem, run_eagerly, same, snapshot, step
-from ._settings import arguments, list_numbers
+from ..optim import Module, Optimizer, closure, flatten
+from ._case import Case, LawError, NotApplicable
+from ._problems import (
+    LAWS,
+    LawProblem,
+    all_links,
+    expect,
+    expect_finite,
+    expect_same,
+    law,
+    optimizer,
+    problem,
+    snapshot,
+    step,
+)
+from ._settings import arguments, named_links, require_numbers
 
 
 class _Boom(RuntimeError):
@@ -33,10 +45,9 @@ def _make_counting_closure(at: LawProblem, fail_at: int | None) -> tuple[Callabl
     return answer, count
 
 
-@run_eagerly
+@law
 def errors(case: Case) -> None:
     """Whichever evaluation raises, the parameters are back at the step's start, and the next step works."""
-    from ..optim import closure
 
     def begin() -> tuple[LawProblem, Optimizer]:
         at = problem(case)
@@ -61,12 +72,10 @@ def errors(case: Case) -> None:
         except _Boom:
             pass
         else:
-            raise case.fail("errors", f"the error raised by evaluation {k} of {total} was swallowed")
-        if (gap := same(at.params, start)) is not None:
-            raise case.fail("errors", f"after evaluation {k} of {total} raised, {gap} from the step's start")
+            raise LawError(f"the error raised by evaluation {k} of {total} was swallowed")
+        expect_same(f"after evaluation {k} of {total} raised, beside the step's start", at.params, start)
         opt.step(at.closure())
-        if any(not torch.isfinite(param.detach()).all() for param in at.params):
-            raise case.fail("errors", f"the step after a failed one (evaluation {k} of {total}) is not finite")
+        expect_finite(f"in the step after a failed one (evaluation {k} of {total}) a parameter", at.params)
 
 
 def _alive() -> tuple[int, int, int]:
@@ -111,130 +120,99 @@ def leaks(case: Case, steps: int = 1000) -> None:
             tensors2, size2, objects2 = _alive()
     finally:
         gc.unfreeze()
-    if tensors2 > tensors + 8 or size2 > size + 4096:
-        raise case.fail(
-            "leaks", f"{steps // 2} steps left {tensors2 - tensors} tensors and {size2 - size} bytes behind"
-        )
-    if objects2 > objects + 250:
-        raise case.fail("leaks", f"{steps // 2} steps left {objects2 - objects} Python objects behind")
+    kept = tensors2 <= tensors + 8 and size2 <= size + 4096
+    expect(kept, f"{steps // 2} steps left {tensors2 - tensors} tensors and {size2 - size} bytes behind")
+    expect(objects2 <= objects + 250, f"{steps // 2} steps left {objects2 - objects} Python objects behind")
 
 
-def _expect_refusal(case: Case, law: str, what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
+LAWS["leaks"] = leaks
+
+
+def _expect_refusal(what: str, do: Callable[[], Any], kinds: Any, *words: str) -> None:
     try:
         do()
     except NotApplicable:
         return  # a population takes no groups, right or wrong
     except kinds as error:
         for word in words:
-            if word.lower() not in str(error).lower():
-                raise case.fail(law, f"{what} is refused without naming {word!r}: {error}") from error
+            expect(word.lower() in str(error).lower(), f"{what} is refused without naming {word!r}: {error}")
     else:
-        raise case.fail(law, f"{what} is accepted")
+        raise LawError(f"{what} is accepted")
 
 
-@run_eagerly
+@law
 def nan(case: Case) -> None:
     """A NaN setting is refused, by the constructor, by groups and by the link's own groups, in a sentence."""
-    found = list(list_numbers(case.links()))
-    if not found:
-        raise NotApplicable("it has no numbers to set")
-    for name, key, _ in found:
-        _no_nan(case, name, key)
+    for name, key, _ in require_numbers(case):
+        _refuse_nan(case, name, key)
 
 
-def _no_nan(case: Case, name: str, key: str) -> None:
+def _refuse_nan(case: Case, name: str, key: str) -> None:
     at = problem(case)
     opt = optimizer(case, at.params)
-    link = next(part for top in opt.modules for _, part in top.links() if type(part).__name__ == name)
+    link = next(named_links(opt.modules, name))
     group = [{"params": at.params, key: math.nan}]
     addressed = [{"params": at.params, f"{name.lower()}.{key}": math.nan}]
     by_link = f"{name}.set_param_groups with {key}=NaN"
-    _expect_refusal(case, "nan", by_link, lambda: link.set_param_groups(group), ValueError, name, key)
-    _expect_refusal(
-        case, "nan", f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key
-    )
+    _expect_refusal(by_link, lambda: link.set_param_groups(group), ValueError, name, key)
+    _expect_refusal(f"a group with {name}.{key}=NaN", lambda: optimizer(case, addressed), ValueError, name, key)
     given = arguments(link, key, math.nan)
     if given is not None:
-        _expect_refusal(case, "nan", f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
-    opt.param_groups[0][f"{name.lower()}.{key}"] = math.nan
+        _expect_refusal(f"{name}({key}=NaN)", lambda: type(link)(**given), ValueError, name)
+    _refuse_step(case, opt, at, f"{name.lower()}.{key}", math.nan, key)
+
+
+def _refuse_step(case: Case, opt: Optimizer, at: LawProblem, key: str, value: float, word: str) -> None:
+    opt.param_groups[0][key] = value
     start = snapshot(at.params)
-    _expect_refusal(case, "nan", f"a step with {name}.{key}=NaN", lambda: step(case, opt, at), ValueError, key)
-    if (gap := same(at.params, start)) is not None:
-        raise case.fail("nan", f"a step refused for {name}.{key}=NaN moved something: {gap}")
+    _expect_refusal(f"a step with {key}={value}", lambda: step(case, opt, at), ValueError, word)
+    expect_same(f"a step refused for {key}={value} moved something:", at.params, start)
 
 
-@run_eagerly
+@law
 def duplicates(case: Case) -> None:
     """A parameter given twice is refused, in one group or in two, at once or later."""
     if case.members:
         raise NotApplicable("a population says itself what its parameters are")
     w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     refuse = ValueError, RuntimeError
-    _expect_refusal(case, "duplicates", "the same parameter twice", lambda: optimizer(case, [w, w]), refuse, "param")
+    _expect_refusal("the same parameter twice", lambda: optimizer(case, [w, w]), refuse, "param")
     two = [{"params": [w]}, {"params": [w]}]
-    _expect_refusal(case, "duplicates", "a parameter in two groups", lambda: optimizer(case, two), refuse, "param")
+    _expect_refusal("a parameter in two groups", lambda: optimizer(case, two), refuse, "param")
     opt = optimizer(case, [w])
-    _expect_refusal(
-        case, "duplicates", "a parameter added again", lambda: opt.add_param_group({"params": [w]}), refuse, "param"
-    )
+    _expect_refusal("a parameter added again", lambda: opt.add_param_group({"params": [w]}), refuse, "param")
 
 
-@run_eagerly
+@law
 def shared(case: Case) -> None:
     """A link used twice, in one chain or in two optimizers, is refused by name."""
     at, other = problem(case), problem(case)
     links = case.links()
     name = next(type(link).__name__ for link in flatten(links))
-    _expect_refusal(
-        case,
-        "shared",
-        "the same link twice in a chain",
-        lambda: Optimizer(at.subject, *links, links[0]),
-        ValueError,
-        name,
-    )
+    twice = [*links, links[0]]
+    _expect_refusal("the same link twice in a chain", lambda: Optimizer(at.subject, *twice), ValueError, name)
     opt = Optimizer(at.subject, *links)
-    _expect_refusal(
-        case, "shared", "a link of another optimizer", lambda: Optimizer(other.subject, *opt.modules), ValueError, name
-    )
+    again = opt.modules
+    _expect_refusal("a link of another optimizer", lambda: Optimizer(other.subject, *again), ValueError, name)
 
 
-@run_eagerly
+@law
 def unknown(case: Case) -> None:
     """Settings that no link has are refused, by name."""
     at = problem(case)
     word = "no_such_setting"
     group = [{"params": at.params, word: 1.0}]
-    _expect_refusal(
-        case, "unknown", "a group with an unknown setting", lambda: optimizer(case, group), ValueError, word
-    )
-    opt = optimizer(case, at.params)
-    opt.param_groups[0][word] = 1.0
-    start = snapshot(at.params)
-    _expect_refusal(case, "unknown", "a step with an unknown setting", lambda: step(case, opt, at), ValueError, word)
-    if (gap := same(at.params, start)) is not None:
-        raise case.fail("unknown", f"a refused step moved something: {gap}")
-    for top in case.links():
-        for _, link in top.links():
-            _no_such_setting(case, link, group, word)
+    _expect_refusal("a group with an unknown setting", lambda: optimizer(case, group), ValueError, word)
+    _refuse_step(case, optimizer(case, at.params), at, word, 1.0, word)
+    for link in all_links(case.links()):
+        _refuse_unknown(link, group, word)
 
 
-def _no_such_setting(case: Case, link: Module, group: list[dict[str, Any]], word: str) -> None:
-    name = type(link).__name__
+def _refuse_unknown(link: Module, group: list[dict[str, Any]], word: str) -> None:
+    kind: Any = type(link)
+    name = kind.__name__
     what = f"{name}.set_param_groups with an unknown setting"
-    _expect_refusal(case, "unknown", what, lambda: link.set_param_groups(group), ValueError, word, name)
-    kinds = {p.kind for p in inspect.signature(type(link).__init__).parameters.values()}
+    _expect_refusal(what, lambda: link.set_param_groups(group), ValueError, word, name)
+    kinds = {p.kind for p in inspect.signature(kind.__init__).parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        _expect_refusal(
-            case, "unknown", f"{name}({word}=1)", lambda: cast("Any", type(link))(**{word: 1.0}), TypeError, word, name
-        )
-
-
-LAWS = {
-    "errors": errors,
-    "leaks": leaks,
-    "nan": nan,
-    "duplicates": duplicates,
-    "shared": shared,
-    "unknown": unknown,
-}
+        _expect_refusal(f"{name}({word}=1)", lambda: kind(**{word: 1.0}), TypeError, word, name)

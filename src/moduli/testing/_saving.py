@@ -6,14 +6,28 @@ import copy
 import io
 import pickle
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..optim import Module, Optimizer
-from ._case import Case
-from ._problems import LawProblem, MemberProblem, optimizer, problem, run_eagerly, same, snapshot, step
+from ..optim import Optimizer
+from ._case import Case, LawError
+from ._problems import (
+    LawProblem,
+    MemberProblem,
+    all_links,
+    expect,
+    expect_finite,
+    expect_same,
+    have_moved,
+    law,
+    optimizer,
+    problem,
+    snapshot,
+    step,
+)
 
 _NAMES = ("weight", "bias")
 
@@ -22,18 +36,16 @@ def _name_params(at: LawProblem) -> Any:
     return at.params if isinstance(at, MemberProblem) else list(zip(_NAMES, at.params, strict=True))
 
 
-def _begin(case: Case, steps: int = 3) -> tuple[LawProblem, Optimizer]:
+def _begin(case: Case) -> tuple[LawProblem, Optimizer]:
     at = problem(case)
     opt = optimizer(case, _name_params(at))
-    for _ in range(steps):
-        step(case, opt, at)
+    step(case, opt, at, 3)
     return at, opt
 
 
-def _go_on(case: Case, opt: Optimizer, at: LawProblem, steps: int = 3) -> list[Tensor]:
+def _go_on(case: Case, opt: Optimizer, at: LawProblem) -> list[Tensor]:
     torch.manual_seed(5)
-    for _ in range(steps):
-        step(case, opt, at)
+    step(case, opt, at, 3)
     return snapshot(at.params)
 
 
@@ -44,15 +56,19 @@ def _pass_through_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
+def _put(params: Iterable[Tensor], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for param, value in zip(params, values, strict=False):
+            param.copy_(value)
+
+
 def _copy_problem(at: LawProblem, case: Case) -> LawProblem:
     other = problem(case)
-    with torch.no_grad():
-        for mine, theirs in zip(other.params, at.params, strict=True):
-            mine.copy_(theirs)
+    _put(other.params, at.params)
     return other
 
 
-@run_eagerly
+@law
 def saved(case: Case) -> None:
     """`state_dict` goes through torch.save and torch.load(weights_only=True), and the run goes on bit by bit."""
     at, opt = _begin(case)
@@ -61,24 +77,20 @@ def saved(case: Case) -> None:
     resumed = optimizer(case, _name_params(other))
     resumed.load_state_dict(state)
     expected = _go_on(case, opt, at)
-    if (gap := same(_go_on(case, resumed, other), expected)) is not None:
-        raise case.fail("saved", f"resumed from a file, {gap}")
-    if resumed.current_step != opt.current_step or resumed.num_evaluations != opt.num_evaluations:
-        raise case.fail("saved", "the resumed optimizer counts its steps or evaluations differently")
+    expect_same("resumed from a file,", _go_on(case, resumed, other), expected)
+    counts = [(each.current_step, each.num_evaluations) for each in (opt, resumed)]
+    expect(counts[0] == counts[1], "the resumed optimizer counts its steps or evaluations differently")
 
 
-@run_eagerly
+@law
 def loaded_in_place(case: Case) -> None:
     """Loading an earlier state into the optimizer that made it goes back to that point."""
     at, opt = _begin(case)
     state, start = copy.deepcopy(opt.state_dict()), snapshot(at.params)
     expected = _go_on(case, opt, at)
-    with torch.no_grad():
-        for param, value in zip(at.params, start, strict=True):
-            param.copy_(value)
+    _put(at.params, start)
     opt.load_state_dict(state)
-    if (gap := same(_go_on(case, opt, at), expected)) is not None:
-        raise case.fail("loaded_in_place", f"run again from its own state, {gap}")
+    expect_same("run again from its own state,", _go_on(case, opt, at), expected)
 
 
 class _Holder(nn.Module):
@@ -91,12 +103,12 @@ class _Holder(nn.Module):
         self.params = nn.ParameterList([] if isinstance(at, MemberProblem) else at.params)
 
 
-def _copy_law(case: Case, law: str, copied: Any) -> None:
+def _expect_twin(case: Case, copied: Callable[[_Holder], Any]) -> None:
     at, opt = _begin(case)
     try:
         twin = copied(_Holder(opt, at))
     except (TypeError, AttributeError, pickle.PicklingError, RuntimeError) as error:
-        raise case.fail(law, f"it can't be copied: {error}") from error
+        raise LawError(f"it can't be copied: {error}") from error
     other = problem(case)
     if isinstance(other, MemberProblem):
         other.adopt(twin.population)
@@ -104,30 +116,23 @@ def _copy_law(case: Case, law: str, copied: Any) -> None:
         other.params = list(twin.params)
     before = snapshot(at.params)
     found = _go_on(case, twin.opt, other)
-    if (gap := same(at.params, before)) is not None:
-        raise case.fail(law, f"a step of the copy moved the original: {gap}")
-    expected = _go_on(case, opt, at)
-    if (gap := same(found, expected)) is not None:
-        raise case.fail(law, f"the copy goes on differently: {gap}")
+    expect_same("a step of the copy moved the original:", at.params, before)
+    expect_same("the copy goes on differently:", found, _go_on(case, opt, at))
 
 
-def _pass_through_pickle(thing: Any) -> Any:
-    return pickle.loads(pickle.dumps(thing))  # our own bytes
-
-
-@run_eagerly
+@law
 def deepcopied(case: Case) -> None:
     """A deep copy goes on bit by bit, and is independent."""
-    _copy_law(case, "deepcopied", copy.deepcopy)
+    _expect_twin(case, copy.deepcopy)
 
 
-@run_eagerly
+@law
 def pickled(case: Case) -> None:
     """So does what comes out of pickle."""
-    _copy_law(case, "pickled", _pass_through_pickle)
+    _expect_twin(case, lambda thing: pickle.loads(pickle.dumps(thing)))  # our own bytes
 
 
-@run_eagerly
+@law
 def reordered(case: Case) -> None:
     """State is by name: loaded into parameters in another order, the run goes on."""
     at, opt = _begin(case)
@@ -140,54 +145,32 @@ def reordered(case: Case) -> None:
     expected = _go_on(case, opt, at)
     found = _go_on(case, resumed, other)
     # Random draws, and sums over one vector, follow the order of the parameters.
-    if not case.random and (gap := same(found, expected, 1e-9)) is not None:
-        raise case.fail("reordered", f"with the parameters in another order {gap}")
+    if not case.random:
+        expect_same("with the parameters in another order", found, expected, 1e-9)
 
 
-def _vector(link: Module) -> bool:
-    return any(part.vector_state for _, part in link.links())
-
-
-@run_eagerly
+@law
 def grown(case: Case) -> None:
     """Parameters may be added between steps and before loading; what is known goes on, what is new starts fresh."""
     at, opt = _begin(case)
     state = _pass_through_file(opt.state_dict())
     extra = problem(case, ((3, 2), (4,), (2,)))
-    with torch.no_grad():
-        for mine, theirs in zip(extra.params, at.params, strict=False):
-            mine.copy_(theirs)
+    _put(extra.params, at.params)
     bigger = optimizer(case, [*zip(_NAMES, extra.params[:2], strict=True), ("new", extra.params[2])])
-    whole_vector = any(map(_vector, case.links()))
+    whole_vector = any(link.vector_state for link in all_links(case.links()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if whole_vector else "error")
         bigger.load_state_dict(state, strict=not whole_vector)
-    start = snapshot(extra.params)
-    for _ in range(2):
-        step(case, bigger, extra)
-    _alive(case, "grown", start, extra.params)
+    _expect_alive(case, bigger, extra)
     new = nn.Parameter(torch.ones(3, dtype=torch.float64))
     whole = problem(case, ((3, 2), (4,), (3,)))
     whole.params = [*at.params, new]
     opt.add_param_group({"params": [("late", new)]})
-    start = snapshot(whole.params)
-    for _ in range(2):
-        step(case, opt, whole)
-    _alive(case, "grown", start, whole.params)
+    _expect_alive(case, opt, whole)
 
 
-def _alive(case: Case, law: str, start: list[Tensor], params: list[nn.Parameter]) -> None:
-    if any(not torch.isfinite(param.detach()).all() for param in params):
-        raise case.fail(law, "after adding a parameter something became infinite or NaN")
-    if case.target and torch.equal(start[-1], params[-1].detach()):
-        raise case.fail(law, "an added parameter does not move")
-
-
-LAWS = {
-    "saved": saved,
-    "loaded_in_place": loaded_in_place,
-    "deepcopied": deepcopied,
-    "pickled": pickled,
-    "reordered": reordered,
-    "grown": grown,
-}
+def _expect_alive(case: Case, opt: Optimizer, at: LawProblem) -> None:
+    start = snapshot(at.params)
+    step(case, opt, at, 2)
+    expect_finite("after adding a parameter something", at.params)
+    expect(not case.target or have_moved(start[-1:], at.params[-1:]), "an added parameter does not move")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -10,142 +11,145 @@ import torch
 from torch import Tensor
 
 from ..optim import FusedRun, Module, Optimizer, Schedule
-from ._case import Case, NotApplicable
-from ._problems import LawProblem, have_moved, optimizer, problem, run_eagerly, same, snapshot, step
+from ._case import Case, LawError, NotApplicable
+from ._problems import (
+    LawProblem,
+    all_links,
+    expect,
+    expect_same,
+    have_moved,
+    law,
+    optimizer,
+    problem,
+    run,
+    snapshot,
+    step,
+)
 
 
-def list_numbers(links: Sequence[Module]) -> Iterator[tuple[str, str, float]]:
-    """(class, setting, value) of every setting that is a real number free to change."""
+def _list_settings(links: Sequence[Module]) -> Iterator[tuple[Module, str, Any]]:
+    """(link, setting, value) of every setting that is a number or a choice of two, once for each class."""
     seen = set()
-    for top in links:
-        for _, link in top.links():
-            for key, value in link.defaults.items():
-                found = (type(link).__name__, key)
-                if type(value) is float and key not in getattr(link, "static", ()) and found not in seen:
-                    seen.add(found)
-                    yield *found, value
+    for link in all_links(links):
+        for key, value in link.defaults.items():
+            found = (type(link), key)
+            if found not in seen and isinstance(value, bool | int | float):
+                seen.add(found)
+                yield link, key, value
 
 
-def _perturb(value: float) -> float:
-    """A number near by, on the safe side of limits such as 1 for a momentum."""
+def list_numbers(links: Sequence[Module]) -> list[tuple[str, str, float]]:
+    """(class, setting, value) of every setting that is a real number free to change."""
+    return [
+        (type(link).__name__, key, value)
+        for link, key, value in _list_settings(links)
+        if type(value) is float and key not in getattr(link, "static", ())
+    ]
+
+
+def require_numbers(case: Case) -> list[tuple[str, str, float]]:
+    """The same of a case that has some."""
+    found = list_numbers(case.links())
+    if not found:
+        raise NotApplicable("it has no numbers to set")
+    return found
+
+
+def _perturb(value: Any) -> Any:
+    """Another value: a number near by, on the safe side of limits such as 1 for a momentum."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
     return 0.9 * value if value else 0.01
 
 
-def _all(links: Sequence[Module], name: str) -> Iterator[Module]:
-    for top in links:
-        for _, link in top.links():
-            if type(link).__name__ == name:
-                yield link
+def named_links(links: Sequence[Module], name: str) -> Iterator[Module]:
+    """The links of this class, and all of it inside them."""
+    return (link for link in all_links(links) if type(link).__name__ == name)
 
 
-def _trial(
-    case: Case, change: Callable[[Optimizer, LawProblem], None], groups: Any = None, steps: int = 3
+def _try(
+    case: Case,
+    at: LawProblem,
+    groups: Any = None,
+    change: Callable[[Optimizer], None] | None = None,
 ) -> list[Tensor]:
-    at = problem(case)
-    opt = optimizer(case, at.params if groups is None else groups(at.params))
-    change(opt, at)
+    """Where three steps lead: with these groups, after a change of the optimizer."""
+    opt = optimizer(case, at.params if groups is None else groups)
+    if change is not None:
+        change(opt)
     torch.manual_seed(1)
-    for _ in range(steps):
-        step(case, opt, at)
+    step(case, opt, at, 3)
     return snapshot(at.params)
 
 
-@run_eagerly
+def _set_default(opt: Optimizer, name: str, key: str, value: Any, before: Any = None) -> None:
+    """Change a setting of the links of a class, or of those that have had another value."""
+    for link in named_links(opt.modules, name):
+        if before is None or link.defaults[key] == before:
+            link.defaults[key] = value
+    # What the optimizer shows to schedulers is older than this change.
+    for group in opt.param_groups:
+        group.pop(key, None)
+
+
+@law
 def groups(case: Case) -> None:
     """A setting in the optimizer's groups or in the link's own does what the same default would."""
-    found = list(list_numbers(case.links()))
-    if not found:
-        raise NotApplicable("it has no numbers to set")
-    for name, key, value in found:
+    for name, key, value in require_numbers(case):
         new = _perturb(value)
 
-        def by_default(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, new: float = new) -> None:
-            for link in _all(opt.modules, name):
-                link.defaults[key] = new
-            # What the optimizer shows to schedulers is older than this change.
-            for group in opt.param_groups:
-                group.pop(key, None)
+        first, second, third = problem(case), problem(case), problem(case)
+        own = [{"params": third.params, key: new}]
 
-        def by_link(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, new: float = new) -> None:
-            for link in _all(opt.modules, name):
-                link.set_param_groups([{"params": at.params, key: new}])
+        def set_by_link(opt: Optimizer, name: str = name, own: Any = own) -> None:
+            for link in named_links(opt.modules, name):
+                link.set_param_groups(own)
 
-        def nothing(opt: Optimizer, at: LawProblem) -> None: ...
-
-        def addressed(params: Any, key: str = f"{name}.{key}", new: float = new) -> Any:
-            return [{"params": params, key: new}]
-
-        expected = _trial(case, by_default)
-        by_group = _trial(case, nothing, addressed)
-        for where, got in (("the optimizer's group", by_group), ("set_param_groups", _trial(case, by_link))):
-            if (gap := same(got, expected, 1e-12)) is not None:
-                raise case.fail("groups", f"{name}.{key}={new:g} given by {where} is not obeyed: {gap}")
+        expected = _try(case, first, change=functools.partial(_set_default, name=name, key=key, value=new))
+        by_group = _try(case, second, [{"params": second.params, f"{name}.{key}": new}])
+        by_link = _try(case, third, change=set_by_link)
+        for where, got in (("the optimizer's group", by_group), ("set_param_groups", by_link)):
+            expect_same(f"{name}.{key}={new:g} given by {where} is not obeyed:", got, expected, 1e-12)
 
 
-def _settings(links: Sequence[Module]) -> Iterator[tuple[str, str, Any, Any]]:
-    """(class, setting, value, another value) of every setting that is a number or a choice of two."""
-    seen = set()
-    for top in links:
-        for _, link in top.links():
-            for key, value in link.defaults.items():
-                found = (type(link).__name__, key)
-                if found in seen or not isinstance(value, bool | int | float):
-                    continue
-                seen.add(found)
-                other = (
-                    not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else _perturb(value)
-                )
-                yield *found, value, other
-
-
-_THREE = ((3, 2), (4,), (2, 3))
-
-
-@run_eagerly
+@law
 def per_group(case: Case) -> None:
     """A setting of one group is obeyed for its parameters, or refused in a sentence that names it."""
     if case.members:
         raise NotApplicable("a population says itself what its parameters are")
-    found = list(_settings(case.links()))
+    found = list(_list_settings(case.links()))
     if not found:
         raise NotApplicable("it has no settings")
 
-    def trial(groups: Callable[[list[Tensor]], Any]) -> list[Tensor]:
-        at = problem(case, _THREE, kind="bowl")  # what happens to one parameter does not reach another by the loss
-        opt = optimizer(case, groups(list(at.params)))
-        torch.manual_seed(1)
-        for _ in range(3):
-            step(case, opt, at)
-        return snapshot(at.params)
+    def trial(first: int, settings: dict[str, Any]) -> list[Tensor]:
+        """With settings of the parameters from the first on, which those before it do not have."""
+        # What happens to one parameter does not reach another by the loss.
+        at = problem(case, ((3, 2), (4,), (2, 3)), kind="bowl")
+        others = [{"params": at.params[:first]}] if first else []
+        return _try(case, at, [*others, {"params": at.params[first:], **settings}])
 
-    plain = trial(lambda params: params)
+    plain = trial(0, {})
     broken: list[str] = []
-    for name, key, _, new in found:
-        address = f"{name}.{key}"
-
-        def all_of(params: Any, address: str = address, new: Any = new) -> Any:
-            return [{"params": params, address: new}]
-
+    for link, key, value in found:
+        name, new = type(link).__name__, _perturb(value)
+        given = {f"{name}.{key}": new}
         try:
-            everywhere = trial(all_of)
+            everywhere = trial(0, given)
         except ValueError:
             continue  # no value that this link can have here
         if not have_moved(plain[1:], everywhere[1:]):
             continue
-
-        def some(params: Any, address: str = address, new: Any = new) -> Any:
-            return [{"params": params[:1]}, {"params": params[1:], address: new}]
-
         try:
-            partly = trial(some)
+            partly = trial(1, given)
         except ValueError as error:
             if key not in str(error) or name not in str(error):
-                broken.append(f"{address} of one group is refused without naming both: {error}")
+                broken.append(f"{name}.{key} of one group is refused without naming both: {error}")
             continue
         if not have_moved(plain, partly):
-            broken.append(f"{address}={new} of the second group is ignored")
-    if broken:
-        raise case.fail("per_group", "; ".join(broken))
+            broken.append(f"{name}.{key}={new} of the second group is ignored")
+    expect(not broken, "; ".join(broken))
 
 
 def arguments(link: Module, key: str, value: Any) -> dict[str, Any] | None:
@@ -174,56 +178,40 @@ class _Always:
         return self.value
 
 
-@run_eagerly
+@law
 def functions(case: Case) -> None:
     """A number given as a function of the step does what the number does, or is refused by name when it is given."""
-    found = [row for row in _settings(case.links()) if not isinstance(row[2], bool)]
+    found = [row for row in _list_settings(case.links()) if not isinstance(row[2], bool)]
     if not found:
         raise NotApplicable("it has no numbers to set")
-    plain = _trial(case, lambda opt, at: None)
-    for name, key, value, _ in found:
-        function = Schedule(_Always(value))
-        link = next(_all(case.links(), name))
+    plain = _try(case, problem(case))
+    for link, key, value in found:
+        name, function = type(link).__name__, Schedule(_Always(value))
         given = arguments(link, key, function.fn)
         if given is not None:
             try:
                 cast("Any", type(link))(**given)
             except (TypeError, ValueError) as error:
-                if name not in str(error) or key not in str(error):
-                    raise case.fail(
-                        "functions", f"{name}({key}=a function) is refused without naming both: {error}"
-                    ) from error
+                named = name in str(error) and key in str(error)
+                expect(named, f"{name}({key}=a function) is refused without naming both: {error}")
                 continue
 
-        def schedule(opt: Optimizer, at: LawProblem, name: str = name, key: str = key, value: Any = function) -> None:
-            for part in _all(opt.modules, name):
-                if part.defaults[key] == value.fn.value:
-                    part.defaults[key] = value
-            for group in opt.param_groups:  # what the optimizer shows to schedulers is older than this change
-                group.pop(key, None)
-
+        schedule = functools.partial(_set_default, name=name, key=key, value=function, before=value)
         try:
-            got = _trial(case, schedule)
+            got = _try(case, problem(case), change=schedule)
         except (TypeError, RuntimeError) as error:
-            raise case.fail("functions", f"{name}.{key} as a function: {type(error).__name__}: {error}") from error
-        if (gap := same(got, plain, 1e-12)) is not None:
-            raise case.fail("functions", f"{name}.{key} as a function that is always {value}: {gap}")
+            raise LawError(f"{name}.{key} as a function: {type(error).__name__}: {error}") from error
+        expect_same(f"{name}.{key} as a function that is always {value}:", got, plain, 1e-12)
 
 
-@run_eagerly
+@law
 def split_groups(case: Case) -> None:
     """Parameters in two groups with equal settings move as in one; settings of one group do not reach another."""
     at, apart = problem(case), problem(case)
     opt = optimizer(case, at.params)
-    two = optimizer(case, [{"params": [param]} for param in apart.params])
-    torch.manual_seed(1)
-    for _ in range(3):
-        step(case, opt, at)
-    torch.manual_seed(1)
-    for _ in range(3):
-        step(case, two, apart)
-    if (gap := same(apart.params, at.params, 1e-12)) is not None:
-        raise case.fail("split_groups", f"with each parameter in a group of its own {gap}")
+    together = _try(case, at)
+    separate = _try(case, apart, [{"params": [param]} for param in apart.params])
+    expect_same("with each parameter in a group of its own", separate, together, 1e-12)
     if "lr" not in opt.param_groups[0]:
         return
     still = problem(case)
@@ -237,17 +225,14 @@ def split_groups(case: Case) -> None:
         if "one vector" in str(error) or "all parameters" in str(error):
             return  # a link over all parameters says that it has one value for all
         raise
-    if not torch.equal(start[0], still.params[0].detach()):
-        raise case.fail("split_groups", "a parameter with lr=0 in its group moved")
-    if case.target and torch.equal(start[1], still.params[1].detach()):
-        raise case.fail("split_groups", "lr=0 of one group stopped another")
+    expect(torch.equal(start[0], still.params[0].detach()), "a parameter with lr=0 in its group moved")
+    expect(not case.target or have_moved(start[1:], still.params[1:]), "lr=0 of one group stopped another")
 
 
-@run_eagerly
+@law
 def schedulers(case: Case) -> None:
     """A scheduler of torch, a function of the step, and numbers written by hand into the group do the same."""
-    links = case.links()
-    if not any("lr" in part.defaults for top in links for _, part in top.links()):
+    if not any("lr" in link.defaults for link in all_links(case.links())):
         raise NotApplicable("it has no learning rate")
     at = problem(case)
     opt = optimizer(case, at.params)
@@ -265,19 +250,15 @@ def schedulers(case: Case) -> None:
     for t in range(4):
         opt.param_groups[0]["lr"] = base * 0.5**t
         step(case, opt, by_hand)
-    if (gap := same(at.params, by_hand.params, 1e-12)) is not None:
-        raise case.fail("schedulers", f"under a scheduler {gap}")
+    expect_same("under a scheduler", at.params, by_hand.params, 1e-12)
     function = problem(case)
-    opt = optimizer(case, [{"params": function.params, "lr": lambda t: base * 0.5**t}])
-    for _ in range(4):
-        step(case, opt, function)
-    if (gap := same(function.params, by_hand.params, 1e-12)) is not None:
-        raise case.fail("schedulers", f"with the learning rate a function of the step {gap}")
+    step(case, optimizer(case, [{"params": function.params, "lr": lambda t: base * 0.5**t}]), function, 4)
+    expect_same("with the learning rate a function of the step", function.params, by_hand.params, 1e-12)
 
 
-def kernels_of(opt: Optimizer) -> int:
+def _count_kernels(opt: Optimizer) -> int:
     """How many kernels the optimizer's fused runs have made."""
-    owners: list[Any] = [opt, *(link for top in opt.modules for _, link in top.links())]
+    owners: list[Any] = [opt, *all_links(opt.modules)]
     return sum(
         len(part._fused)
         for owner in owners
@@ -286,31 +267,16 @@ def kernels_of(opt: Optimizer) -> int:
     )
 
 
-@run_eagerly
+@law
 def no_rebuild(case: Case) -> None:
     """A new number for a setting never makes a new kernel."""
-    found = list(list_numbers(case.links()))
-    if not found:
-        raise NotApplicable("it has no numbers to set")
+    found = require_numbers(case)
     at = problem(case)
-    opt = optimizer(case, at.params)
-    for _ in range(3):
-        step(case, opt, at)
-    before = kernels_of(opt)
+    opt = run(case, at, 3)
+    before = _count_kernels(opt)
     for i in range(3):
         for name, key, value in found:
             opt.param_groups[0][f"{name.lower()}.{key}"] = value * (1 - 0.01 * (i + 1))
         step(case, opt, at)
-    after = kernels_of(opt)
-    if after > before:
-        raise case.fail("no_rebuild", f"changing numbers made {after - before} more kernels ({before} before)")
-
-
-LAWS = {
-    "groups": groups,
-    "functions": functions,
-    "per_group": per_group,
-    "split_groups": split_groups,
-    "schedulers": schedulers,
-    "no_rebuild": no_rebuild,
-}
+    after = _count_kernels(opt)
+    expect(after <= before, f"changing numbers made {after - before} more kernels ({before} before)")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,85 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._torch import open_fake_device, pytree
-from ..optim import Module, Optimizer, closure
-from ._case import Case, LawError
+from moduli._torch import open_fake_device
+from moduli.optim import Module, Optimizer, closure
+from moduli.testing import Case, LawError
+from moduli.testing._gpu import Launches, StepCost, find_place
 
 _GENERATOR = torch.Generator
+_READS = ("DataDependentOutputException", "DynamicOutputShapeException")
 DEVICE = "pretend"
 """The name of the fake device."""
-
-# Operations that launch nothing: they make views and memory, or ask.
-_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "_unsafe_view", "detach"}
-_FREE |= {"alias", "as_strided", "split", "split_with_sizes", "lift_fresh", "reshape", "_reshape_alias", "expand", "t"}
-_FREE |= {"transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind", "view_as_real", "device"}
-_FREE |= {"view_as_complex", "diagonal", "unfold", "chunk", "narrow", "_conj", "real", "imag", "is_same_size", "alias_"}
-_COPIES = ("_to_copy", "copy_", "_foreach_copy_")
-_READS = ("DataDependentOutputException", "DynamicOutputShapeException")
-
-
-@dataclass
-class StepCost:
-    """What one step asks of a device.
-
-    Attributes:
-        launches: Names of the operations that launch something.
-        copies: Copies between the host and a device, each with the place in the library that asks for it.
-        allocated: How many tensors were made, without numbers.
-        numbers: How many tensors without axes were made.
-    """
-
-    launches: list[str] = field(default_factory=list)
-    copies: list[str] = field(default_factory=list)
-    allocated: int = 0
-    numbers: int = 0
-
-
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that counts what is launched on devices other than the host. Fake tensors will do.
-
-    Example:
-        >>> import torch
-        >>> from moduli.testing._accelerator import Launches
-        >>> with Launches() as seen:
-        ...     _ = torch.ones(2, device="meta") + 1
-        >>> seen.cost.launches
-        ['ones', 'add']
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.cost = StepCost()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the guard against torch.compile imports all of it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        kinds = {each.device.type for each in (*given, *made)}
-        if kinds - {"cpu"}:
-            known = {id(each) for each in given}
-            if name not in _FREE:
-                self.cost.launches.append(name)
-            if not func.is_view and name not in ("device", "alias", "detach", "view", "reshape", "_unsafe_view"):
-                new = [each.dim() for each in made if id(each) not in known]
-                self.cost.numbers += new.count(0)
-                self.cost.allocated += len(new) - new.count(0)
-            if name in _COPIES and "cpu" in kinds:
-                self.cost.copies.append(f"{name} at {_place(traceback.extract_stack())}")
-        return result
-
-
-def _place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Where in the library a call came from."""
-    root = str(Path(__file__).parents[1])
-    inside = [frame for frame in frames if frame.filename.startswith(root) and frame.filename != __file__]
-    return f"{Path(inside[-1].filename).relative_to(root)}:{inside[-1].lineno}" if inside else "the caller"
 
 
 @contextmanager
@@ -121,11 +49,11 @@ class _HostGenerator(metaclass=_GeneratorType):
     """In the place of torch's class: a fake device has no generators."""
 
 
-class _HostNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _HostNumbers(TorchDispatchMode):
     """Lets numbers of the host be read (a coin that was thrown there), although in a fake mode they do not exist."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -213,7 +141,7 @@ def check_accelerator(case: Case) -> list[str]:
         try:
             cost, stray = weigh_step(case, links, count, not pointwise)
         except Exception as error:
-            where = _place(traceback.extract_tb(error.__traceback__))
+            where = find_place(traceback.extract_tb(error.__traceback__))
             what = "reads a number back" if _is_read(error) else f"{type(error).__name__}: {error}"
             raise case.fail("accelerator", f"{what} at {where}") from error
         if cost.copies:

@@ -1,0 +1,31 @@
+"""Values worth trying on the operations of a kernel, and which of these are exact."""
+
+import math
+
+# Each of these rounds once, in C as in torch: results must agree to the last bit.
+# (Not sqrt: torch's own is not correctly rounded in float32.)
+EXACT = ["neg", "abs", "sign", "square", "reciprocal", "relu", "floor", "ceil", "trunc", "round", "clamp", "isfinite"]
+EXACT += ["nan_to_num_given", "masked_fill", "number_minus", "number_over", "threshold", "clamp_low", "ones_like"]
+EXACT_2 = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "copysign",
+    "where",
+    "lt",
+    "ge",
+    "logical_and",
+    "fmax",
+    "le",
+]
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 1e-3, 20.0, -20.0, 100.0, -100.0, 0.25, math.pi, 7.0]
+SPECIAL += [math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e30, 65519.0, 6e-8]
+# torch's vectorised fmod gives NaN for these, so they are tried with functions of one argument.
+SUBNORMAL = [1e-40, -3e-42, 1e-310]
+# 1 + erf(x) and 1 + tanh(x) cancel in their tails, in torch as here.
+CANCELLING = {"gelu", "gelu_tanh"}
+DIVIDING = {"fmod", "remainder", "floor_divide"}
