@@ -279,7 +279,7 @@ def test_a_materializer_is_checked_at_construction():
 def test_a_materializer_that_returns_no_tensor_says_so():
     module = Scaled()
     VirtualTensor.create(module, "v", lambda owner, dtype, device: 3)
-    with pytest.raises(TypeError, match=r"Scaled\.v must return a tensor, not a int"):
+    with pytest.raises(TypeError, match=r"Scaled\.v must be a tensor.*int"):
         module.v.value
 
 

@@ -19,14 +19,12 @@ from moduli.device import Device, DeviceBounded
 from ._containers import TensorDict, TensorList
 from ._frozen import FrozenDict
 from ._functional import Functional
-from ._labels import align_labels
-from ._labels_of import labels_of
 from ._module import Module, ModuleType
 from ._nograd import nograd_tensors
+from ._ownership import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from ._scope import cached, invalidate
-from ._state import load_all_or_nothing
+from ._state import align_labels, labels_of, load_all_or_nothing
 from ._tie import tie
-from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from ._virtual import virtual
 from ._virtual_tensor import VirtualTensor, VirtualTensorAttributes
 

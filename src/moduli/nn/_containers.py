@@ -6,8 +6,7 @@ from typing import Any, overload
 from moduli.labels import Tensor
 
 from ._module import Module
-from ._ownership import check_name, drop, keep
-from ._views import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
+from ._ownership import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX, check_name, drop, keep
 
 
 class _Container(Module):
@@ -27,9 +26,6 @@ class _Container(Module):
 
     def _get(self, key: str) -> Tensor:
         return self.__getattr__(key)  # type: ignore[no-any-return]
-
-    def _remove(self, key: str) -> None:
-        drop(self, key)
 
     def export(self, name: str) -> Tensor:
         """A detached copy of one tensor, by its key written as text."""
@@ -129,7 +125,7 @@ class TensorList(_Container, MutableSequence[Tensor]):
             data = tensor.data if id(tensor.data) in held else self._copy(tensor)
             entries.append((data, tensor._axes))
         for key in list(self._labelled):
-            self._remove(key)
+            drop(self, key)
         prefix = TENSOR_BUFFER_PREFIX if self._nograd else TENSOR_PARAM_PREFIX
         for at, (data, axes) in enumerate(entries):
             registry[f"{prefix}{at}"] = data
@@ -188,7 +184,7 @@ class TensorDict(_Container, MutableMapping[str, Tensor]):
 
     def __delitem__(self, key: str) -> None:
         self._check_present(key)
-        self._remove(key)
+        drop(self, key)
 
     def update(self, other: Any = (), /, **named: Tensor) -> None:
         """Put copies of several tensors in, by key; all of them or none."""

@@ -35,10 +35,9 @@ class FrozenDict(Mapping[K, V]):
         'usable as a key'
     """
 
-    __slots__ = ("_hash", "_items")
+    __slots__ = ("_items",)
 
     _items: dict[K, V]
-    _hash: int | None
 
     @overload
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /) -> None: ...
@@ -46,13 +45,9 @@ class FrozenDict(Mapping[K, V]):
     def __init__(self: "FrozenDict[str, V]", items: Mapping[str, V] = ..., /, **named: V) -> None: ...
     def __init__(self, items: Any = (), /, **named: Any) -> None:
         object.__setattr__(self, "_items", dict(items, **named))
-        object.__setattr__(self, "_hash", None)
 
     def __getitem__(self, key: K) -> V:
         return self._items[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._items)
@@ -86,11 +81,7 @@ class FrozenDict(Mapping[K, V]):
         return all(key in other and _same(value, other[key]) for key, value in self._items.items())
 
     def __hash__(self) -> int:
-        known = self._hash
-        if known is None:
-            known = hash(frozenset((key, _hash_of(value)) for key, value in self._items.items()))
-            object.__setattr__(self, "_hash", known)
-        return known
+        return hash(frozenset((key, _hash_of(value)) for key, value in self._items.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._items,)

@@ -1,15 +1,25 @@
-"""Dispatch on the type of an argument and on the class of the functional at once."""
+"""Dispatch on the type of an argument and on the class of the functional at once, also in calls of modules.
 
+Torch runs hooks around whatever `self.forward` is, so for classes with registered actions `forward` asks whether it is
+running on behalf of a call, and if so runs the action. Called directly, as `super().forward(x)` or from inside an
+action, it is the method that was written. Classes without actions are left exactly as they are.
+"""
+
+import functools
 import inspect
 import itertools
+import threading
 import types
 import typing
 import weakref
 from abc import get_cache_token
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+from torch import nn
 from torch.compiler import is_dynamo_compiling
+
+from moduli._torch import has_global_module_hooks
 
 Action: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Action)
@@ -38,11 +48,6 @@ class _Actions:
         self.resolved: dict[int, _Resolved] = {}
         self.generation = -1
         self.token: object = None
-
-    def remember(self, obj_type: type, name: str | None, action: Action | None) -> _Resolved:
-        key, resolved = id(obj_type), self.resolved
-        known = resolved[key] = (weakref.ref(obj_type, lambda _: resolved.pop(key, None)), name, action)
-        return known
 
 
 class Functional:
@@ -192,10 +197,12 @@ def _resolve(functional: type, obj_type: type) -> _Resolved:
         actions.generation = _generation
         # Only classes that register abstract bases depend on who else is registered with those.
         actions.token = get_cache_token() if any(map(_is_abstract, _list_registered(functional))) else None
-    known = actions.resolved.get(id(obj_type))
+    key, resolved = id(obj_type), actions.resolved
+    known = resolved.get(key)
     if known is None or known[0]() is not obj_type:
         name = _search(functional, obj_type)
-        known = actions.remember(obj_type, name, None if name is None else getattr(functional, name))
+        home = weakref.ref(obj_type, lambda _: resolved.pop(key, None))
+        known = resolved[key] = (home, name, None if name is None else getattr(functional, name))
     return known
 
 
@@ -217,11 +224,6 @@ def describe_unregistered(functional: type, obj_type: type) -> str:
         f"{functional.__name__} has no action on {obj_type.__name__}; {listing}. "
         f"Add one with @{functional.__name__}.register({obj_type.__name__})"
     )
-
-
-def has_actions(functional: type) -> bool:
-    """Whether anything is registered on a class or its bases."""
-    return next(_list_registered(functional), None) is not None
 
 
 def _actions(functional: type) -> _Actions:
@@ -302,3 +304,86 @@ def _explain_unusable(obj_type: Any, why: str) -> str:
     origin = typing.get_origin(obj_type)
     remedy = f"register {origin.__name__} instead" if inspect.isclass(origin) else "register a class or a union of them"
     return f"cannot register {obj_type!r}: {why}; {remedy}"
+
+
+# -- calls of modules -------------------------------------------------------------------------------------------------
+
+_MARK: Final = "_moduli_forward"
+
+# The module whose call is under way and has not reached `forward` yet, by thread. Nearly always empty: only calls with
+# hooks around them need it.
+_pending: Final[dict[int, nn.Module]] = {}
+
+
+def install(cls: type) -> None:
+    """Let calls of a class, and of the classes derived from it, reach their registered actions."""
+    if next(_list_registered(cls), None) is None:
+        return
+    for klass in (cls, *list_descendants(cls)):
+        forward = klass.__dict__.get("forward")
+        if callable(forward) and not hasattr(forward, _MARK):
+            type.__setattr__(klass, "forward", _make_dispatching(forward))
+        elif not hasattr(klass.forward, _MARK):  # type: ignore[attr-defined]
+            # Inherited from a class that has no actions itself, so its method must stay as it is.
+            type.__setattr__(klass, "forward", _make_dispatching(_make_inherited(klass)))
+        if klass._call_impl is not _call_impl:  # type: ignore[attr-defined]
+            type.__setattr__(klass, "_call_impl", _call_impl)
+
+
+def list_descendants(cls: type[Any]) -> list[type[Any]]:
+    """The classes derived from a class, each once."""
+    found = [each for child in cls.__subclasses__() for each in (child, *list_descendants(child))]
+    return list(dict.fromkeys(found))
+
+
+def _make_inherited(cls: Any) -> Action:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(cls, self).forward(*args, **kwargs)
+
+    return forward
+
+
+def _make_dispatching(forward: Action) -> Action:
+    @functools.wraps(forward)
+    def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _pending and args and _pending.get(_thread()) is self:
+            del _pending[_thread()]
+            action = resolve(type(self), type(args[0]))
+            if action is not None:
+                return action(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    setattr(dispatch, _MARK, forward)
+    return dispatch
+
+
+def _thread() -> int:
+    # A compiler traces in one thread and cannot look which one it is.
+    return 0 if is_dynamo_compiling() else threading.get_ident()
+
+
+def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if args and not (
+        self._forward_hooks
+        or self._forward_pre_hooks
+        or self._backward_hooks
+        or self._backward_pre_hooks
+        or has_global_module_hooks()
+    ):
+        # Nothing to run around it, so the way through torch and back is not needed.
+        action = resolve(type(self), type(args[0]))
+        if action is not None:
+            return action(self, *args, **kwargs)
+        forward = self.forward
+        written = getattr(forward, _MARK, None)
+        return forward(*args, **kwargs) if written is None else written(self, *args, **kwargs)
+    thread = _thread()
+    outer = _pending.get(thread)
+    _pending[thread] = self
+    try:
+        return nn.Module._call_impl(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+    finally:
+        if outer is None:
+            _pending.pop(thread, None)
+        else:
+            _pending[thread] = outer

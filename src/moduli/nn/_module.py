@@ -9,13 +9,23 @@ from torch import nn
 from moduli.device import Device, DeviceBounded, DeviceLike
 from moduli.labels import Axes, Tensor, wrap, wrap_like
 
-from ._dispatch import install
 from ._frozen import FrozenDict
-from ._functional import F, Functional, describe_unregistered
-from ._labels import align_state, encode
-from ._ownership import check_initialised, check_virtual, drop, own, register, replace
-from ._state import find_tied_entries, load_all_or_nothing, reunite
-from ._views import describe, device_of, find_registered_target, list_owned_names, tensors_of, warn_unassigned
+from ._functional import F, Functional, describe_unregistered, install
+from ._ownership import (
+    check_initialised,
+    check_virtual,
+    describe,
+    device_of,
+    drop,
+    find_registered_target,
+    list_owned_names,
+    own,
+    register,
+    replace,
+    tensors_of,
+    warn_unassigned,
+)
+from ._state import align_state, encode, find_tied_entries, load_all_or_nothing, reunite
 from ._virtual_tensor import VirtualTensor, adopt_virtual_tensors
 
 ModuleType = TypeVar("ModuleType", bound=type["Module"])

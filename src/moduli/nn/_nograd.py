@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ._functional import list_descendants
 from ._module import Module, ModuleType
 
 
@@ -42,14 +43,10 @@ def nograd_tensors(*names: str) -> Callable[[ModuleType], ModuleType]:
     def annotate(cls: ModuleType) -> ModuleType:
         if not (isinstance(cls, type) and issubclass(cls, Module)):
             raise TypeError(f"nograd_tensors decorates a class derived from moduli.nn.Module, not {cls!r}")
-        affected: list[type[Module]] = [cls, *_find_derived(cls)]
+        # A class may be decorated when others are derived from it already.
+        affected: list[type[Module]] = [cls, *list_descendants(cls)]
         for each in affected:
             each.__nograd_tensors__ = each.__nograd_tensors__ | frozenset(names)
         return cls
 
     return annotate
-
-
-def _find_derived(cls: type[Module]) -> list[type[Module]]:
-    # A class may be decorated when others are derived from it already.
-    return [each for child in cls.__subclasses__() for each in (child, *_find_derived(child))]

@@ -2,21 +2,55 @@
 
 A recorder watches every torch function. A tensor that goes in and did not come out of an earlier one is a *source*. A
 value can be reused only if each of its sources is found on a way that leads from its owner, or from its function, over
-attributes and containers: only then can a later look tell whether it was replaced.
+attributes and containers: only then can a later look tell whether it was replaced. The state of torch must agree, too: some
+states (function transforms, tracing, modes) make a tensor mean something else than its storage, and nothing is reused.
 """
 
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from moduli._torch import (
+    has_autocast,
+    has_dispatch_mode,
+    has_function_mode,
+    has_mode_beside,
+    has_saved_tensor_hooks,
+    in_forward_ad,
+    in_transform,
+    is_tracing,
+)
 from moduli.labels import Tensor
 
-from ._ambient import Transparent
+Ambient: TypeAlias = tuple[object, ...]
+
+
+class Transparent(TorchFunctionMode):
+    """A mode that only watches, so that a value computed under it is the value computed without it."""
+
+
+def ambient() -> Ambient | None:
+    """What a value computed now depends on besides its sources, or None where nothing may be reused."""
+    if in_transform() or has_dispatch_mode() or has_saved_tensor_hooks() or in_forward_ad() or is_tracing():
+        return None
+    if not has_function_mode() and not has_autocast():
+        return torch.is_grad_enabled(), torch.get_default_dtype()
+    if has_mode_beside(Transparent):
+        return None
+    device = torch.get_default_device()
+    casts = ((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST if torch.is_autocast_enabled(kind))
+    return torch.is_grad_enabled(), torch.get_default_dtype(), *casts, *([] if device == _CPU else [device])
+
+
+_CPU: Final = torch.device("cpu")
+_AUTOCAST: Final = ("cpu", "cuda", "mps", "xpu")
+
 
 _PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 _SCALARS: Final = frozenset({int, float, bool, complex, str, type(None), torch.Size, torch.dtype, torch.device})

@@ -18,8 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from moduli._torch import guard_tensors
 from moduli.labels import Tensor
 
-from ._ambient import Ambient, ambient
-from ._recorder import Container, Recorder, attributes, locate
+from ._recorder import Ambient, Container, Recorder, ambient, attributes, locate
 
 
 @contextmanager
@@ -57,13 +56,21 @@ def cached() -> Iterator[None]:
     if _local.scope is not None:
         yield
         return
+    global _hook
     scope = _local.scope = Scope()
-    _open(scope)
+    with _lock:
+        if not scopes:
+            _hook = register_optimizer_step_post_hook(_on_step)
+        scopes.append(scope)
     try:
         yield
     finally:
         _local.scope = None
-        _close(scope)
+        with _lock:
+            scopes.remove(scope)
+            scope.entries.clear()
+            if not scopes:
+                _hook.remove()
 
 
 def invalidate(module: nn.Module | None = None) -> None:
@@ -314,22 +321,6 @@ def _leaf(value: Any) -> torch.Tensor:
 def _drop() -> None:
     for scope in list(scopes):
         scope.entries = {}
-
-
-def _open(scope: Scope) -> None:
-    global _hook
-    with _lock:
-        if not scopes:
-            _hook = register_optimizer_step_post_hook(_on_step)
-        scopes.append(scope)
-
-
-def _close(scope: Scope) -> None:
-    with _lock:
-        scopes.remove(scope)
-        scope.entries.clear()
-        if not scopes:
-            _hook.remove()
 
 
 _lock: Final = threading.Lock()

@@ -4,7 +4,7 @@ import copy
 import keyword
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -218,10 +218,7 @@ class VirtualTensor:
         else:
             value = materializer(owner, reference.dtype, reference.device)
         if not isinstance(value, (torch.Tensor, Tensor)):
-            raise TypeError(
-                f"the materializer of {type(owner).__name__}.{self._name} must return a tensor, "
-                f"not a {type(value).__name__}"
-            )
+            return value  # which `compute` refuses
         return value.to(dtype=reference.dtype, device=reference.device)
 
     def _reference(self) -> torch.Tensor:
@@ -309,15 +306,6 @@ class VirtualTensor:
     def __hash__(self) -> int:
         return id(self)
 
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.value)
-
 
 def _operator(name: str) -> Callable[..., Any]:
     def operate(self: VirtualTensor, *args: Any) -> Any:
@@ -329,7 +317,21 @@ def _operator(name: str) -> Callable[..., Any]:
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_UNARY = ("neg", "pos", "abs", "invert", "float", "int", "complex", "index", "getitem", "contains")
+_UNARY = (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "float",
+    "int",
+    "complex",
+    "index",
+    "getitem",
+    "contains",
+    "len",
+    "bool",
+    "iter",
+)
 for _name in (*_BINARY, *(f"r{_binary}" for _binary in _BINARY), *_COMPARISONS, *_UNARY):
     setattr(VirtualTensor, f"__{_name}__", _operator(f"__{_name}__"))
 
