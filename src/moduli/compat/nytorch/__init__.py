@@ -17,69 +17,15 @@ Example:
 """
 
 from ...particles import base, kernel, module, mtype
-from ...particles.base import (
-    NytoModuleBase,
-    ParticleDataImp,
-    ParticleKernelImp,
-    VersionDataImp,
-    VersionKernelImp,
-    create_new_group,
-)
-from ...particles.kernel import (
-    Particle,
-    ParticleData,
-    ParticleKernel,
-    ParticleUpdater,
-    Product,
-    VersionData,
-    VersionKernel,
-    VersionUpdater,
-)
-from ...particles.module import (
-    NytoModule,
-    ParamProduct,
-    binary_lambda_wrapper,
-    module_to_product,
-    product_assign_to_module,
-    product_to_module,
-    unary_lambda_wrapper,
-)
-from ...particles.mtype import (
-    ROOT_MODULE_ID,
-    ConfigDict,
-    MetaDict,
-    Module,
-    ModuleDict,
-    ModuleID,
-    ModuleMeta,
-    ParamConfig,
-    ParamDict,
-    ParamID,
-    ParamType,
-)
+from ...particles.base import *
+from ...particles.kernel import *
+from ...particles.module import *
+from ...particles.mtype import *
 from . import particle_module, particle_updater, utils, version_updater
-from .particle_module import GetNytoModule, ParticleModule, PMProduct
-from .particle_updater import (
-    AddModuleParticleUpdater,
-    AddParamParticleUpdater,
-    DelBufferParticleUpdater,
-    DelModuleParticleUpdater,
-    DelParamParticleUpdater,
-    RegisterBufferParticleUpdater,
-    SetModuleNoneParticleUpdater,
-    SetParamNoneParticleUpdater,
-)
-from .utils import clone_param, clone_params, copy_module, copy_modules, make_modules_ref
-from .version_updater import (
-    AddModuleVersionUpdater,
-    AddParamVersionUpdater,
-    DelBufferVersionUpdater,
-    DelModuleVersionUpdater,
-    DelParamVersionUpdater,
-    RegisterBufferVersionUpdater,
-    SetModuleNoneVersionUpdater,
-    SetParamNoneVersionUpdater,
-)
+from .particle_module import *
+from .particle_updater import *
+from .utils import *
+from .version_updater import *
 
 __all__ = [
     "base",
@@ -90,60 +36,12 @@ __all__ = [
     "particle_updater",
     "utils",
     "version_updater",
-    "NytoModule",
-    "NytoModuleBase",
-    "ParamProduct",
-    "ParticleModule",
-    "PMProduct",
-    "GetNytoModule",
-    "ParamConfig",
-    "ModuleMeta",
-    "ROOT_MODULE_ID",
-    "ModuleID",
-    "ParamID",
-    "Module",
-    "ParamType",
-    "ModuleDict",
-    "ParamDict",
-    "MetaDict",
-    "ConfigDict",
-    "module_to_product",
-    "product_to_module",
-    "product_assign_to_module",
-    "unary_lambda_wrapper",
-    "binary_lambda_wrapper",
-    "clone_param",
-    "clone_params",
-    "copy_module",
-    "copy_modules",
-    "make_modules_ref",
-    "VersionData",
-    "ParticleData",
-    "VersionUpdater",
-    "ParticleUpdater",
-    "VersionKernel",
-    "ParticleKernel",
-    "Product",
-    "Particle",
-    "VersionDataImp",
-    "ParticleDataImp",
-    "VersionKernelImp",
-    "ParticleKernelImp",
-    "create_new_group",
-    "AddModuleVersionUpdater",
-    "AddParamVersionUpdater",
-    "RegisterBufferVersionUpdater",
-    "SetModuleNoneVersionUpdater",
-    "SetParamNoneVersionUpdater",
-    "DelModuleVersionUpdater",
-    "DelParamVersionUpdater",
-    "DelBufferVersionUpdater",
-    "AddModuleParticleUpdater",
-    "AddParamParticleUpdater",
-    "RegisterBufferParticleUpdater",
-    "SetModuleNoneParticleUpdater",
-    "SetParamNoneParticleUpdater",
-    "DelModuleParticleUpdater",
-    "DelParamParticleUpdater",
-    "DelBufferParticleUpdater",
 ]
+__all__ += base.__all__
+__all__ += kernel.__all__
+__all__ += module.__all__
+__all__ += mtype.__all__
+__all__ += particle_module.__all__
+__all__ += particle_updater.__all__
+__all__ += utils.__all__
+__all__ += version_updater.__all__

@@ -115,7 +115,25 @@ class RegisterBufferVersionUpdater(VersionEdit):
         return particle.RegisterBufferParticleUpdater(self.module_id, self.attr_name, self.value, self.persistent)
 
 
-class SetModuleNoneVersionUpdater(VersionEdit):
+class _Removal(VersionEdit):
+    """Takes what is registered under a name away, or leaves None in its place."""
+
+    slots: str
+    what: str
+    edit: type[ParticleEdit]
+    leaves_none = False
+
+    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
+        """Change the metadata of the next version; returns what does the same to particles."""
+        held = getattr(meta, self.slots)
+        self._check_present(held, self.what)
+        self._clear(meta, held if self.leaves_none else None)
+        if self.leaves_none:
+            held[self.attr_name] = None
+        return self.edit(self.module_id, self.attr_name)
+
+
+class SetModuleNoneVersionUpdater(_Removal):
     """Sets a module to None.
 
     Args:
@@ -131,15 +149,11 @@ class SetModuleNoneVersionUpdater(VersionEdit):
         True
     """
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._check_present(meta.sub_modules, "module")
-        self._clear(meta, meta.sub_modules)
-        meta.sub_modules[self.attr_name] = None
-        return particle.SetModuleNoneParticleUpdater(self.module_id, self.attr_name)
+    slots, what, edit = "sub_modules", "module", particle.SetModuleNoneParticleUpdater
+    leaves_none = True
 
 
-class SetParamNoneVersionUpdater(VersionEdit):
+class SetParamNoneVersionUpdater(_Removal):
     """Sets a parameter to None.
 
     Args:
@@ -155,15 +169,11 @@ class SetParamNoneVersionUpdater(VersionEdit):
         True
     """
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._check_present(meta.sub_params, "parameter")
-        self._clear(meta, meta.sub_params)
-        meta.sub_params[self.attr_name] = None
-        return particle.SetParamNoneParticleUpdater(self.module_id, self.attr_name)
+    slots, what, edit = "sub_params", "parameter", particle.SetParamNoneParticleUpdater
+    leaves_none = True
 
 
-class DelModuleVersionUpdater(VersionEdit):
+class DelModuleVersionUpdater(_Removal):
     """Deletes a module.
 
     Args:
@@ -179,14 +189,10 @@ class DelModuleVersionUpdater(VersionEdit):
         False
     """
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._check_present(meta.sub_modules, "module")
-        self._clear(meta)
-        return particle.DelModuleParticleUpdater(self.module_id, self.attr_name)
+    slots, what, edit = "sub_modules", "module", particle.DelModuleParticleUpdater
 
 
-class DelParamVersionUpdater(VersionEdit):
+class DelParamVersionUpdater(_Removal):
     """Deletes a parameter.
 
     Args:
@@ -202,14 +208,10 @@ class DelParamVersionUpdater(VersionEdit):
         False
     """
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._check_present(meta.sub_params, "parameter")
-        self._clear(meta)
-        return particle.DelParamParticleUpdater(self.module_id, self.attr_name)
+    slots, what, edit = "sub_params", "parameter", particle.DelParamParticleUpdater
 
 
-class DelBufferVersionUpdater(VersionEdit):
+class DelBufferVersionUpdater(_Removal):
     """Deletes a buffer.
 
     Args:
@@ -225,8 +227,4 @@ class DelBufferVersionUpdater(VersionEdit):
         False
     """
 
-    def change(self, vdata: VersionDataImp, meta: ModuleMeta) -> ParticleEdit:
-        """Change the metadata of the next version; returns what does the same to particles."""
-        self._check_present(meta.sub_buffers, "buffer")
-        self._clear(meta)
-        return particle.DelBufferParticleUpdater(self.module_id, self.attr_name)
+    slots, what, edit = "sub_buffers", "buffer", particle.DelBufferParticleUpdater
