@@ -1,5 +1,6 @@
 """Labelled = plain: every elementwise function equals torch on data aligned by hand, with the labels of both operands."""
 
+import inspect
 import operator
 from fractions import Fraction
 
@@ -26,8 +27,8 @@ from labels.strategies import (
     reordered,
     seeds,
 )
+from moduli.labels import _maths, _pointwise
 from moduli.labels._elementwise import COMPARISONS, OPERATORS
-from moduli.labels._pointwise import BINARY, TERNARY, UNARY, UNARY_F
 
 # Half precision times complex is torch's experiment, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -37,6 +38,20 @@ OPERATORS = {
     **{name: getattr(operator, f"__{name}__") for name in OPERATORS},
     **{name: getattr(operator, name) for name in COMPARISONS},
 }
+# The functions of `moduli`, by the arguments they take, and those that only torch has.
+MATHS = {
+    name: [*inspect.signature(function).parameters]
+    for name, function in vars(_maths).items()
+    if inspect.isfunction(function) and hasattr(mo, name)
+}
+UNARY = [*(name for name, taken in MATHS.items() if taken == ["t"]), *_pointwise.UNARY]
+BINARY = [
+    "isclose",
+    *(name for name, taken in MATHS.items() if taken == ["a", "b", "join", "fill"]),
+    *_pointwise.BINARY,
+]
+TERNARY = ["where", "clamp", "clip", *_pointwise.TERNARY]
+UNARY_F = _pointwise.UNARY_F
 NUMBERS = (2, -1, 2.5, True, 1 + 2j, Fraction(1, 2), np.float32(1.5), np.float64(0.1), np.int64(3), np.bool_(True))
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import moduli.labels as la
 from moduli.labels import BROADCAST, Space, Tensor, join
-from moduli.labels import _linalg as la
 from moduli.labels._factories import tensor
 from moduli.labels._tensor import wrap
 

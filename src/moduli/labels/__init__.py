@@ -15,267 +15,180 @@ axis by label, and what can't be paired is refused with a sentence instead of be
 Labels that occur on one side only are an error unless a `join` policy says otherwise.
 """
 
-from . import _containers as _containers
-from . import _losses as _losses
+import typing as _typing
+
 from . import _placement as _placement
 from . import _rules as _rules
-from ._adjoint import adjoint
-from ._assign import diag_embed, diagonal, index_add, one_hot
-from ._axes import Axes
-from ._concat import cat, chunk, flatten, split, stack, unbind, unflatten
-from ._einsum import dot, einsum
-from ._elementwise import elementwise
-from ._errors import OwnTransposeError, UnknownLabelError
-from ._factories import empty, full, ones, rand, randn, tensor, zeros
-from ._groupby import Groups, groupby
-from ._interp import interp
-from ._join import join
-from ._like import arange, empty_like, eye, full_like, ones_like, rand_like, randn_like, zeros_like
-from ._linalg import QR, SVD, Eigen, cholesky, eig, eigh, eigvals, eigvalsh, qr, svd, svdvals
-from ._lowdin import lowdin
-from ._maths import (
-    abs,
-    acos,
-    acosh,
-    add,
-    allclose,
-    angle,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    ceil,
-    clamp,
-    conj,
-    cos,
-    cosh,
-    div,
-    equal,
-    erf,
-    exp,
-    expm1,
-    floor,
-    hypot,
-    imag,
-    isclose,
-    isfinite,
-    isinf,
-    isnan,
-    lerp,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    mul,
-    nan_to_num,
-    neg,
-    pow,
-    real,
-    reciprocal,
-    relu,
-    remainder,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    sub,
-    tan,
-    tanh,
-    trunc,
-    where,
-)
-from ._matmul import matmul, outer
-from ._order import flip, roll
-from ._rank import Ranked, argmax, argmin, argsort, cumprod, cumsum, log_softmax, max, min, softmax, sort, topk
-from ._reduce import all, amax, amin, any, count_nonzero, logsumexp, mean, nanmean, nansum, norm, prod, std, sum, var
-from ._select import isel, sel
-from ._shape import align_to, h, movedim, permute, relabel, rename, squeeze, transpose, unsqueeze
-from ._solve import Slogdet, add_identity, det, inv, matrix_exp, pinv, slogdet, solve, trace
-from ._space import BROADCAST, Space
-from ._tensor import AmbiguousTruthError, Tensor, wrap, wrap_like
-from ._transforms import drop_axis, put_in_front, vmap
-from ._xarray import from_xarray, to_xarray
+from ._assign import diag_embed as diag_embed
+from ._assign import diagonal as diagonal
+from ._assign import index_add as index_add
+from ._assign import one_hot as one_hot
+from ._axes import Axes as Axes
+from ._axes import drop_axis as drop_axis
+from ._axes import put_in_front as put_in_front
+from ._concat import cat as cat
+from ._concat import chunk as chunk
+from ._concat import flatten as flatten
+from ._concat import split as split
+from ._concat import stack as stack
+from ._concat import unbind as unbind
+from ._concat import unflatten as unflatten
+from ._einsum import dot as dot
+from ._einsum import einsum as einsum
+from ._elementwise import elementwise as elementwise
+from ._errors import OwnTransposeError as OwnTransposeError
+from ._errors import UnknownLabelError as UnknownLabelError
+from ._factories import empty as empty
+from ._factories import full as full
+from ._factories import ones as ones
+from ._factories import rand as rand
+from ._factories import randn as randn
+from ._factories import tensor as tensor
+from ._factories import zeros as zeros
+from ._groupby import Groups as Groups
+from ._groupby import groupby as groupby
+from ._join import join as join
+from ._like import arange as arange
+from ._like import empty_like as empty_like
+from ._like import eye as eye
+from ._like import full_like as full_like
+from ._like import ones_like as ones_like
+from ._like import rand_like as rand_like
+from ._like import randn_like as randn_like
+from ._like import zeros_like as zeros_like
+from ._linalg import QR as QR
+from ._linalg import SVD as SVD
+from ._linalg import Eigen as Eigen
+from ._linalg import cholesky as cholesky
+from ._linalg import eig as eig
+from ._linalg import eigh as eigh
+from ._linalg import eigvals as eigvals
+from ._linalg import eigvalsh as eigvalsh
+from ._linalg import qr as qr
+from ._linalg import svd as svd
+from ._linalg import svdvals as svdvals
+from ._lowdin import lowdin as lowdin
+from ._maths import abs as abs
+from ._maths import acos as acos
+from ._maths import acosh as acosh
+from ._maths import add as add
+from ._maths import allclose as allclose
+from ._maths import angle as angle
+from ._maths import asin as asin
+from ._maths import asinh as asinh
+from ._maths import atan as atan
+from ._maths import atan2 as atan2
+from ._maths import atanh as atanh
+from ._maths import ceil as ceil
+from ._maths import clamp as clamp
+from ._maths import conj as conj
+from ._maths import cos as cos
+from ._maths import cosh as cosh
+from ._maths import div as div
+from ._maths import equal as equal
+from ._maths import erf as erf
+from ._maths import exp as exp
+from ._maths import expm1 as expm1
+from ._maths import floor as floor
+from ._maths import hypot as hypot
+from ._maths import imag as imag
+from ._maths import isclose as isclose
+from ._maths import isfinite as isfinite
+from ._maths import isinf as isinf
+from ._maths import isnan as isnan
+from ._maths import lerp as lerp
+from ._maths import log as log
+from ._maths import log1p as log1p
+from ._maths import log2 as log2
+from ._maths import log10 as log10
+from ._maths import logaddexp as logaddexp
+from ._maths import logical_and as logical_and
+from ._maths import logical_not as logical_not
+from ._maths import logical_or as logical_or
+from ._maths import maximum as maximum
+from ._maths import minimum as minimum
+from ._maths import mul as mul
+from ._maths import nan_to_num as nan_to_num
+from ._maths import neg as neg
+from ._maths import pow as pow
+from ._maths import real as real
+from ._maths import reciprocal as reciprocal
+from ._maths import relu as relu
+from ._maths import remainder as remainder
+from ._maths import round as round
+from ._maths import rsqrt as rsqrt
+from ._maths import sigmoid as sigmoid
+from ._maths import sign as sign
+from ._maths import sin as sin
+from ._maths import sinh as sinh
+from ._maths import sqrt as sqrt
+from ._maths import square as square
+from ._maths import sub as sub
+from ._maths import tan as tan
+from ._maths import tanh as tanh
+from ._maths import trunc as trunc
+from ._maths import where as where
+from ._matmul import matmul as matmul
+from ._matmul import outer as outer
+from ._rank import Ranked as Ranked
+from ._rank import argmax as argmax
+from ._rank import argmin as argmin
+from ._rank import argsort as argsort
+from ._rank import cumprod as cumprod
+from ._rank import cumsum as cumsum
+from ._rank import flip as flip
+from ._rank import log_softmax as log_softmax
+from ._rank import max as max
+from ._rank import min as min
+from ._rank import roll as roll
+from ._rank import softmax as softmax
+from ._rank import sort as sort
+from ._rank import topk as topk
+from ._reduce import all as all
+from ._reduce import amax as amax
+from ._reduce import amin as amin
+from ._reduce import any as any
+from ._reduce import count_nonzero as count_nonzero
+from ._reduce import logsumexp as logsumexp
+from ._reduce import mean as mean
+from ._reduce import nanmean as nanmean
+from ._reduce import nansum as nansum
+from ._reduce import norm as norm
+from ._reduce import prod as prod
+from ._reduce import std as std
+from ._reduce import sum as sum
+from ._reduce import var as var
+from ._select import interp as interp
+from ._select import isel as isel
+from ._select import sel as sel
+from ._shape import align_to as align_to
+from ._shape import h as h
+from ._shape import movedim as movedim
+from ._shape import permute as permute
+from ._shape import relabel as relabel
+from ._shape import rename as rename
+from ._shape import squeeze as squeeze
+from ._shape import transpose as transpose
+from ._shape import unsqueeze as unsqueeze
+from ._solve import Slogdet as Slogdet
+from ._solve import add_identity as add_identity
+from ._solve import adjoint as adjoint
+from ._solve import det as det
+from ._solve import inv as inv
+from ._solve import matrix_exp as matrix_exp
+from ._solve import pinv as pinv
+from ._solve import slogdet as slogdet
+from ._solve import solve as solve
+from ._solve import trace as trace
+from ._space import BROADCAST as BROADCAST
+from ._space import Space as Space
+from ._tensor import AmbiguousTruthError as AmbiguousTruthError
+from ._tensor import Tensor as Tensor
+from ._tensor import wrap as wrap
+from ._tensor import wrap_like as wrap_like
+from ._transforms import vmap as vmap
+from ._xarray import from_xarray as from_xarray
+from ._xarray import to_xarray as to_xarray
 
-__all__ = [
-    "AmbiguousTruthError",
-    "Axes",
-    "BROADCAST",
-    "Eigen",
-    "Groups",
-    "OwnTransposeError",
-    "QR",
-    "Ranked",
-    "SVD",
-    "Slogdet",
-    "Space",
-    "Tensor",
-    "UnknownLabelError",
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "add_identity",
-    "adjoint",
-    "align_to",
-    "all",
-    "allclose",
-    "amax",
-    "amin",
-    "angle",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "argsort",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "cat",
-    "ceil",
-    "cholesky",
-    "chunk",
-    "clamp",
-    "conj",
-    "cos",
-    "cosh",
-    "count_nonzero",
-    "cumprod",
-    "cumsum",
-    "det",
-    "diag_embed",
-    "diagonal",
-    "div",
-    "dot",
-    "drop_axis",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "einsum",
-    "elementwise",
-    "empty",
-    "empty_like",
-    "equal",
-    "erf",
-    "exp",
-    "expm1",
-    "eye",
-    "flatten",
-    "flip",
-    "floor",
-    "from_xarray",
-    "full",
-    "full_like",
-    "h",
-    "groupby",
-    "hypot",
-    "imag",
-    "index_add",
-    "interp",
-    "inv",
-    "isclose",
-    "isel",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "join",
-    "lerp",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_softmax",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logsumexp",
-    "lowdin",
-    "matmul",
-    "matrix_exp",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "movedim",
-    "mul",
-    "nan_to_num",
-    "nanmean",
-    "nansum",
-    "neg",
-    "norm",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "outer",
-    "permute",
-    "pinv",
-    "pow",
-    "prod",
-    "put_in_front",
-    "qr",
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "real",
-    "reciprocal",
-    "relabel",
-    "relu",
-    "remainder",
-    "rename",
-    "roll",
-    "round",
-    "rsqrt",
-    "sel",
-    "sigmoid",
-    "sign",
-    "sin",
-    "sinh",
-    "slogdet",
-    "softmax",
-    "solve",
-    "sort",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "sub",
-    "sum",
-    "svd",
-    "svdvals",
-    "tan",
-    "tanh",
-    "tensor",
-    "to_xarray",
-    "topk",
-    "trace",
-    "transpose",
-    "trunc",
-    "unbind",
-    "unflatten",
-    "unsqueeze",
-    "var",
-    "vmap",
-    "where",
-    "wrap",
-    "wrap_like",
-    "zeros",
-    "zeros_like",
-]
+if not _typing.TYPE_CHECKING:  # which takes a name that is imported as itself for public
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

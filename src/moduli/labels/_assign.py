@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, cache_by_axes, intern_pairs
+from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
 from ._gather import Gather, gather
 from ._index import get
-from ._pairing import apply_step, check_sizes, current_plan, describe_difference
-from ._shape import _take_axes, freeze
+from ._pairing import align_to_fixed, order_labels
+from ._shape import freeze
 from ._space import Space
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
@@ -36,12 +36,7 @@ def _fit_value(value: Any, target: Tensor) -> Any:
     ):
         return as_number(value) if not isinstance(value, (int, float, complex, bool)) else value
     value = as_tensor(value)
-    plan = current_plan(target._axes, (value._axes,))
-    if plan.axes.ndim != target._axes.ndim or plan.steps[0] is not None:
-        raise ValueError(f"a value with {value._axes!r} does not fit into {target._axes!r}")
-    check_sizes(plan.checks, (target._data, value._data))
-    step = plan.steps[1]
-    return value._data if step is None else apply_step(value._data, step, plan.fill)
+    return align_to_fixed(target._axes, value._axes, value._data, "a value", target._data)
 
 
 Tensor.__getitem__ = get  # type: ignore[method-assign,assignment]
@@ -72,10 +67,8 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
         Tensor(x: a=3., b=0., c=0.)
     """
     source = as_tensor(source)
-    at, order, gathers, positions = _plan_assignment(t._axes, source._axes, dim, index is None)
-    data = source._data if order is None else source._data.permute(order)
-    for axis, plan in gathers:
-        data = gather(data, axis, plan, 0.0)
+    at, own, its, positions = _plan_assignment(t._axes, source._axes, dim, index is None)
+    data = align_to_fixed(own, its, source._data, "a source", None)
     if positions is not None:
         index = torch.tensor(positions, device=data.device, dtype=torch.int64)
     elif isinstance(index, Tensor):
@@ -97,34 +90,20 @@ def index_add(t: Tensor, dim: DimLike, index: Any, source: Tensor, *, alpha: flo
 @cache_by_axes
 def _plan_assignment(
     axes: Axes, source: Axes, dim: DimLike, by_label: bool
-) -> tuple[int, tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None]:
+) -> tuple[int, Axes, Axes, tuple[int, ...] | None]:
+    """The axis, the axes of both without its labels, and the positions that its labels give."""
     at = axes.axis(dim)
-    if source.ndim != axes.ndim:
-        raise ValueError(f"the source has {source.ndim} axes and the tensor {axes.ndim}; they must have the same axes")
-    order = tuple(range(axes.ndim))
-    if axes.named and source.named:
-        if set(axes.names) != set(source.names):
-            raise ValueError(f"the source has the axes {list(source.names)}, the tensor {list(axes.names)}")
-        order = tuple(source.names.index(name) for name in axes.names)
-    gathers = []
+    by_name = axes.named and source.named
+    if source.ndim != axes.ndim or (by_name and set(axes.names) != set(source.names)):
+        raise ValueError(f"the source has the axes {list(source.names)}, the tensor {list(axes.names)}")
+    place = source.names.index(axes.names[at]) if by_name else at
+    own, other = axes.spaces[at], source.spaces[place]
     positions = None
-    for axis, own in enumerate(axes.spaces):
-        other = source.spaces[order[axis]]
-        name, its = axes.names[axis], source.names[order[axis]]
-        if name is not None and its is not None and name != its:
-            raise ValueError(
-                f"{axes.describe(axis)} of the tensor meets axis {its!r} of the source; rename one of them"
-            )
-        if axis == at:
-            if by_label:
-                if own is None or other is None or not (own.labelled and other.labelled):
-                    raise ValueError(f"without an index, {axes.describe(at)} must have labels in both tensors")
-                positions = tuple(own.index(label) for label in other)
-        elif own is not None and other is not None and own.labels != other.labels:
-            if not other.has_labels_of(own):
-                raise ValueError(describe_difference(own, other, axes.describe(axis)))
-            gathers.append((axis, Gather(other.locate(own))))
-    return at, None if order == tuple(range(axes.ndim)) else order, tuple(gathers), positions
+    if by_label:
+        if own is None or other is None or not (own.labelled and other.labelled):
+            raise ValueError(f"without an index, {axes.describe(at)} must have labels in both tensors")
+        positions = tuple(own.index(label) for label in other)
+    return at, axes.put(at, (axes.names[at], None)), source.put(place, (source.names[place], None)), positions
 
 
 @method
@@ -149,21 +128,17 @@ def one_hot(t: Tensor, space: Any, name: str | None = None) -> Tensor:
     axes, size = _classes(t._axes, freeze(space), name)
     if t._data.is_floating_point() or t._data.is_complex() or t._data.dtype is torch.bool:
         raise TypeError(f"one_hot takes integers, not {t._data.dtype}")
-    return wrap((t._data.unsqueeze(-1) == torch.arange(size, device=_check_range(t._data, size))).to(torch.int64), axes)
-
-
-def _check_range(data: torch.Tensor, size: int) -> torch.device:
-    if not torch.compiler.is_compiling() and data.numel() and not _in_transform():
-        low, high = int(data.min()), int(data.max())
+    if not torch.compiler.is_compiling() and t._data.numel() and not _in_transform():
+        low, high = int(t._data.min()), int(t._data.max())
         if low < 0 or high >= size:
             raise ValueError(f"one_hot has {size} classes, but the numbers run from {low} to {high}")
-    return data.device
+    return wrap((t._data.unsqueeze(-1) == torch.arange(size, device=t._data.device)).to(torch.int64), axes)
 
 
 @cache_by_axes
 def _classes(axes: Axes, labels: Any, name: str | None) -> tuple[Axes, int]:
     space = Space(labels) if name is None else Space(labels).rename(name)
-    return intern_pairs([*axes.pairs(), (space.name, None if space.positional else space)]), len(space)
+    return intern_pairs([*axes.pairs(), as_pair(space)]), len(space)
 
 
 @method
@@ -202,18 +177,9 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
     if at0 == at1:
         raise ValueError(f"a diagonal needs two axes, got {axes.describe(at0)} twice")
     a, b = axes.spaces[at0], axes.spaces[at1]
-    plan = None
-    for at, space in ((at0, a), (at1, b)):
-        if space is not None and space.broadcast:
-            raise ValueError(f"{axes.describe(at)} is BROADCAST and has no diagonal")
-    if a is not None and b is not None and a.labels != b.labels:
-        if not b.has_labels_of(a):
-            raise ValueError(describe_difference(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}"))
-        plan = Gather(b.locate(a))
-    rest = _take_axes(axes, [i for i in range(axes.ndim) if i not in (at0, at1)])
-    name = axes.names[at0]
-    space = a if a is not None else b
-    return at0, at1, plan, intern_pairs([*rest.pairs(), (name, None if space is None else space.rename(name))])
+    axes.refuse_broadcast((at0, at1), "", " and has no diagonal")
+    plan = order_labels(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}")
+    return at0, at1, plan, intern_pairs([*axes.drop(at0, at1).pairs(), (axes.names[at0], b if a is None else a)])
 
 
 @method
@@ -239,10 +205,8 @@ def diag_embed(t: Tensor, name: str | None = None) -> Tensor:
 def _embed_axes(axes: Axes, name: str | None) -> Axes:
     if not axes.ndim:
         raise ValueError("a tensor without axes has nothing to put on a diagonal")
-    space = axes.spaces[-1]
-    if space is not None and space.broadcast:
-        raise ValueError(f"{axes.describe(axes.ndim - 1)} is BROADCAST and can't become a diagonal")
-    return intern_pairs([*axes.pairs(), (name, None if space is None else space.rename(name))])
+    axes.refuse_broadcast([axes.ndim - 1], "", " and can't become a diagonal")
+    return intern_pairs([*axes.pairs(), (name, axes.spaces[-1])])
 
 
 def _diagonal_rule(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

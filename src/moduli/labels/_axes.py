@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, f
 
 from ._constant import constant
 from ._errors import UnknownLabelError
-from ._space import BROADCAST, Space, check_name
+from ._space import Space, check_name
 
 if TYPE_CHECKING:
     from ._pairing import PairingPlan
@@ -32,26 +32,13 @@ DimLike = int | str
 DimsLike = int | str | Sequence[int | str] | None
 """Several axes: a name, names in one string (``"y x"``), positions, or a sequence of both; None for all."""
 
+Pair = tuple[str | None, Space | None]
+"""The name of one axis, and its Space, None where it is positional."""
+
 _MOST_PLANS: Final = 512
 
 
-@constant(
-    "drop_marks",
-    "exact_plan",
-    "exact_product",
-    "firm",
-    "named",
-    "names",
-    "ndim",
-    "rest",
-    "rule",
-    "run",
-    "spaces",
-    "describe",
-    "listing",
-    "axis",
-    "axes",
-)
+@constant("exact_plan", "exact_product", "rule")
 class Axes:
     """The name and the labels of every axis. Made by `intern`; compare with ``is``."""
 
@@ -136,6 +123,17 @@ class Axes:
         name = self.names[axis]
         return f"axis {axis}" if name is None else f"axis {name!r}"
 
+    def stretches(self, at: int) -> bool:
+        """Whether an axis is BROADCAST."""
+        space = self.spaces[at]
+        return space is not None and space.broadcast
+
+    def refuse_broadcast(self, which: Iterable[int], what: str, why: str) -> None:
+        """Refuse axes that stretch where rows, columns or entries are needed."""
+        for at in which:
+            if self.stretches(at):
+                raise ValueError(f"{what}{self.describe(at)} is BROADCAST{why}")
+
     # -- finding axes ----------------------------------------------------------------------------------------------
 
     def axis(self, dim: DimLike) -> int:
@@ -179,9 +177,31 @@ class Axes:
 
     # -- making others ---------------------------------------------------------------------------------------------
 
-    def pairs(self) -> list[tuple[str | None, Space | None]]:
+    def pairs(self) -> list[Pair]:
         """(name, space) of each axis, to be edited and given to `intern_pairs`."""
         return list(zip(self.names, self.spaces, strict=True))
+
+    def take(self, order: Iterable[int]) -> Axes:
+        """The axes at these positions, in this order."""
+        return intern_pairs((self.names[at], self.spaces[at]) for at in order)
+
+    def drop(self, *gone: int) -> Axes:
+        """The axes without those at some positions."""
+        return self.take(at for at in range(self.ndim) if at not in gone)
+
+    def put(self, at: int, *new: Pair) -> Axes:
+        """The axes with others in place of one of them."""
+        pairs = self.pairs()
+        pairs[at : at + 1] = new
+        return intern_pairs(pairs)
+
+    def insert(self, dim: int, new: Pair) -> tuple[int, Axes]:
+        """The axes with a new one among them, and its position."""
+        if not -self.ndim - 1 <= dim <= self.ndim:
+            raise IndexError(f"there is no place {dim} for a new axis among {self.ndim}; {self.listing()}")
+        at, pairs = dim % (self.ndim + 1), self.pairs()
+        pairs.insert(at, new)
+        return at, intern_pairs(pairs)
 
     def dims(self, shape: Sequence[int]) -> tuple[Space, ...]:
         """The Spaces, now that the sizes are known."""
@@ -224,7 +244,7 @@ def intern(names: Sequence[str | None], spaces: Sequence[Space | None], told: Ha
         return _table.setdefault(key, axes)
 
 
-def intern_pairs(pairs: Iterable[tuple[str | None, Space | None]]) -> Axes:
+def intern_pairs(pairs: Iterable[Pair]) -> Axes:
     """`intern` for a list of (name, space)."""
     pairs = list(pairs)
     return intern([name for name, _ in pairs], [space for _, space in pairs])
@@ -236,7 +256,12 @@ def axes_of(dims: Iterable[Space]) -> Axes:
     for space in dims:
         if not isinstance(space, Space):
             raise TypeError(f"dims are Spaces, one per axis, but one of them is {space!r}; write Space({space!r})")
-    return intern([space.name for space in dims], [None if space.positional else space for space in dims])
+    return intern_pairs(map(as_pair, dims))
+
+
+def as_pair(space: Space) -> Pair:
+    """The name of an axis, and its Space unless that has positions only."""
+    return space.name, None if space.positional else space
 
 
 def make_unnamed(ndim: int) -> Axes:
@@ -247,7 +272,11 @@ def make_unnamed(ndim: int) -> Axes:
 # All that torch can have, made at once: compiled code and threads only look.
 _unnamed: Final = [intern((None,) * ndim, (None,) * ndim) for ndim in range(65)]
 SCALAR: Final = make_unnamed(0)
-BROADCAST_PAIR: Final[tuple[str | None, Space | None]] = (None, BROADCAST)
+
+
+def as_key(dims: DimsLike) -> DimsLike:
+    """Axes as an argument of label logic, which must be hashable."""
+    return tuple(dims) if type(dims) is list else dims
 
 
 def split_names(names: str) -> list[str]:
@@ -270,6 +299,18 @@ def cache_by_axes(function: Callable[Concatenate[Axes, P], R]) -> Callable[Conca
         return axes.run(function, *args)
 
     return look_up  # type: ignore[return-value]
+
+
+@cache_by_axes
+def drop_axis(axes: Axes, at: int) -> Axes:
+    """The axes without the one at a position."""
+    return axes.drop(at)
+
+
+@cache_by_axes
+def put_in_front(axes: Axes, name: str, space: Space | None) -> Axes:
+    """The axes after a new one."""
+    return intern_pairs([(name, space), *axes.pairs()])
 
 
 @final

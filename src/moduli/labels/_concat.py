@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern_pairs
+from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, drop_axis, intern_pairs
 from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import apply_step, check_sizes, current_plan, pair_spaces
+from ._pairing import PairingPlan, align_all, current_plan, pair
 from ._shape import freeze
 from ._space import Space, check_name
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
@@ -42,78 +42,37 @@ def cat(tensors: Sequence[Tensor], dim: DimLike = 0) -> Tensor:
     tensors = [as_tensor(t) for t in tensors]
     if not tensors:
         raise ValueError("cat needs at least one tensor")
-    first = tensors[0]
-    how = policy.how
-    at, steps, axes = _join_axes(first._axes, tuple(t._axes for t in tensors[1:]), dim, how)
-    sizes: list[int | None] = [None] * first._data.ndim
-    parts = []
-    for t, (order, gathers, stretched) in zip(tensors, steps, strict=True):
-        data = t._data if order is None else t._data.permute(order)
-        for axis, plan in gathers:
-            data = gather(data, axis, plan, policy.fill)
-        for axis in range(data.ndim):
-            if axis == at or axis in stretched:
-                continue
-            if sizes[axis] is None:
-                sizes[axis] = data.shape[axis]
-            elif sizes[axis] != data.shape[axis]:
-                raise ValueError(
-                    f"{axes.describe(axis)} has size {sizes[axis]} in one tensor and {data.shape[axis]} in another; "
-                    "only the joined axis may differ"
-                )
-        parts.append((data, stretched))
-    aligned = [
-        data.expand([_choose_size(sizes[i]) if i in stretched else size for i, size in enumerate(data.shape)])
-        if stretched
-        else data
-        for data, stretched in parts
-    ]
-    return wrap(torch.cat(aligned, at), axes)
-
-
-def _choose_size(size: int | None) -> int:
-    """The size to stretch to; 1 where nothing has another."""
-    return 1 if size is None else size
-
-
-_CatStep = tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], frozenset[int]]
+    at, plan, stretches = _join_axes(
+        tensors[0]._axes, tuple(t._axes for t in tensors[1:]), dim, policy.how, policy.fill
+    )
+    parts = align_all(plan, [t._data for t in tensors])
+    if stretches:  # what is BROADCAST in one tensor has the size of the others
+        sizes = torch.broadcast_shapes(*(part.shape[:at] + part.shape[at + 1 :] for part in parts))  # type: ignore[no-untyped-call]
+        parts = [part.expand(*sizes[:at], part.shape[at], *sizes[at:]) for part in parts]
+    return wrap(torch.cat(parts, at), plan.axes)
 
 
 @cache_by_axes
-def _join_axes(axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str) -> tuple[int, tuple[_CatStep, ...], Axes]:
+def _join_axes(
+    axes: Axes, others: tuple[Axes, ...], dim: DimLike, how: str, fill: complex
+) -> tuple[int, PairingPlan, bool]:
     at = axes.axis(dim)
     operands = (axes, *others)
     by_name = all(operand.named for operand in operands)
-    orders = []
     for operand in operands:
         if operand.ndim != axes.ndim or (by_name and set(operand.names) != set(axes.names)):
             raise ValueError(f"tensors to be joined have the same axes, but one has {operand!r} and another {axes!r}")
-        orders.append(tuple(operand.axis(n) if by_name else i for i, n in enumerate(axes.names)))  # type: ignore[arg-type]
-    gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
-    stretched: list[set[int]] = [set() for _ in operands]
-    pairs: list[tuple[str | None, Space | None]] = []
-    for axis in range(axes.ndim):
-        names = {operand.names[order[axis]] for operand, order in zip(operands, orders, strict=True)} - {None}
-        if len(names) > 1:
-            raise ValueError(f"axes that meet by position have different names: {sorted(map(str, names))}; rename one")
-        name = next(iter(names), None)
-        spaces = [operand.spaces[order[axis]] for operand, order in zip(operands, orders, strict=True)]
-        if axis == at:
-            pairs.append((name, _end_to_end(spaces, axes.describe(at))))
-            continue
-        space, plans = pair_spaces(spaces, how, name, axis)
-        pairs.append((name, space))
-        for i, (plan, own) in enumerate(zip(plans, spaces, strict=True)):
-            if plan is not None:
-                gathers[i].append((axis, plan))
-            if own is not None and own.broadcast and not (space is not None and space.broadcast):
-                stretched[i].add(axis)
-    identity = tuple(range(axes.ndim))
-    steps = tuple(
-        (None if order == identity else order, tuple(moves), frozenset(wide))
-        for order, moves, wide in zip(orders, gathers, stretched, strict=True)
+    places = [operand.names.index(axes.names[at]) if by_name else at for operand in operands]
+    ends = [(operand.names[place], operand.spaces[place]) for operand, place in zip(operands, places, strict=True)]
+    # Neither the labels nor the sizes of the joined axis are paired.
+    first, *rest = (
+        operand.put(place, (name, None)) for operand, place, (name, _) in zip(operands, places, ends, strict=True)
     )
-    return at, steps, intern_pairs(pairs)
+    plan = pair(first, tuple(rest), how, fill)
+    joined = plan.axes.put(at, (plan.axes.names[at], _end_to_end([space for _, space in ends], axes.describe(at))))
+    checks = tuple(check for check in plan.checks if (0, at) not in check[1])
+    stretches = any(any(map(each.stretches, range(each.ndim))) for each in (first, *rest))
+    return at, PairingPlan(joined, plan.steps, checks, fill, None), stretches
 
 
 def _end_to_end(spaces: Sequence[Space | None], called: str) -> Space | None:
@@ -160,9 +119,7 @@ def stack(
     if not operands:
         raise ValueError("stack needs at least one tensor")
     plan = current_plan(operands[0]._axes, tuple(t._axes for t in operands[1:]))
-    data = [t._data for t in operands]
-    check_sizes(plan.checks, data)
-    data = [d if step is None else apply_step(d, step, plan.fill) for d, step in zip(data, plan.steps, strict=True)]
+    data = align_all(plan, [t._data for t in operands])
     if any(d.shape != data[0].shape for d in data):
         data = list(torch.broadcast_tensors(*data))  # type: ignore[no-untyped-call]
     at, axes = _stack_axes(plan.axes, dim, name, freeze(labels), len(operands))
@@ -175,13 +132,8 @@ def _stack_axes(axes: Axes, dim: int, name: str | None, labels: Any, count: int)
     space = None if labels is None else Space(labels)
     if space is not None and len(space) != count:
         raise ValueError(f"{count} tensors were given, but {len(space)} labels: {space!r}")
-    if not -axes.ndim - 1 <= dim <= axes.ndim:
-        raise IndexError(f"there is no place {dim} for a new axis among {axes.ndim}; {axes.listing()}")
-    pairs = axes.pairs()
-    at = dim % (axes.ndim + 1)
-    name = name if name is not None or space is None else space.name
-    pairs.insert(at, (name, None if space is None or space.positional else space))
-    return at, intern_pairs(pairs)
+    own, space = (None, None) if space is None else as_pair(space)
+    return axes.insert(dim, (own if name is None else name, space))
 
 
 # -- taking apart ------------------------------------------------------------------------------------------------------
@@ -204,7 +156,7 @@ def split(t: Tensor, sizes: int | Sequence[int], dim: DimLike = 0) -> tuple[Tens
         >>> [piece.dims[0].labels for piece in mo.tensor([1.0, 2.0, 3.0], x=list("abc")).split(2, "x")]
         [('a', 'b'), ('c',)]
     """
-    at = _axis_at(t._axes, dim)
+    at = t._axes.axis(dim)
     size = t._data.shape[at]
     if isinstance(sizes, int):
         if sizes <= 0:
@@ -236,7 +188,7 @@ def chunk(t: Tensor, count: int, dim: DimLike = 0) -> tuple[Tensor, ...]:
     """
     if count <= 0:
         raise ValueError(f"the number of pieces is positive, got {count}")
-    at = _axis_at(t._axes, dim)
+    at = t._axes.axis(dim)
     size = t._data.shape[at]
     return split(t, -(-size // count), at) if size else split(t, [0] * count, at)
 
@@ -254,36 +206,18 @@ def unbind(t: Tensor, dim: DimLike = 0) -> tuple[Tensor, ...]:
         >>> [float(x) for x in mo.tensor([1.0, 2.0], x=["a", "b"]).unbind("x")]
         [1.0, 2.0]
     """
-    at, axes = _drop_axis(t._axes, dim)
+    at = t._axes.axis(dim)
+    axes = drop_axis(t._axes, at)
     return tuple(wrap(piece, axes) for piece in t._data.unbind(at))
-
-
-@cache_by_axes
-def _axis_at(axes: Axes, dim: DimLike) -> int:
-    return axes.axis(dim)
-
-
-@cache_by_axes
-def _drop_axis(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
-    at = axes.axis(dim)
-    return at, intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
 
 
 @cache_by_axes
 def _pieces(axes: Axes, at: int, cuts: tuple[int, ...]) -> tuple[Axes, ...]:
     name, space = axes.pairs()[at]
     if space is None or space.broadcast:
-        return tuple(axes if cut == 1 or space is None else _add_axis(axes, at, name, None) for cut in cuts)
+        return tuple(axes if cut == 1 or space is None else axes.put(at, (name, None)) for cut in cuts)
     starts = itertools.accumulate(cuts, initial=0)
-    return tuple(
-        _add_axis(axes, at, name, space[start : start + cut]) for start, cut in zip(starts, cuts, strict=False)
-    )
-
-
-def _add_axis(axes: Axes, at: int, name: str | None, space: Space | None) -> Axes:
-    pairs = axes.pairs()
-    pairs[at] = (name, space)
-    return intern_pairs(pairs)
+    return tuple(axes.put(at, (name, space[start : start + cut])) for start, cut in zip(starts, cuts, strict=False))
 
 
 # -- products of axes --------------------------------------------------------------------------------------------------
@@ -310,7 +244,7 @@ def flatten(t: Tensor, dims: DimsLike = None, name: str | None = None) -> Tensor
         >>> t.flatten("y x", name="pixel").dims[0].labels
         (('a', 'p'), ('a', 'q'), ('b', 'p'), ('b', 'q'))
     """
-    key = tuple(dims) if isinstance(dims, list) else dims
+    key = as_key(dims)
     order, first, count, mixed = _group_axes(t._axes, key)
     data = t._data.permute(order)
     shape = data.shape
@@ -325,14 +259,11 @@ def _group_axes(axes: Axes, dims: DimsLike) -> tuple[tuple[int, ...], int, int, 
     group = axes.axes(dims)
     if not group:
         raise ValueError("flatten needs at least one axis")
-    spaces = [axes.spaces[i] for i in group]
-    for i, space in zip(group, spaces, strict=True):
-        if space is not None and space.broadcast:
-            raise ValueError(f"{axes.describe(i)} is BROADCAST and has no entries to run through; squeeze it first")
+    axes.refuse_broadcast(group, "", " and has no entries to run through; squeeze it first")
     place = min(group)
     before = [i for i in range(place) if i not in group]
     after = [i for i in range(place, axes.ndim) if i not in group]
-    labelled = [space is not None for space in spaces]
+    labelled = [axes.spaces[i] is not None for i in group]
     return (*before, *group, *after), len(before), len(group), any(labelled) and not all(labelled)
 
 
@@ -410,9 +341,7 @@ def _factor_axis(
             )
         if tuple(wanted) != tuple(old.labels):
             order = Gather(old.locate(wanted))
-    pairs = axes.pairs()
-    pairs[at : at + 1] = [(space.name, None if space.positional else space) for space in spaces]
-    return at, tuple(len(space) for space in spaces), order, intern_pairs(pairs)
+    return at, tuple(len(space) for space in spaces), order, axes.put(at, *map(as_pair, spaces))
 
 
 def _stack_rule(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -420,7 +349,7 @@ def _stack_rule(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _flatten_rule(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    first, last = _axis_at(input._axes, start_dim), _axis_at(input._axes, end_dim)
+    first, last = input._axes.axis(start_dim), input._axes.axis(end_dim)
     return flatten(input, tuple(range(first, last + 1)))
 
 

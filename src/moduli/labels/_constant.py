@@ -18,12 +18,15 @@ from .._torch import register_constant_type
 C = TypeVar("C", bound=type[Any])
 
 
-def constant(*members: str) -> Any:
-    """A class decorator: instances are constants of compiled code, and the named members are evaluated at trace time."""
+def constant(*further: str) -> Any:
+    """A class decorator: instances are constants of compiled code.
+
+    The public members of the class and the further ones named are evaluated at trace time.
+    """
 
     def decorate(cls: C) -> C:
         cls.__fx_repr__ = _fx_repr
-        register_constant_type(cls, members)
+        register_constant_type(cls, (*(name for name in vars(cls) if not name.startswith("_")), *further))
         return cls
 
     return decorate

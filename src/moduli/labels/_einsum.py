@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimsLike, cache_by_axes, intern_pairs, split_names
+from ._axes import Axes, DimsLike, as_key, cache_by_axes, intern_pairs, split_names
 from ._gather import Gather, gather
 from ._join import policy
 from ._pairing import Check, check_sizes, pair_spaces
@@ -82,7 +82,7 @@ def dot(a: Tensor, b: Tensor, over: DimsLike = None) -> Tensor:
         Tensor(x: 0=5., 1=3.)
     """
     a, b = as_tensor(a), as_tensor(b)
-    key = tuple(over) if isinstance(over, list) else over
+    key = as_key(over)
     plan = _plan_dot(a._axes, b._axes, key, policy.how)
     return _contract(plan, [a._data, b._data])
 
@@ -137,10 +137,11 @@ def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: st
         term, spelled = _term(text, operand, number, equation)
         terms.append(term)
         letters = letters and spelled
-    if any(isinstance(index, tuple) for term in terms for index in term):
-        terms = _dots_paired(operands, terms)
+    _pair_dots(operands, terms)
     known = dict.fromkeys(index for term in terms for index in term)
     inner = [index for index in known if isinstance(index, tuple)]
+    # Places are counted from the right and listed from the left; names are in the order of their occurrence.
+    inner.sort(key=lambda index: index[1] if isinstance(index[1], int) else 0)
     if not arrow:
         if not letters:
             raise ValueError(f"{equation!r} has no '->': with axis names, write the axes of the result after it")
@@ -148,8 +149,7 @@ def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: st
         return _plan_contraction(operands, terms, [*inner, *sorted(once)], how)
     tokens = right.split()
     if len(tokens) == 1 and letters and tokens[0] not in known:
-        tokens = tokens[0].replace("...", " ... ").split() if "..." in tokens[0] else list(tokens[0])
-        tokens = [t for token in tokens for t in ([token] if token == "..." else list(token))]
+        tokens = _spell(tokens[0])
     result: list[_Index] = []
     for token in tokens:
         if token == "...":
@@ -166,12 +166,8 @@ def _parse_equation(axes: Axes, others: tuple[Axes, ...], equation: str, how: st
 def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_Index], bool]:
     """The indices of one operand's axes, and whether they were spelled as letters."""
     tokens = text.split()
-    spaced = len(tokens) > 1 or (len(tokens) == 1 and (len(tokens[0]) == 1 or tokens[0] in operand.names))
-    if len(tokens) == 1 and not spaced:
-        word = tokens[0]
-        plain = word.replace("...", "")
-        if len(plain) == operand.ndim or "..." in word:
-            tokens = list(plain.split("...")[0]) if "..." not in word else _split_word(word)
+    if len(tokens) == 1 and tokens[0] not in operand.names and ("..." in text or len(tokens[0]) == operand.ndim):
+        tokens = _spell(tokens[0])
     dots = text.count("...")
     if dots > 1:
         raise ValueError(f"term {number + 1} of {equation!r} has more than one '...'")
@@ -195,35 +191,26 @@ def _term(text: str, operand: Axes, number: int, equation: str) -> tuple[list[_I
     return result, all(len(token) == 1 for token in plain_tokens)
 
 
-def _split_word(word: str) -> list[str]:
-    head, _, tail = word.partition("...")
-    return [*head, "...", *tail]
+def _spell(word: str) -> list[str]:
+    head, dots, tail = word.partition("...")
+    return [*head, *([dots] if dots else []), *tail]
 
 
-def _dots_paired(operands: Sequence[Axes], terms: list[list[_Index]]) -> list[list[_Index]]:
+def _pair_dots(operands: Sequence[Axes], terms: list[list[_Index]]) -> None:
     """Give the axes that '...' stands for the same index where they meet: by name, or from the right."""
     names = [
         operands[k].names[i] for k, term in enumerate(terms) for i, index in enumerate(term) if isinstance(index, tuple)
     ]
-    by_name = None not in names
-    paired = []
     for operand, term in zip(operands, terms, strict=True):
         places = [i for i, index in enumerate(term) if isinstance(index, tuple)]
-        fresh = list(term)
         for order, i in enumerate(places):
-            fresh[i] = ("...", operand.names[i]) if by_name else ("...", order - len(places))
-        paired.append(fresh)
-    if by_name:
-        return paired
-    # From the right, but the result lists them from the left: order the known ones once.
-    return paired
+            term[i] = ("...", order - len(places) if None in names else operand.names[i])
 
 
 def _plan_contraction(
     operands: Sequence[Axes], terms: Sequence[Sequence[_Index]], result: list[_Index], how: str
 ) -> _Contraction:
     known = list(dict.fromkeys(index for term in terms for index in term))
-    result = _dots_in_order(result)
     if len(known) > len(_LETTERS):
         raise ValueError(f"einsum can tell {len(_LETTERS)} axes apart, got {len(known)}")
     letter = dict(zip(known, _LETTERS, strict=False))
@@ -258,17 +245,6 @@ def _plan_contraction(
     right = "".join(letter[index] for index in result)
     axes = intern_pairs(pairs[index] for index in result)
     return f"{left}->{right}", tuple(tuple(moves) for moves in gathers), tuple(checks), axes
-
-
-def _dots_in_order(result: list[_Index]) -> list[_Index]:
-    """Places within '...' are counted from the right; put them from the left."""
-    places = [
-        at for at, index in enumerate(result) if isinstance(index, tuple) and isinstance(index[1], int) and index[1] < 0
-    ]
-    ordered = sorted((result[at] for at in places), key=lambda index: index[1])  # type: ignore[index]
-    for at, index in zip(places, ordered, strict=True):
-        result[at] = index
-    return result
 
 
 def _einsum_rule(equation: Any, *operands: Any) -> Tensor:

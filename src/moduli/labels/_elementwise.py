@@ -12,13 +12,14 @@ import torch
 
 from ._axes import SCALAR, Axes, make_unnamed
 from ._join import join as scope
-from ._pairing import align, apply_step, check_sizes, current_plan, refuse_itself
-from ._tensor import Tensor, finish
+from ._pairing import align, align_all, current_plan, refuse_itself
+from ._tensor import Tensor, finish, refuse_out
 
 Function = Callable[..., torch.Tensor]
 
 _new: Final = object.__new__
 _SCALARS: Final = (float, int, bool, complex)
+_OPERANDS: Final = (Tensor, torch.Tensor, np.ndarray, numbers.Number)
 
 
 def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
@@ -49,46 +50,28 @@ def elementwise(function: Function, *operands: Any, **options: Any) -> Tensor:
     if len(operands) == 2:
         first, second = operands
         if isinstance(first, Tensor) and isinstance(second, Tensor):
-            return _pairwise(function, first, second, options)
+            axes, x, y = first._axes, first._data, second._data
+            if second._axes is not axes or not (axes.firm or x.shape == y.shape):
+                axes, x, y = align(axes, second._axes, x, y)
+            return finish(function(x, y, **options), axes)
     values: list[Any] = []
     placed: list[int] = []
-    axes: list[Axes] = []
+    every: list[Axes] = []
     for at, operand in enumerate(operands):
         value, its = _operand(operand)
         values.append(value)
         if its is not None:
             placed.append(at)
-            axes.append(its)
-    if not axes:
-        return finish(function(*values, **options), make_unnamed(0))
-    if len(axes) == 1:
-        return finish(function(*values, **options), axes[0])
-    plan = current_plan(axes[0], tuple(axes[1:]))
+            every.append(its)
+    if len(every) < 2:
+        return finish(function(*values, **options), every[0] if every else SCALAR)
+    plan = current_plan(every[0], tuple(every[1:]))
     tensors = [values[at] for at in placed]
-    check_sizes(plan.checks, tensors)
     if plan.permutes:
         refuse_itself(plan, tensors)
-    for at, step in zip(placed, plan.steps, strict=True):
-        if step is not None:
-            values[at] = apply_step(values[at], step, plan.fill)
+    for at, aligned in zip(placed, align_all(plan, tensors), strict=True):
+        values[at] = aligned
     return finish(function(*values, **options), plan.axes)
-
-
-def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Labelled results are made, not written into storage that has no labels."""
-    if options.get("out") is not None:
-        raise TypeError(
-            f"{getattr(function, '__name__', function)} of labelled tensors takes no out=; write into t.data"
-        )
-    options.pop("out", None)
-
-
-def _pairwise(function: Function, first: Tensor, second: Tensor, options: dict[str, Any]) -> Tensor:
-    axes = first._axes
-    x, y = first._data, second._data
-    if second._axes is not axes or not (axes.firm or x.shape == y.shape):
-        axes, x, y = align(axes, second._axes, x, y)
-    return finish(function(x, y, **options), axes)
 
 
 def _operand(value: Any) -> tuple[Any, Axes | None]:
@@ -140,12 +123,7 @@ def _binary(function: Function, name: str) -> Callable[[Tensor, Any], Tensor]:
             return made
         if type(other) is float or type(other) is int:
             return finish(function(self._data, other), self._axes)
-        try:
-            return elementwise(function, self, other)
-        except TypeError as error:
-            if _operable(other):
-                raise
-            return _not_implemented(error)  # type: ignore[no-any-return]
+        return _try_elementwise(function, self, other)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
@@ -155,24 +133,20 @@ def _make_reflected(function: Function, name: str) -> Callable[[Tensor, Any], Te
     def apply(self: Tensor, other: Any) -> Tensor:
         if type(other) is float or type(other) is int:
             return finish(function(other, self._data), self._axes)
-        try:
-            return elementwise(function, other, self)
-        except TypeError as error:
-            if _operable(other):
-                raise
-            return _not_implemented(error)  # type: ignore[no-any-return]
+        return _try_elementwise(function, other, self)  # type: ignore[no-any-return]
 
     apply.__name__ = apply.__qualname__ = name
     return apply
 
 
-def _operable(other: Any) -> bool:
-    return isinstance(other, (Tensor, torch.Tensor, np.ndarray, numbers.Number))
-
-
-def _not_implemented(error: TypeError) -> Any:
-    """Let Python try the other operand, then raise its own TypeError (or compare by identity for == and !=)."""
-    return NotImplemented
+def _try_elementwise(function: Function, first: Any, second: Any) -> Any:
+    try:
+        return elementwise(function, first, second)
+    except TypeError:
+        if isinstance(first, _OPERANDS) and isinstance(second, _OPERANDS):
+            raise
+        # Python tries the other operand, then raises its own TypeError (or compares by identity for == and !=).
+        return NotImplemented
 
 
 OPERATORS: Final[dict[str, Function]] = {
@@ -203,24 +177,6 @@ for _name, _function in OPERATORS.items():
     setattr(Tensor, f"__r{_name}__", _make_reflected(_function, f"__r{_name}__"))
 for _name, _function in COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _binary(_function, f"__{_name}__"))
-
-
-def _unary_operator(function: Function, name: str) -> Callable[[Tensor], Tensor]:
-    def apply(self: Tensor) -> Tensor:
-        return finish(function(self._data), self._axes)
-
-    apply.__name__ = apply.__qualname__ = name
-    return apply
-
-
-_SIGNS: Final[dict[str, Function]] = {
-    "__neg__": operator.neg,
-    "__pos__": operator.pos,
-    "__abs__": operator.abs,
-    "__invert__": operator.invert,
-}
-for _name, _function in _SIGNS.items():
-    setattr(Tensor, _name, _unary_operator(_function, _name))
 
 
 def apply_with_policy(function: Function, *operands: Any, join: str | None, fill: complex, **options: Any) -> Tensor:

@@ -16,11 +16,14 @@ import torch
 
 from .._torch import mark_constant
 from ..device import Device, DeviceLike
-from ._axes import SCALAR, Axes, cache_by_axes, intern, make_unnamed, split_names
+from ._axes import SCALAR, Axes, as_pair, cache_by_axes, intern, make_unnamed, split_names
 from ._space import Space
 from ._tensor import Tensor, finish
 
 Dim: TypeAlias = int | Space | Iterable[Hashable]
+Dims: TypeAlias = Dim | Sequence[Dim]
+Dtype: TypeAlias = torch.dtype | None
+Place: TypeAlias = DeviceLike | None
 Part: TypeAlias = tuple[str | None, Space | None, int]
 
 
@@ -30,8 +33,8 @@ def tensor(
     /,
     *,
     requires_grad: bool = False,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     **spaces: Dim | None,
 ) -> Tensor:
     """Label data: give its axes names, and their positions labels.
@@ -73,7 +76,7 @@ def tensor(
                 "requires_grad=True asks for a leaf, but the data is part of a gradient graph, which a leaf would cut; "
                 "leave the argument away to keep the graph, or pass data.detach() to start a new one"
             )
-        fresh = values.clone() if isinstance(data, torch.Tensor) and _same_memory(values, data) else values
+        fresh = values.clone() if values is data else values  # a conversion that had nothing to do
         values = fresh.requires_grad_()
     if names is None and not spaces:
         return finish(values, make_unnamed(values.ndim))
@@ -102,11 +105,6 @@ def _values(data: Any, dtype: torch.dtype | None, device: torch.device | None) -
     return torch.tensor(data, dtype=dtype, device=device)
 
 
-def _same_memory(values: torch.Tensor, data: torch.Tensor) -> bool:
-    # A conversion that had nothing to do gives the very tensor.
-    return values is data
-
-
 @cache_by_axes
 def _label_axes(
     anchor: Axes, names: str | tuple[str | None, ...] | None, ndim: int, keys: tuple[str, ...], *dims: Any
@@ -123,12 +121,11 @@ def _label_axes(
     if len(order) != ndim:
         hint = "" if names is not None else "; name the positional ones too, as in batch=None"
         raise ValueError(f"the data has {ndim} axes, but {len(order)} are named: {order}{hint}")
-    known = {key: (key, None, -1) if dim is None else _part(dim, key) for key, dim in zip(keys, dims, strict=True)}
-    chosen = [known[name] if name is not None and name in known else (name, None, -1) for name in order]
-    return intern([part[0] for part in chosen], [part[1] for part in chosen]), tuple(part[2] for part in chosen)
+    known: dict[str | None, Any] = dict(zip(keys, dims, strict=True))
+    return _layout(anchor, tuple(order), *(known.get(name) for name in order))
 
 
-def _place(device: DeviceLike | None) -> torch.device | None:
+def _place(device: Place) -> torch.device | None:
     return None if device is None else Device.new(device).torch_device()
 
 
@@ -155,7 +152,7 @@ def _part(dim: Any, name: str | None) -> Part:
             f"an axis is given by a size, a Space or a list of labels, not by {dim!r}; for one label write [{dim!r}]"
         )
     space = Space(dim, name)
-    return space.name, None if space.positional else space, len(space)
+    return *as_pair(space), len(space)
 
 
 @cache_by_axes
@@ -207,13 +204,7 @@ def _size(dim: Any) -> int:
     return operator.index(dim) if isinstance(dim, np.integer) else dim
 
 
-def zeros(
-    *dims: Dim | Sequence[Dim],
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
-    **spaces: Dim,
-) -> Tensor:
+def zeros(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
     """A tensor of zeros.
 
     Args:
@@ -242,13 +233,7 @@ def zeros(
     return finish(torch.zeros(shape, dtype=dtype, device=_place(device), requires_grad=requires_grad), axes)
 
 
-def ones(
-    *dims: Dim | Sequence[Dim],
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
-    **spaces: Dim,
-) -> Tensor:
+def ones(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
     """A tensor of ones.
 
     Args:
@@ -275,12 +260,12 @@ def ones(
 
 
 def full(
-    dims: Dim | Sequence[Dim],
+    dims: Dims,
     fill_value: complex,
     /,
     *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
@@ -312,13 +297,7 @@ def full(
     return finish(made, axes)
 
 
-def empty(
-    *dims: Dim | Sequence[Dim],
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
-    **spaces: Dim,
-) -> Tensor:
+def empty(*dims: Dims, dtype: Dtype = None, device: Place = None, requires_grad: bool = False, **spaces: Dim) -> Tensor:
     """A tensor whose values are whatever the memory holds.
 
     Args:
@@ -345,10 +324,10 @@ def empty(
 
 
 def rand(
-    *dims: Dim | Sequence[Dim],
+    *dims: Dims,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
@@ -375,15 +354,15 @@ def rand(
         torch.Size([3, 2])
     """
     shape, axes = _dims(dims, spaces)
-    options: dict[str, Any] = {"dtype": dtype, "device": _place(device), "requires_grad": requires_grad}
-    return finish(torch.rand(shape, generator=generator, **options), axes)
+    made = torch.rand(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(made, axes)
 
 
 def randn(
-    *dims: Dim | Sequence[Dim],
+    *dims: Dims,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
     **spaces: Dim,
 ) -> Tensor:
@@ -410,5 +389,5 @@ def randn(
         (None, 'channel')
     """
     shape, axes = _dims(dims, spaces)
-    options: dict[str, Any] = {"dtype": dtype, "device": _place(device), "requires_grad": requires_grad}
-    return finish(torch.randn(shape, generator=generator, **options), axes)
+    made = torch.randn(shape, generator=generator, dtype=dtype, device=_place(device), requires_grad=requires_grad)
+    return finish(made, axes)

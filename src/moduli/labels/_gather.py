@@ -15,11 +15,11 @@ from ._constant import constant
 
 
 @final
-@constant("highest", "missing", "positions", "size", "reader")
+@constant()
 class Gather:
     """For each wanted label its position in the source, or -1 where the source has none."""
 
-    __slots__ = ("__weakref__", "_cpu", "_indices", "_masks", "_positions", "_readers", "highest", "missing")
+    __slots__ = ("__weakref__", "_cpu", "_made", "_positions", "_readers", "highest", "missing")
 
     def __init__(self, positions: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self._positions: Final = np.asarray(positions, np.int64)
@@ -27,8 +27,7 @@ class Gather:
         self.highest: Final = int(self._positions.max(initial=-1))
         self._cpu: torch.Tensor | None = None
         self._readers: dict[str, Callable[[torch.device], torch.Tensor]] = {}
-        self._indices: dict[torch.device, torch.Tensor] = {}
-        self._masks: dict[torch.device, torch.Tensor] = {}
+        self._made: dict[tuple[torch.device, str], torch.Tensor] = {}
 
     # A plan is what it is: compared by identity, said here because the compiler asks for it.
     def __eq__(self, other: object) -> bool:
@@ -57,38 +56,26 @@ class Gather:
         """
         found = self._readers.get(what)
         if found is None:
-            make: Callable[[torch.device], torch.Tensor] = self.index if what == "index" else self.mask
 
             def found(device: torch.device) -> torch.Tensor:
-                return make(device)
+                return self.build(device, what)
 
             found.__code__ = found.__code__.replace(co_name=f"moduli_{what}_{next(_numbers)}")
             self._readers[what] = mark_constant(found)
         return found
 
-    def index(self, device: torch.device) -> torch.Tensor:
-        """The places as an index on a device."""
-        found = self._indices.get(device)
+    def build(self, device: torch.device, what: str) -> torch.Tensor:
+        """The places as an index on a device, or as a mask: True where the source has the label."""
+        found = self._made.get((device, what))
         if found is None:
-            found = self._indices[device] = _constant(self._positions.clip(0), device)
-        return found
-
-    def mask(self, device: torch.device) -> torch.Tensor:
-        """True where the source has the label."""
-        found = self._masks.get(device)
-        if found is None:
-            found = self._masks[device] = _constant(self._positions >= 0, device)
+            values = self._positions.clip(0) if what == "index" else self._positions >= 0
+            # It outlives the call: it must not belong to a function transform, a tracer or inference mode that is active.
+            found = self._made[device, what] = run_outside(torch.tensor, values, device=device)
+            found._moduli_constant = True  # type: ignore[attr-defined]  # what is computed with it depends on nothing more
         return found
 
 
 _numbers: Final = itertools.count()
-
-
-def _constant(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    # It outlives the call, so it must not belong to a function transform, a tracer or inference mode that is active now.
-    made = run_outside(torch.tensor, values, device=device)
-    made._moduli_constant = True  # type: ignore[attr-defined]  # what was computed with it depends on nothing more
-    return made
 
 
 def index_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
@@ -98,16 +85,9 @@ def index_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
     if data.is_cpu:
         found = gather._cpu
         if found is None:
-            found = gather._cpu = gather.index(data.device)
+            found = gather._cpu = gather.build(data.device, "index")
         return found
-    return gather.index(data.device)
-
-
-def mask_of(gather: Gather, data: torch.Tensor) -> torch.Tensor:
-    """The mask of a Gather, where the data is."""
-    if is_dynamo_compiling():
-        return gather.reader("mask")(data.device)
-    return gather.mask(data.device)
+    return gather.build(data.device, "index")
 
 
 def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tensor:
@@ -116,7 +96,8 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tens
         return data.index_select(axis, index_of(plan, data))
     shape = [1] * data.ndim
     shape[axis] = -1
-    mask = mask_of(plan, data).reshape(shape)
+    mask = plan.reader("mask")(data.device) if is_dynamo_compiling() else plan.build(data.device, "mask")
+    mask = mask.reshape(shape)
     # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
     if not (data.is_floating_point() or data.is_complex() or isinstance(fill, complex)) and fill % 1 == 0:
         fill = bool(fill) if data.dtype is torch.bool and fill in (0, 1) else int(fill)

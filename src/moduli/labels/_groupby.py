@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from ._axes import Axes, DimLike, intern_pairs
+from ._axes import Axes, DimLike
 from ._errors import UnknownLabelError
 from ._gather import Gather, index_of
 from ._space import Space, show_labels
@@ -78,9 +78,7 @@ class Groups:
         numbers = {group: at for at, group in enumerate(dict.fromkeys(groups))}
         self.labels: Final = Space(numbers)
         self._index = Gather([numbers[group] for group in groups])
-        pairs = t._axes.pairs()
-        pairs[axis] = (t._axes.names[axis], self.labels)
-        self._axes = intern_pairs(pairs)
+        self._axes = t._axes.put(axis, (t._axes.names[axis], self.labels))
 
     def sum(self) -> Tensor:
         """The sum of each group.
@@ -134,7 +132,7 @@ class Groups:
             >>> mo.zeros(2, 3).groupby(1, ["a", "b", "a"]).count()
             Tensor(a=2, b=1)
         """
-        return finish(self._counts(), intern_pairs([self._axes.pairs()[self._axis]]))
+        return finish(self._counts(), self._axes.take([self._axis]))
 
     def _counts(self) -> torch.Tensor:
         return torch.bincount(index_of(self._index, self._t._data), minlength=len(self.labels))

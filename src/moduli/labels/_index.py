@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ._axes import BROADCAST_PAIR, SCALAR, Axes, cache_by_axes, intern_pairs, make_unnamed
+from ._axes import SCALAR, Axes, Pair, as_pair, cache_by_axes, intern_pairs, make_unnamed
 from ._errors import UnknownLabelError
 from ._gather import Gather, gather
-from ._pairing import apply_step, check_sizes, current_plan, pair
-from ._space import Space
+from ._pairing import align_all, align_to_fixed, pair
+from ._space import BROADCAST, Space
 from ._tensor import Tensor, finish
 
 # A token of the first kind, in a form that can be remembered.
@@ -79,7 +79,12 @@ def parse(t: Tensor, key: Any) -> tuple[tuple[_Token, ...], list[tuple[int, Any]
     advanced: list[tuple[int, Any]] = []
     axis = 0
     for each in keys:
-        if isinstance(each, (torch.Tensor, Tensor, list)):
+        if type(each) is list:
+            paired = sum(isinstance(other, (torch.Tensor, Tensor, list)) for other in keys) > 1
+            # A compiler need not know how many positions there are, and then can't count them from the end.
+            if paired or (t._axes.spaces[axis] is None and min(each, default=0) < 0):
+                each = torch.tensor(each, dtype=torch.int64, device=t._data.device)
+        if isinstance(each, (torch.Tensor, Tensor)):
             # Positions will be gone and new axes there when the index tensors are applied.
             advanced.append((sum(token[0] != "at" for token in tokens), each))
             for _ in range(_count_consumed(each)):
@@ -160,8 +165,15 @@ def _token(t: Tensor, axis: int, key: Any) -> _Token:
         if step is not None and step <= 0:
             if step == 0:
                 raise ValueError("the step of a slice can't be zero")
-            return ("list", tuple(range(*slice(start, stop, step).indices(t._data.shape[axis]))))
-        return ("slice", start, stop, step)
+            key = list(range(*slice(start, stop, step).indices(t._data.shape[axis])))
+        else:
+            return ("slice", start, stop, step)
+    if isinstance(key, list):
+        size = t._data.shape[axis]
+        for at in key:
+            if not -size <= at < size:
+                raise IndexError(_describe_out_of_range(t, axis, at))
+        return ("list", tuple(key))
     return ("space", key)
 
 
@@ -176,30 +188,31 @@ def _apply_basic(t: Tensor, tokens: tuple[_Token, ...]) -> tuple[torch.Tensor, A
             raise UnknownLabelError(
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and can't be indexed by a Space of size {size}"
             )
-    for axis, plan in gathers:
+    for axis, _, plan in gathers:
         if plan.highest >= data.shape[axis]:
             raise UnknownLabelError(
                 f"{t._axes.describe(axis)} has size {data.shape[axis]} and no position {plan.highest}"
             )
-        data = gather(data, axis, plan, 0.0)
     if moves is not None:
         data = data[tuple(slice(*move[1:]) if move[0] == "slice" else move[1] for move in moves)]
+    for _, at, plan in gathers:
+        data = gather(data, at, plan, 0.0)
     return data, axes
 
 
 def _basic(
     axes: Axes, tokens: tuple[_Token, ...]
-) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, Gather], ...], tuple[tuple[int, int], ...], Axes]:
-    """What torch is to do, what is to be gathered first, sizes that must be so, and the axes that result."""
+) -> tuple[tuple[_Token, ...] | None, tuple[tuple[int, int, Gather], ...], tuple[tuple[int, int], ...], Axes]:
+    """What torch is to do, what is to be gathered then (of which axis, now where), sizes that must be so, and the axes."""
     sizes: list[tuple[int, int]] = []
     moves: list[_Token] = []
-    gathers: list[tuple[int, Gather]] = []
-    pairs: list[tuple[str | None, Space | None]] = []
+    gathers: list[tuple[int, int, Gather]] = []
+    pairs: list[Pair] = []
     axis = 0
     for token in tokens:
         if token[0] == "new":
             moves.append(token)
-            pairs.append(BROADCAST_PAIR if token[1] is None else (None, None))
+            pairs.append((None, BROADCAST if token[1] is None else None))
             continue
         name, space = axes.names[axis], axes.spaces[axis]
         if token[0] == "at":
@@ -212,16 +225,17 @@ def _basic(
             pairs.append((name, space))
         elif token[0] == "list":
             moves.append(_ALL)
-            gathers.append((axis, Gather(token[1])))
-            pairs.append((name, _pick_labels(space, token[1], axes.describe(axis))))
+            positions = token[1] if space is None else [at % len(space) for at in token[1]]
+            gathers.append((axis, len(pairs), Gather(positions)))
+            pairs.append((name, _pick_labels(space, positions, axes.describe(axis))))
         else:
             moves.append(_ALL)
             chosen, positions = _choose_positions(axes, axis, token[1])
             if positions is not None:
-                gathers.append((axis, Gather(positions)))
+                gathers.append((axis, len(pairs), Gather(positions)))
             elif space is None:
                 sizes.append((axis, len(chosen)))
-            pairs.append((chosen.name if name is None else name, None if chosen.positional else chosen))
+            pairs.append(as_pair(chosen))
         axis += 1
     nothing = all(move == _ALL for move in moves)
     return None if nothing else tuple(moves), tuple(gathers), tuple(sizes), intern_pairs(pairs)
@@ -281,37 +295,14 @@ def _apply_advanced(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
     """Apply index tensors to what the tokens of the first kind have left, exactly where torch puts them."""
     if len(advanced) == 1:
         at, index = advanced[0]
-        if isinstance(index, list):
-            positions = tuple(index)
-            _check_positions(data, axes, at, positions)
-            picked = _pick_axes(axes, at, positions)
-            if (
-                min(positions, default=0) < 0
-            ):  # a plan counts from the front, and the size may be unknown to the compiler
-                return data[(slice(None),) * at + (torch.tensor(positions, device=data.device),)], picked
-            return gather(data, at, _positions(axes, positions), 0.0), picked
         if isinstance(index, torch.Tensor) and index.ndim == 1:
             return _index_by_vector(data, axes, at, index)
     return _index_together(data, axes, advanced)
 
 
-def _check_positions(data: torch.Tensor, axes: Axes, at: int, positions: Sequence[int]) -> None:
-    size = data.shape[at]
-    for position in positions:
-        if not -size <= position < size:
-            raise IndexError(f"position {position} is out of range for {axes.describe(at)} of size {size}")
-
-
-@cache_by_axes
-def _positions(axes: Axes, positions: tuple[int, ...]) -> Gather:
-    return Gather(positions)
-
-
 @cache_by_axes
 def _pick_axes(axes: Axes, at: int, positions: tuple[int, ...]) -> Axes:
-    pairs = axes.pairs()
-    pairs[at] = (axes.names[at], _pick_labels(axes.spaces[at], positions, axes.describe(at)))
-    return intern_pairs(pairs)
+    return axes.put(at, (axes.names[at], _pick_labels(axes.spaces[at], positions, axes.describe(at))))
 
 
 def _index_by_vector(data: torch.Tensor, axes: Axes, at: int, index: torch.Tensor) -> tuple[torch.Tensor, Axes]:
@@ -337,14 +328,12 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
     index_axes: list[Axes] = []
     places: list[int] = []
     for at, index in advanced:
-        if isinstance(index, list):
-            _check_positions(data, axes, at, index)
-            index = torch.tensor(index, dtype=torch.int64, device=data.device)
         labelled = isinstance(index, Tensor)
         raw = index._data if isinstance(index, Tensor) else index
         if raw.dtype is torch.bool:
             if labelled:
-                raw = _align_mask(index, axes, at)
+                covered = axes.take(range(at, at + raw.ndim))
+                raw = align_to_fixed(covered, index._axes, raw, "a mask", None)
             if tuple(raw.shape) != tuple(data.shape[at : at + raw.ndim]):
                 raise IndexError(
                     f"a mask of shape {tuple(raw.shape)} does not fit the axes from {axes.describe(at)} on, of shape "
@@ -362,10 +351,7 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
             places.append(at)
     # A position that is missing can't be filled with a number, whatever the join policy says.
     plan = pair(index_axes[0], tuple(index_axes[1:]), "exact", 0.0)
-    check_sizes(plan.checks, indices)
-    indices = [
-        i if step is None else apply_step(i, step, plan.fill) for i, step in zip(indices, plan.steps, strict=True)
-    ]
+    indices = align_all(plan, indices)
     key: list[Any] = [slice(None)] * data.ndim
     for place, index in zip(places, indices, strict=True):
         key[place] = index
@@ -375,16 +361,6 @@ def _index_together(data: torch.Tensor, axes: Axes, advanced: list[tuple[int, An
     except IndexError as error:
         which = ", ".join(f"{axes.describe(place)} of size {data.shape[place]}" for place in places)
         raise IndexError(f"an index of {which} is out of range: {error}") from None
-
-
-def _align_mask(mask: Tensor, axes: Axes, at: int) -> torch.Tensor:
-    """A labelled mask, aligned to the axes it is for."""
-    covered = intern_pairs(axes.pairs()[at : at + mask._axes.ndim])
-    plan = current_plan(covered, (mask._axes,))
-    if plan.axes.ndim != covered.ndim or plan.steps[0] is not None:
-        raise IndexError(f"a mask with {mask._axes.listing()} does not fit {covered!r}")
-    step = plan.steps[1]
-    return mask._data if step is None else apply_step(mask._data, step, False)
 
 
 @cache_by_axes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Final
 
 POLICIES: Final = ("exact", "outer", "inner", "left")
@@ -67,7 +66,5 @@ class join:
         policy.how, policy.fill = self.how, self.fill
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         policy.how, policy.fill = policy.before.pop()

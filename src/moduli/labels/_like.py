@@ -7,20 +7,14 @@ from typing import Any
 
 import torch
 
-from ..device import DeviceLike
 from ._axes import SCALAR, Axes, cache_by_axes, intern
-from ._factories import Dim, _freeze, _part, _place
+from ._factories import Dim, Dtype, Place, _freeze, _part, _place
 from ._space import Space
 from ._tensor import RULES, Tensor, as_tensor, finish, wrap
 
 
 def eye(
-    space: Dim,
-    other: Dim | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
+    space: Dim, other: Dim | None = None, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """The identity: one where the label of the row is the label of the column, zero elsewhere.
 
@@ -84,8 +78,7 @@ def _identity(anchor: Axes, space: Any, other: Any) -> tuple[Axes, int, int, tup
         return axes, rows, columns, None
     if row.labels == column.labels:
         return axes, rows, columns, None
-    found = column
-    return axes, rows, columns, tuple(found.locate(row).tolist())
+    return axes, rows, columns, tuple(column.locate(row).tolist())
 
 
 def arange(
@@ -94,8 +87,8 @@ def arange(
     step: float = 1,
     name: str | None = None,
     *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """The numbers from ``start`` up to, not including, ``stop``, on one positional axis.
@@ -136,11 +129,7 @@ def _line(anchor: Axes, name: str | None) -> Axes:
 
 
 def zeros_like(
-    t: Tensor | torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
+    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """Zeros with the axes of another tensor.
 
@@ -163,11 +152,7 @@ def zeros_like(
 
 
 def ones_like(
-    t: Tensor | torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
+    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """Ones with the axes of another tensor.
 
@@ -193,8 +178,8 @@ def full_like(
     t: Tensor | torch.Tensor,
     fill_value: complex,
     *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """One number everywhere, with the axes of another tensor.
@@ -220,11 +205,7 @@ def full_like(
 
 
 def empty_like(
-    t: Tensor | torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
-    requires_grad: bool = False,
+    t: Tensor | torch.Tensor, *, dtype: Dtype = None, device: Place = None, requires_grad: bool = False
 ) -> Tensor:
     """A tensor with the axes of another, whose values are whatever the memory holds.
 
@@ -250,8 +231,8 @@ def rand_like(
     t: Tensor | torch.Tensor,
     *,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Numbers drawn uniformly from [0, 1), with the axes of another tensor.
@@ -279,8 +260,8 @@ def randn_like(
     t: Tensor | torch.Tensor,
     *,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: DeviceLike | None = None,
+    dtype: Dtype = None,
+    device: Place = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Numbers drawn from the normal distribution of mean 0 and variance 1, with the axes of another tensor.
@@ -309,8 +290,8 @@ def _draw_like(
     draw_like: Callable[..., torch.Tensor],
     data: torch.Tensor,
     generator: torch.Generator | None,
-    dtype: torch.dtype | None,
-    device: DeviceLike | None,
+    dtype: Dtype,
+    device: Place,
     requires_grad: bool,
 ) -> torch.Tensor:
     place = _place(device)

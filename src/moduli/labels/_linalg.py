@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._elementwise import refuse_out
 from ._matrix import as_floating, check_hermitian, columns_to_rows, factors, round_to
 from ._pointwise import register
 from ._solve import det, inv, matrix_exp, pinv, slogdet, solve, trace
@@ -313,11 +312,10 @@ def cholesky(t: Tensor, *, upper: bool = False) -> Tensor:
 # -- rules for torch's own functions -----------------------------------------------------------------------------------
 
 
-def _rule(function: Callable[..., Any], what: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+def _rule(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     """Call ours with torch's arguments; an option may be given where it says what ours does anyway."""
 
     def rule(*args: Any, **options: Any) -> Any:
-        refuse_out(what, options)
         for name in ("A", "input", "B"):
             if name in options:
                 args = (*args, options.pop(name))
@@ -335,13 +333,13 @@ def _torch_svd(t: Tensor, full_matrices: bool = True) -> SVD:
     return svd(t, full_matrices)
 
 
-for _function in (eigh, eigvalsh, eig, eigvals, cholesky, inv, det, slogdet, matrix_exp, svdvals):
-    _known = getattr(torch.linalg, _function.__name__)
-    RULES[_known] = _rule(_function, _known, driver=None) if _function is svdvals else _rule(_function, _known)
-RULES[torch.linalg.svd] = _rule(_torch_svd, torch.linalg.svd, driver=None)
-RULES[torch.linalg.qr] = _rule(qr, torch.linalg.qr, mode="reduced")
-RULES[torch.linalg.solve] = _rule(solve, torch.linalg.solve, left=True)
-RULES[torch.linalg.pinv] = _rule(pinv, torch.linalg.pinv, hermitian=False)
+for _function in (eigh, eigvalsh, eig, eigvals, cholesky, inv, det, slogdet, matrix_exp):
+    RULES[getattr(torch.linalg, _function.__name__)] = _rule(_function)
+RULES[torch.linalg.svdvals] = _rule(svdvals, driver=None)
+RULES[torch.linalg.svd] = _rule(_torch_svd, driver=None)
+RULES[torch.linalg.qr] = _rule(qr, mode="reduced")
+RULES[torch.linalg.solve] = _rule(solve, left=True)
+RULES[torch.linalg.pinv] = _rule(pinv, hermitian=False)
 for _known, _function in (
     (torch.det, det),
     (torch.slogdet, slogdet),
@@ -349,4 +347,4 @@ for _known, _function in (
     (torch.matrix_exp, matrix_exp),
     (torch.trace, trace),
 ):
-    register(_known, _rule(_function, _known))
+    register(_known, _rule(_function))

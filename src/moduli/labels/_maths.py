@@ -8,10 +8,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from ._elementwise import apply_with_policy, as_number, elementwise, refuse_out
+from ._elementwise import apply_with_policy, as_number, elementwise
 from ._errors import OwnTransposeError
 from ._join import join as scope
-from ._pointwise import register
+from ._pointwise import make_paired_rule, register, unary_rule
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 
@@ -33,6 +33,7 @@ class Binary(Protocol):
 
 def _unary(name: str, what: str) -> Unary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
+    register(function, unary_rule(function))
 
     def apply(t: Tensor) -> Tensor:
         t = as_tensor(t)
@@ -55,6 +56,7 @@ def _unary(name: str, what: str) -> Unary:
 
 def _binary(name: str, what: str) -> Binary:
     function: Callable[..., torch.Tensor] = getattr(torch, name)
+    register(function, make_paired_rule(function, 2))
 
     def apply(a: Any, b: Any, *, join: str | None = None, fill: complex = 0.0) -> Tensor:
         if name in _ARITHMETIC and any_axes(a) != any_axes(b):
@@ -193,8 +195,6 @@ def imag(t: Tensor) -> Tensor:
     return finish(torch.imag(t._data) if t._data.is_complex() else torch.zeros_like(t._data), t._axes)
 
 
-RULES[torch.real] = real
-RULES[torch.imag] = imag
 Tensor.real = property(real, doc=real.__doc__)  # type: ignore[attr-defined,method-assign,assignment,unused-ignore]
 Tensor.imag = property(imag, doc=imag.__doc__)  # type: ignore[attr-defined,method-assign,assignment,unused-ignore]
 
@@ -351,24 +351,19 @@ def _agree(a: Any, b: Any, compare: Callable[[Tensor, Any], Tensor]) -> bool:
     return same.shape.numel() == a._data.numel() and same.ndim == a._data.ndim and bool(same.all())
 
 
-def _clamp_rule(input: Tensor, min: Any = None, max: Any = None, **options: Any) -> Tensor:
-    refuse_out(torch.clamp, options)
-    return clamp(input, min, max)
-
-
-def _where_rule(condition: Any, input: Any = None, other: Any = None, **options: Any) -> Tensor:
+def _where_rule(condition: Any, input: Any = None, other: Any = None) -> Tensor:
     if input is None or other is None:
         raise TypeError(
             "torch.where of a labelled condition needs both alternatives; for positions use t.data.nonzero()"
         )
-    refuse_out(torch.where, options)
     return where(condition, input, other)
 
 
-register(torch.clamp, _clamp_rule)
-register(torch.clip, _clamp_rule)
+register(torch.real, real)
+register(torch.imag, imag)
+register(torch.clamp, clamp)
+register(torch.clip, clamp)
 register(torch.where, _where_rule)
-RULES[torch.isclose] = isclose
-RULES[torch.Tensor.isclose] = isclose
+register(torch.isclose, isclose)
 RULES[torch.allclose] = allclose
 RULES[torch.equal] = equal

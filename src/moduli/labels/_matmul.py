@@ -10,7 +10,7 @@ from ._axes import SCALAR, Axes, intern_pairs
 from ._einsum import einsum
 from ._gather import Gather, gather
 from ._join import policy
-from ._pairing import PairingPlan, Step, apply_step, check_sizes, describe_sizes, pair, pair_spaces
+from ._pairing import PairingPlan, align_all, describe_sizes, pair, pair_spaces
 from ._tensor import RULES, Tensor, as_tensor, finish, method
 
 # The axes of the result; whether there is nothing to align; the plan of the batch axes; how the labels of either
@@ -70,12 +70,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def _align_operands(
     batch: PairingPlan, left: Gather | None, right: Gather | None, stretch: int, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_sizes(batch.checks, (x, y))
-    first, second = batch.steps
-    if first is not None:
-        x = apply_step(x, _extend_over_batch(first, x.ndim), batch.fill)
-    if second is not None:
-        y = apply_step(y, _extend_over_batch(second, y.ndim), batch.fill)
+    x, y = align_all(batch, (x, y))
     row = y.ndim - 2 if y.ndim > 1 else 0
     if left is not None:
         x = gather(x, x.ndim - 1, left, batch.fill)
@@ -86,14 +81,6 @@ def _align_operands(
     elif stretch > 0:
         y = y.expand(*y.shape[:row], x.shape[-1], *y.shape[row + 1 :])
     return x, y
-
-
-def _extend_over_batch(step: Step, ndim: int) -> Step:
-    """A step of the leading axes, as a step of the whole operand."""
-    permute, insert, gathers = step
-    if permute is not None:
-        permute = permute + tuple(range(len(permute), ndim))
-    return permute, insert, gathers
 
 
 def _exact_product(self: Axes, other: Axes) -> _Product:

@@ -13,10 +13,11 @@ import torch
 
 from .._torch import has_dispatch_mode, in_transform
 from ._axes import Axes, cache_by_axes, intern_pairs
-from ._gather import Gather, gather, index_of
-from ._pairing import PairingPlan, Step, pair
+from ._gather import Gather, index_of
+from ._pairing import PairingPlan, pair
 from ._space import Space, show_labels
 
+_NEVER = ", which stands for any size and is never expanded into rows or columns"
 _LOW = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
@@ -41,12 +42,9 @@ def operator(axes: Axes, what: str) -> Operator:
     """The plan for an operator, or an error that says why the matrix is none."""
     check_matrix(axes, what)
     row, column = axes.spaces[-2:]
-    for at, space in ((axes.ndim - 2, row), (axes.ndim - 1, column)):
-        if space is not None and space.broadcast:
-            raise ValueError(
-                f"{what} needs a matrix, but {axes.describe(at)} is BROADCAST, which stands for any size and is never "
-                f"expanded into rows or columns; {_describe_both(axes)}"
-            )
+    axes.refuse_broadcast(
+        (axes.ndim - 2, axes.ndim - 1), f"{what} needs a matrix, but ", f"{_NEVER}; {_describe_both(axes)}"
+    )
     order = None
     pairs = axes.pairs()
     if row is not None and column is not None and row.labels != column.labels:
@@ -188,13 +186,8 @@ def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> 
     if other.ndim < tail:
         raise ValueError(f"solve(a, b) needs at least one axis in b, but {other.listing()}")
     row_at = other.ndim - tail
-    for whose, at, its in ((axes, axes.ndim - 2, "a"), (axes, axes.ndim - 1, "a"), (other, row_at, "b")):
-        space = whose.spaces[at]
-        if space is not None and space.broadcast:
-            raise ValueError(
-                f"solve needs a matrix and right hand sides of its size, but {whose.describe(at)} of {its} is "
-                "BROADCAST, which stands for any size and is never expanded into rows or columns"
-            )
+    axes.refuse_broadcast((axes.ndim - 2, axes.ndim - 1), "solve(a, b) needs a matrix a, but its ", _NEVER)
+    other.refuse_broadcast([row_at], "solve(a, b) needs right hand sides b of the size of a, but their ", _NEVER)
     row, b_row = axes.spaces[-2], other.spaces[row_at]
     name = axes.names[-2]
     if name is not None and name in other.names and other.names.index(name) != row_at:
@@ -214,18 +207,3 @@ def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> 
     batch = pair(lead, (b_lead,), how, fill)
     result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[row_at + 1 :]]
     return Solution(batch, order, intern_pairs(result))
-
-
-def apply_batch_step(data: torch.Tensor, step: Step | None, fill: complex) -> torch.Tensor:
-    """Bring the leading axes of a stack of matrices to those of the result; the matrices stay last."""
-    if step is None:
-        return data
-    permute, insert, gathers = step
-    if permute is not None:
-        data = data.permute(*permute, -2, -1)
-    if insert is not None:
-        for at in insert:
-            data = data.unsqueeze(at)
-    for axis, plan in gathers:
-        data = gather(data, axis, plan, fill)
-    return data

@@ -14,12 +14,12 @@ import torch
 from .._torch import has_dispatch_mode, in_transform, is_wrapped
 from ._axes import Axes, cache_by_axes, intern, intern_pairs
 from ._constant import constant
-from ._errors import OwnTransposeError
+from ._errors import OwnTransposeError, UnknownLabelError
 from ._gather import Gather, gather, index_of
 from ._join import policy
 from ._space import Space, show_labels
 
-Step = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[tuple[int, Gather], ...]]
+Step = tuple[tuple[int, ...] | None, tuple[int, ...], tuple[tuple[int, Gather], ...]]
 """What one operand goes through: permute, insert axes of size one at these places, rearrange labels along axes."""
 
 
@@ -28,7 +28,7 @@ Check = tuple[str | None, tuple[tuple[int, int], ...]]
 
 
 @final
-@constant("axes", "checks", "fill", "permutes", "reorder", "steps")
+@constant()
 class PairingPlan:
     """The axes of the result, the step of each operand, and the sizes that must agree before anything runs."""
 
@@ -97,7 +97,15 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
         if plan.checks and x.shape != y.shape:
             check_sizes(plan.checks, (x, y))
         return plan.axes, x, y.index_select(axis, index_of(order, y))
-    x, y = align_pair(plan, x, y)
+    if plan.permutes:
+        refuse_itself(plan, (x, y))
+    if plan.checks:
+        check_sizes(plan.checks, (x, y))
+    left, right = plan.steps
+    if left is not None:
+        x = apply_step(x, left, plan.fill)
+    if right is not None:
+        y = apply_step(y, right, plan.fill)
     return plan.axes, x, y
 
 
@@ -105,8 +113,7 @@ def align(first: Axes, second: Axes, x: torch.Tensor, y: torch.Tensor) -> tuple[
 def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> PairingPlan:
     """Pair the axes of several operands, then the labels of each axis."""
     operands = (axes, *others)
-    by_name = all(operand.named for operand in operands)
-    entries = _pair_by_name(operands) if by_name else _pair_by_position(operands)
+    entries = _pair_by_name(operands) if all(each.named for each in operands) else _pair_by_position(operands)
     pairs: list[tuple[str | None, Space | None]] = []
     checks: list[Check] = []
     gathers: list[list[tuple[int, Gather]]] = [[] for _ in operands]
@@ -120,11 +127,11 @@ def pair(axes: Axes, others: tuple[Axes, ...], how: str, fill: complex) -> Pairi
         firm = [part for part, space in zip(entry.parts, spaces, strict=True) if space is None or not space.broadcast]
         if len(firm) > 1 and any(operands[operand].spaces[axis] is None for operand, axis in firm):
             checks.append((entry.name, tuple(firm)))
-    steps = tuple(_step(i, operand, entries, gathers[i], by_name) for i, operand in enumerate(operands))
+    steps = tuple(_step(i, operand, entries, gathers[i]) for i, operand in enumerate(operands))
     reorder = None
     if len(steps) == 2 and steps[0] is None and steps[1] is not None and axes.ndim == others[0].ndim:
         permute, insert, moved = steps[1]
-        if permute is None and insert is None and len(moved) == 1 and not moved[0][1].missing and _all_meet(entries):
+        if permute is None and not insert and len(moved) == 1 and not moved[0][1].missing:
             reorder = moved[0]
     made = intern_pairs(pairs)
     told = {each.told: each for each in operands if each.told is not None}
@@ -163,30 +170,21 @@ def _pair_by_position(operands: Sequence[Axes]) -> list[_PairedAxis]:
     return entries
 
 
-def _all_meet(entries: Sequence[_PairedAxis]) -> bool:
-    return all(len(entry.parts) == 2 for entry in entries)
-
-
-def _step(
-    number: int, operand: Axes, entries: Sequence[_PairedAxis], gathers: list[tuple[int, Gather]], by_name: bool
-) -> Step | None:
+def _step(number: int, operand: Axes, entries: Sequence[_PairedAxis], gathers: list[tuple[int, Gather]]) -> Step | None:
     """How one operand gets the axes of the result: reorder its own, insert the absent ones, rearrange labels."""
     where = {axis: at for at, entry in enumerate(entries) for i, axis in entry.parts if i == number}
     order = tuple(sorted(range(operand.ndim), key=where.__getitem__))
     present = sorted(where.values())
-    absent = tuple(at for at in range(len(entries)) if at not in present)
-    if not by_name:  # leading axes are added by torch itself
-        absent = tuple(at for at in absent if at > min(present, default=len(entries)))
-    else:
-        first = min(present, default=len(entries))
-        absent = tuple(at for at in absent if at > first)
+    # Leading axes are added by torch itself.
+    first = min(present, default=len(entries))
+    absent = tuple(at for at in range(first, len(entries)) if at not in present)
     # A gather's axis counts from the front of the full result; leading absent axes are not there yet.
     lead = len(entries) - len(order) - len(absent)
     moved = tuple((at - lead, plan) for at, plan in gathers)
     insert = tuple(at - lead for at in absent)
     if order == tuple(range(operand.ndim)) and not insert and not moved:
         return None
-    return None if order == tuple(range(operand.ndim)) else order, insert or None, moved
+    return None if order == tuple(range(operand.ndim)) else order, insert, moved
 
 
 def pair_spaces(
@@ -279,14 +277,43 @@ def describe_sizes(first: tuple[int, str | None, int], second: tuple[int, str | 
     return f"{size} ({words[0]}) and {other} ({words[1]})"
 
 
+def align_all(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """All operands, aligned; axes of theirs beyond those that were paired stay last."""
+    if plan.checks:
+        check_sizes(plan.checks, operands)
+    return [
+        data if step is None else apply_step(data, step, plan.fill)
+        for data, step in zip(operands, plan.steps, strict=True)
+    ]
+
+
+def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: torch.Tensor | None) -> torch.Tensor:
+    """A value aligned to axes that stay as they are, and to the sizes of the tensor that has them, if it is given."""
+    plan = current_plan(axes, (its,))
+    if plan.axes.ndim != axes.ndim or plan.steps[0] is not None:
+        raise UnknownLabelError(f"{what} with {its!r} does not fit {axes!r}")
+    if like is not None:
+        check_sizes(plan.checks, (like, value))
+    step = plan.steps[1]
+    return value if step is None else apply_step(value, step, plan.fill)
+
+
+def order_labels(own: Space | None, other: Space | None, axis: str) -> Gather | None:
+    """How other labels come to the order of one's own, where both have labels; they must be the same."""
+    if own is None or other is None or own.labels == other.labels:
+        return None
+    if not other.has_labels_of(own):
+        raise ValueError(describe_difference(own, other, axis))
+    return Gather(other.locate(own))
+
+
 def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
     """Bring one operand to the axes of the result."""
     permute, insert, gathers = step
     if permute is not None:
-        data = data.permute(permute)
-    if insert is not None:
-        for at in insert:
-            data = data.unsqueeze(at)
+        data = data.permute(*permute, *range(len(permute), data.ndim))
+    for at in insert:
+        data = data.unsqueeze(at)
     for axis, plan in gathers:
         data = gather(data, axis, plan, fill)
     return data
@@ -331,17 +358,3 @@ def refuse_itself(plan: PairingPlan, operands: Sequence[torch.Tensor]) -> None:
 def _has_memory(data: torch.Tensor) -> bool:
     usual = data.layout is torch.strided and (data.is_cpu or data.is_cuda)
     return usual and data.numel() > 1 and not is_wrapped(data) and not has_dispatch_mode()
-
-
-def align_pair(plan: PairingPlan, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both operands, aligned."""
-    if plan.checks:
-        check_sizes(plan.checks, (x, y))
-    if plan.permutes:
-        refuse_itself(plan, (x, y))
-    first, second = plan.steps
-    if first is not None:
-        x = apply_step(x, first, plan.fill)
-    if second is not None:
-        y = apply_step(y, second, plan.fill)
-    return x, y

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from ..device import Device
-from ._axes import Axes, cache_by_axes
-from ._pairing import apply_step, check_sizes, current_plan
+from ._pairing import align_to_fixed
 from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
 
 
@@ -127,13 +126,7 @@ def backward(t: Tensor, gradient: Any = None, retain_graph: bool | None = None, 
     """
     if gradient is not None:
         gradient = as_tensor(gradient)
-        plan = current_plan(t._axes, (gradient._axes,))
-        if plan.axes.ndim != t._axes.ndim or plan.steps[0] is not None:
-            raise ValueError(f"a gradient with {gradient._axes!r} does not fit a tensor with {t._axes!r}")
-        check_sizes(plan.checks, (t._data, gradient._data))
-        step = plan.steps[1]
-        gradient = gradient._data if step is None else apply_step(gradient._data, step, plan.fill)
-        gradient = gradient.expand(t._data.shape)
+        gradient = align_to_fixed(t._axes, gradient._axes, gradient._data, "a gradient", t._data).expand(t._data.shape)
     torch.autograd.backward(t._data, gradient, retain_graph, create_graph)
 
 
@@ -217,12 +210,7 @@ def size(t: Tensor, dim: int | str | None = None) -> Any:
         >>> mo.tensor([[1.0, 2.0]], "row column").size("column")
         2
     """
-    return t._data.shape if dim is None else t._data.shape[_find_axis(t._axes, dim)]
-
-
-@cache_by_axes
-def _find_axis(axes: Axes, dim: int | str) -> int:
-    return axes.axis(dim)
+    return t._data.shape if dim is None else t._data.shape[t._axes.axis(dim)]
 
 
 def _converter(name: str, dtype: torch.dtype) -> Any:

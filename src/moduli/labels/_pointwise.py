@@ -1,14 +1,15 @@
-"""Rules for torch's elementwise functions: which of them there are, and which of their arguments are paired."""
+"""Rules for torch's elementwise functions beside those of `_maths`, and which of their arguments are paired."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from ._axes import SCALAR
-from ._elementwise import COMPARISONS, OPERATORS, Function, elementwise, refuse_out
+from ._elementwise import COMPARISONS, OPERATORS, Function, elementwise
 from ._tensor import RULES, Tensor, finish
 
 _new: Final = object.__new__
@@ -21,7 +22,6 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
         if not isinstance(input, Tensor):
             raise TypeError(f"{function.__name__} takes labelled tensors as its first argument only")
         if args or options:
-            refuse_out(function, options)
             return finish(function(input._data, *args, **options), input._axes)
         axes = input._axes
         if axes is SCALAR:
@@ -31,6 +31,7 @@ def unary_rule(function: Function) -> Callable[..., Tensor]:
         made._axes = axes
         return made
 
+    rule.__name__ = function.__name__
     return rule
 
 
@@ -60,77 +61,36 @@ def register(function: Callable[..., Any], rule: Callable[..., Any]) -> None:
 
 
 UNARY: Final = [
-    "abs",
     "absolute",
-    "acos",
     "arccos",
-    "acosh",
     "arccosh",
-    "angle",
-    "asin",
     "arcsin",
-    "asinh",
     "arcsinh",
-    "atan",
     "arctan",
-    "atanh",
     "arctanh",
     "bitwise_not",
-    "ceil",
-    "cos",
-    "cosh",
     "deg2rad",
     "digamma",
-    "erf",
     "erfc",
     "erfinv",
-    "exp",
     "exp2",
-    "expm1",
     "fix",
-    "floor",
     "frac",
     "i0",
-    "isfinite",
-    "isinf",
-    "isnan",
     "isneginf",
     "isposinf",
     "isreal",
     "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logical_not",
     "logit",
-    "nan_to_num",
-    "neg",
     "negative",
     "positive",
     "rad2deg",
-    "reciprocal",
-    "relu",
-    "round",
-    "rsqrt",
     "sgn",
-    "sigmoid",
-    "sign",
     "signbit",
-    "sin",
     "sinc",
-    "sinh",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "trunc",
-    "conj",
     "conj_physical",
     "resolve_conj",
     "resolve_neg",
-    "real",
-    "imag",
     "clone",
     "detach",
     "bernoulli",
@@ -161,29 +121,18 @@ UNARY_F: Final = [
     "sigmoid",
 ]
 BINARY: Final = [
-    "add",
-    "sub",
     "subtract",
-    "mul",
     "multiply",
-    "div",
     "divide",
     "true_divide",
     "floor_divide",
-    "remainder",
     "fmod",
-    "pow",
     "float_power",
-    "atan2",
     "arctan2",
-    "hypot",
-    "maximum",
-    "minimum",
     "fmax",
     "fmin",
     "copysign",
     "nextafter",
-    "logaddexp",
     "logaddexp2",
     "xlogy",
     "ldexp",
@@ -199,9 +148,6 @@ BINARY: Final = [
     "less_equal",
     "greater",
     "greater_equal",
-    "isclose",
-    "logical_and",
-    "logical_or",
     "logical_xor",
     "bitwise_and",
     "bitwise_or",
@@ -212,8 +158,10 @@ BINARY: Final = [
     "lcm",
     "rsub",
 ]
-TERNARY: Final = ["where", "lerp", "addcmul", "addcdiv", "clamp", "clip"]
+TERNARY: Final = ["addcmul", "addcdiv", "lerp"]
 
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Tensor, f"__{_name}__", unary_rule(getattr(operator, _name)))
 for _name in UNARY:
     register(getattr(torch, _name), unary_rule(getattr(torch, _name)))
 for _name in UNARY_F:
@@ -221,8 +169,7 @@ for _name in UNARY_F:
 for _name in BINARY:
     register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 2))
 for _name in TERNARY:
-    if _name not in ("where", "clamp", "clip"):
-        register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 3))
+    register(getattr(torch, _name), make_paired_rule(getattr(torch, _name), 3))
 for _name, _function in OPERATORS.items():
     for _form, _order in ((f"__{_name}__", False), (f"__r{_name}__", True)):
         _twin = getattr(torch.Tensor, _form, None)

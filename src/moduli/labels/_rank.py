@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ._axes import SCALAR, Axes, DimLike, cache_by_axes, intern
-from ._reduce import _one, amax, amin
-from ._tensor import Tensor, finish, method, wrap
+from ._axes import SCALAR, Axes, DimLike, DimsLike, as_key, cache_by_axes, intern
+from ._reduce import amax, amin, reduce_axes
+from ._space import Space
+from ._tensor import RULES, Tensor, finish, method, wrap
 
 
 class Ranked(NamedTuple):
@@ -27,15 +29,15 @@ class Ranked(NamedTuple):
 
 
 @cache_by_axes
-def _find_axis(axes: Axes, dim: DimLike) -> int:
-    return axes.axis(dim)
-
-
-@cache_by_axes
 def _rank_axes(axes: Axes, dim: DimLike) -> tuple[int, Axes]:
     """The axes after ranking along one of them: its entries now stand in different orders, so it has positions only."""
     at = axes.axis(dim)
-    return at, intern(axes.names, [None if i == at else space for i, space in enumerate(axes.spaces)])
+    return at, axes.put(at, (axes.names[at], None))
+
+
+def _reduce_one(axes: Axes, dim: DimLike, keepdim: bool) -> tuple[int, Axes]:
+    at = axes.axis(dim)
+    return at, axes.run(reduce_axes, at, keepdim)[1]
 
 
 # -- the largest and the smallest --------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def _arg(function: Any, t: Tensor, dim: DimLike | None, keepdim: bool, labels: b
             places = np.unravel_index(int(flat), tuple(t._data.shape))
             return tuple(space[int(place)] for space, place in zip(t.dims, places, strict=True))
         return finish(flat, SCALAR)
-    at, axes = _one(t._axes, dim, keepdim)
+    at, axes = _reduce_one(t._axes, dim, keepdim)
     result = function(t._data, at, keepdim)
     if not labels:
         return finish(result, axes)
@@ -148,7 +150,7 @@ def min(t: Tensor, dim: DimLike | None = None, keepdim: bool = False) -> Any:
 
 
 def _extreme(function: Any, t: Tensor, dim: DimLike, keepdim: bool) -> Ranked:
-    at, axes = _one(t._axes, dim, keepdim)
+    at, axes = _reduce_one(t._axes, dim, keepdim)
     values, indices = function(t._data, at, keepdim)
     return Ranked(finish(values, axes), finish(indices, axes))
 
@@ -237,7 +239,7 @@ def cumsum(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Tens
         >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumsum("x")
         Tensor(x: a=1., b=3., c=6.)
     """
-    return finish(torch.cumsum(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.cumsum(t._data, t._axes.axis(dim), dtype=dtype), t._axes)
 
 
 @method
@@ -254,7 +256,7 @@ def cumprod(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
         >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).cumprod("x")
         Tensor(x: a=1., b=2., c=6.)
     """
-    return finish(torch.cumprod(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.cumprod(t._data, t._axes.axis(dim), dtype=dtype), t._axes)
 
 
 @method
@@ -271,7 +273,7 @@ def softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) -> Ten
         >>> mo.tensor([0.0, 0.0], x=["a", "b"]).softmax("x")
         Tensor(x: a=0.5000, b=0.5000)
     """
-    return finish(torch.softmax(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.softmax(t._data, t._axes.axis(dim), dtype=dtype), t._axes)
 
 
 @method
@@ -288,4 +290,64 @@ def log_softmax(t: Tensor, dim: DimLike, *, dtype: torch.dtype | None = None) ->
         >>> mo.tensor([0.0, 0.0], x=["a", "b"]).log_softmax("x")
         Tensor(x: a=-0.6931, b=-0.6931)
     """
-    return finish(torch.log_softmax(t._data, _find_axis(t._axes, dim), dtype=dtype), t._axes)
+    return finish(torch.log_softmax(t._data, t._axes.axis(dim), dtype=dtype), t._axes)
+
+
+# -- reversed and rotated ------------------------------------------------------------------------------------------------
+
+
+@method
+def flip(t: Tensor, dim: DimsLike) -> Tensor:
+    """Reverse the order along axes; labels go with their entries.
+
+    Args:
+        t: The tensor.
+        dim: The axes, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0], x=["a", "b"]).flip("x")
+        Tensor(x: b=2., a=1.)
+    """
+    which, axes = _flip_axes(t._axes, as_key(dim))
+    return wrap(t._data.flip(which), axes)
+
+
+@cache_by_axes
+def _flip_axes(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
+    which = axes.axes(dim)
+    spaces = [s if s is None or i not in which else s[::-1] for i, s in enumerate(axes.spaces)]
+    return which, intern(axes.names, spaces)
+
+
+@method
+def roll(t: Tensor, shift: int, dim: DimLike) -> Tensor:
+    """Rotate the entries along an axis; labels go with their entries.
+
+    Args:
+        t: The tensor.
+        shift: By how many places.
+        dim: The axis, by name or position.
+
+    Example:
+        >>> import moduli as mo
+        >>> mo.tensor([1.0, 2.0, 3.0], x=["a", "b", "c"]).roll(1, "x")
+        Tensor(x: c=3., a=1., b=2.)
+    """
+    at, axes = _roll_axis(t._axes, shift, dim)
+    return wrap(t._data.roll(shift, at), axes)
+
+
+@cache_by_axes
+def _roll_axis(axes: Axes, shift: int, dim: DimLike) -> tuple[int, Axes]:
+    at = axes.axis(dim)
+    space = axes.spaces[at]
+    if space is None or not len(space):
+        return at, axes
+    cut = -shift % len(space)
+    labels: list[Hashable] = [*space.labels[cut:], *space.labels[:cut]]
+    return at, axes.put(at, (space.name, space if space.broadcast else Space(labels)))
+
+
+RULES[torch.flip] = flip
+RULES[torch.roll] = roll

@@ -7,33 +7,26 @@ from typing import Any
 
 import torch
 
-from ._axes import Axes, DimLike, DimsLike, cache_by_axes, intern
-from ._space import BROADCAST, Space
+from ._axes import Axes, DimsLike, as_key, intern
+from ._space import BROADCAST
 from ._tensor import Tensor, finish, method
 
 
-def _key(dim: DimsLike) -> DimsLike:
-    return tuple(dim) if type(dim) is list else dim
-
-
-def _reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
+def reduce_axes(axes: Axes, dim: DimsLike, keepdim: bool) -> tuple[tuple[int, ...], Axes]:
+    """Which axes are reduced, and the axes of the result."""
     gone = axes.axes(dim)
     if keepdim:
-        spaces = [_require_broadcast(axes, i) if i in gone else space for i, space in enumerate(axes.spaces)]
-        return gone, intern(axes.names, spaces)
-    kept = [i for i in range(axes.ndim) if i not in gone]
-    return gone, intern([axes.names[i] for i in kept], [axes.spaces[i] for i in kept])
+        return gone, intern(axes.names, [BROADCAST if i in gone else space for i, space in enumerate(axes.spaces)])
+    return gone, axes.drop(*gone)
 
 
-def _require_broadcast(axes: Axes, at: int) -> Space:
-    name = axes.names[at]
-    return BROADCAST if name is None else BROADCAST.rename(name)
-
-
-@cache_by_axes
-def _one(axes: Axes, dim: DimLike, keepdim: bool) -> tuple[int, Axes]:
-    at = axes.axis(dim)
-    return at, axes.run(_reduce_axes, at, keepdim)[1]
+def _reduce_data(
+    function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any
+) -> Tensor:
+    gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
+    if not gone:  # torch takes an empty tuple for all axes
+        return finish(function(t._data.unsqueeze(0), dim=(0,), **options), axes)
+    return finish(function(t._data, dim=gone, keepdim=keepdim, **options), axes)
 
 
 # -- sums and extrema --------------------------------------------------------------------------------------------------
@@ -55,16 +48,10 @@ def sum(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch.
         >>> t.sum("row")
         Tensor(column: p=4., q=6.)
     """
-    gone, axes = t._axes.run(_reduce_axes, dim if type(dim) is not list else tuple(dim), keepdim)
+    gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
     if len(gone) == 1 and dtype is None and not keepdim:  # the common case, in the form that torch parses fastest
         return finish(t._data.sum(gone[0]), axes)
-    return finish(torch.sum(t._data, gone, keepdim, dtype=dtype), axes) if gone else finish(_same(t._data, dtype), axes)
-
-
-def _same(data: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """A sum over no axes: torch takes an empty tuple for all of them."""
-    wider = torch.int64 if not (data.is_floating_point() or data.is_complex()) else data.dtype
-    return data.to(dtype or wider, copy=True)
+    return _reduce_data(torch.sum, t, gone, keepdim, dtype=dtype)
 
 
 @method
@@ -82,10 +69,7 @@ def mean(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").mean("column")
         Tensor(row: [1.5000, 3.5000])
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    if not gone:
-        return finish(torch.mean(t._data.unsqueeze(0), 0, dtype=dtype), axes)
-    return finish(torch.mean(t._data, gone, keepdim, dtype=dtype), axes)
+    return _reduce_data(torch.mean, t, dim, keepdim, dtype=dtype)
 
 
 @method
@@ -103,20 +87,11 @@ def prod(t: Tensor, dim: DimsLike = None, keepdim: bool = False, *, dtype: torch
         >>> mo.tensor([[1.0, 2.0], [3.0, 4.0]], "row column").prod().item()
         24.0
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    data = t._data if gone else _same(t._data, dtype)
+    gone, axes = t._axes.run(reduce_axes, as_key(dim), keepdim)
+    data = t._data if gone else torch.prod(t._data.unsqueeze(0), 0, dtype=dtype)
     for at in sorted(gone, reverse=True):
         data = torch.prod(data, at, keepdim, dtype=dtype)
     return finish(data, axes)
-
-
-def _reduce_data(
-    function: Callable[..., torch.Tensor], t: Tensor, dim: DimsLike, keepdim: bool, **options: Any
-) -> Tensor:
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    if not gone:  # torch takes an empty tuple for all axes
-        return finish(function(t._data.unsqueeze(0), dim=(0,), **options), axes)
-    return finish(function(t._data, dim=gone, keepdim=keepdim, **options), axes)
 
 
 @method
@@ -203,8 +178,7 @@ def any(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).any())
         True
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    return finish(torch.any(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
+    return _reduce_data(torch.any, t, dim, keepdim)
 
 
 @method
@@ -221,8 +195,7 @@ def all(t: Tensor, dim: DimsLike = None, keepdim: bool = False) -> Tensor:
         >>> bool((mo.tensor([1.0, 2.0], "x") > 1.5).all())
         False
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    return finish(torch.all(t._data, dim=gone, keepdim=keepdim) if gone else t._data.to(torch.bool), axes)
+    return _reduce_data(torch.all, t, dim, keepdim)
 
 
 @method
@@ -240,10 +213,7 @@ def norm(t: Tensor, ord: float = 2.0, dim: DimsLike = None, keepdim: bool = Fals
         >>> mo.tensor([3.0, 4.0], "x").norm().item()
         5.0
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), keepdim)
-    data = t._data if gone else t._data.unsqueeze(0)
-    result: torch.Tensor = torch.linalg.vector_norm(data, ord, gone or (0,), keepdim and bool(gone))
-    return finish(result, axes)
+    return _reduce_data(torch.linalg.vector_norm, t, dim, keepdim, ord=ord)
 
 
 @method
@@ -310,5 +280,5 @@ def count_nonzero(t: Tensor, dim: DimsLike = None) -> Tensor:
         >>> mo.tensor([1.0, 0.0], "x").count_nonzero().item()
         1
     """
-    gone, axes = t._axes.run(_reduce_axes, _key(dim), False)
+    gone, axes = t._axes.run(reduce_axes, as_key(dim), False)
     return finish(torch.count_nonzero(t._data, gone) if gone else (t._data != 0).to(torch.int64), axes)

@@ -6,15 +6,15 @@ only the axes are printed. It must not be slow either: of a long axis only the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from .._torch import is_wrapped, run_outside
 from ._axes import Axes, UnfitAxes
-from ._number_format import format_number, format_numbers
 from ._space import Space
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ _WIDTH: Final = 110
 _LABEL: Final = 18
 _MOST: Final = 8
 _ELEMENTS: Final = 400
-
-
-class _Shown(NamedTuple):
-    """The part of the values that is shown: positions along each axis (None is a gap), and nested lists of values."""
-
-    positions: tuple[tuple[int | None, ...], ...]
-    cells: Any
 
 
 def text(t: Tensor) -> str:
@@ -57,7 +50,7 @@ def text(t: Tensor) -> str:
         return _format_unfit(data, axes)
     if data.ndim == 0:
         shown = _format_values(data, ())
-        return f"Tensor({', '.join(['...' if shown is None else shown.cells, *extras])})"
+        return f"Tensor({', '.join(['...' if shown is None else shown, *extras])})"
     if data.ndim == 1:
         inside = _line(data, axes)
         if inside is not None:
@@ -133,8 +126,8 @@ def _ends(size: int, most: int) -> tuple[int | None, ...]:
 def _extras(data: torch.Tensor) -> list[str]:
     """What is not as usual, in torch's words."""
     found = []
-    usual = (torch.get_default_dtype(), torch.int64, torch.bool)
-    if data.dtype not in usual and data.dtype != _complex_twin(torch.get_default_dtype()):
+    usual = torch.get_default_dtype()
+    if data.dtype not in (usual, usual.to_complex(), torch.int64, torch.bool):
         found.append(f"dtype={data.dtype}")
     if data.device.type != "cpu":
         found.append(f"device={str(data.device)!r}")
@@ -148,15 +141,11 @@ def _extras(data: torch.Tensor) -> list[str]:
     return found
 
 
-def _complex_twin(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype == torch.float64 else torch.complex64
-
-
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> _Shown | None:
-    """The values at the ends of the axes as text, nested as the axes are; None where there is nothing to look at."""
+def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], ...]) -> Any:
+    """The values at the ends of the axes as text, nested as the axes are, with None for a gap; None for no values."""
     if type(data) not in (torch.Tensor, torch.nn.Parameter) or data.is_meta:
         return None
     if is_wrapped(data):
@@ -166,8 +155,8 @@ def _format_values(data: torch.Tensor, positions: tuple[tuple[int | None, ...], 
         values = run_outside(_values_at, data, positions)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
-    words = [format_number(values[0])] if not positions else format_numbers(values)
-    return _Shown(positions, _nest(words, positions))
+    words = [_format_number(values[0])] if not positions else _format_numbers(values)
+    return _nest(words, positions)
 
 
 @torch.no_grad()
@@ -196,12 +185,13 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
     space, name = axes.spaces[0], axes.names[0]
     labelled = space is not None and not space.broadcast
     for most in (10, 6, 4):
-        shown = _format_values(data, (_ends(data.shape[0], most),))
+        positions = _ends(data.shape[0], most)
+        shown = _format_values(data, (positions,))
         if shown is None:
             return None
-        cells = ["..." if cell is None else cell for cell in shown.cells]
+        cells = ["..." if cell is None else cell for cell in shown]
         if labelled and cells:
-            words = _words(space, shown.positions[0])
+            words = _words(space, positions)
             cells = ["..." if w == c == "..." else f"{w}={c}" for w, c in zip(words, cells, strict=True)]
             inside = ", ".join(cells)
         else:
@@ -214,13 +204,14 @@ def _line(data: torch.Tensor, axes: Axes) -> str | None:
 
 
 def _grid(data: torch.Tensor, axes: Axes, most: int) -> tuple[list[str], list[str], list[list[str]]] | None:
-    """The labels of the rows, of the columns, and the cells of a table."""
-    rows, columns = _ends(data.shape[0], _MOST), _ends(data.shape[1], most)
-    shown = _format_values(data, (rows, columns))
+    """The labels of the rows, of the columns, and the cells of a table; a vector is one row."""
+    table = data if data.ndim == 2 else data.unsqueeze(0)
+    rows, columns = _ends(table.shape[0], _MOST), _ends(table.shape[1], most)
+    shown = _format_values(table, (rows, columns))
     if shown is None:
         return None
-    cells = [["..."] * len(columns) if row is None else ["..." if c is None else c for c in row] for row in shown.cells]
-    return _words(axes.spaces[0], rows), _words(axes.spaces[1], columns), cells
+    cells = [["..."] * len(columns) if row is None else ["..." if c is None else c for c in row] for row in shown]
+    return _words(axes.spaces[0], rows) if data.ndim == 2 else [""], _words(axes.spaces[-1], columns), cells
 
 
 def _table(data: torch.Tensor, axes: Axes) -> str | None:
@@ -245,16 +236,13 @@ def _brackets(data: torch.Tensor) -> str | None:
     """More than two axes: nested brackets as torch prints them, the ends of every axis."""
     for lead in (6, 4, 2, 1):
         positions = tuple(_ends(n, 6 if axis >= data.ndim - 2 else lead) for axis, n in enumerate(data.shape))
-        count = 1
-        for kept in positions:
-            count *= len(kept)
-        if count <= _ELEMENTS:
+        if math.prod(map(len, positions)) <= _ELEMENTS:
             break
     shown = _format_values(data, positions)
     if shown is None:
         return None
-    width = max(map(len, _leaves(shown.cells)))
-    return _bracket(shown.cells, width, 0, data.ndim)
+    width = max(map(len, _leaves(shown)))
+    return _bracket(shown, width, 0, data.ndim)
 
 
 def _leaves(cells: Any) -> list[str]:
@@ -298,21 +286,12 @@ def html(t: Tensor) -> str:
     header = f"Tensor({', '.join([*_axes(data, axes), *_extras(data)])})"
     body: str | None = None
     if data.numel() and data.ndim <= 2:
-        flat = data.ndim == 1
-        grid = _flat_grid(data, axes) if flat else _grid(data, axes, _MOST)
+        grid = _grid(data, axes, _MOST)
         body = None if grid is None else _html_table(*grid)
     elif data.numel():
         values = _brackets(data)
         body = None if values is None else f"<pre>{escape(values)}</pre>"
     return f'<div style="{_FRAME}"><div>{escape(header)}</div>{body or ""}</div>'
-
-
-def _flat_grid(data: torch.Tensor, axes: Axes) -> tuple[list[str], list[str], list[list[str]]] | None:
-    positions = _ends(data.shape[0], _MOST)
-    shown = _format_values(data, (positions,))
-    if shown is None:
-        return None
-    return [""], _words(axes.spaces[0], positions), [["..." if cell is None else cell for cell in shown.cells]]
 
 
 def _html_table(rows: list[str], columns: list[str], cells: list[list[str]]) -> str:
@@ -325,3 +304,37 @@ def _html_table(rows: list[str], columns: list[str], cells: list[list[str]]) -> 
         "<tr>" + head(label) + "".join(map(cell, values)) + "</tr>" for label, values in zip(rows, cells, strict=True)
     ]
     return '<table style="border-collapse:collapse;margin:4px 0">' + "".join(lines) + "</table>"
+
+
+# -- numbers, the way torch prints them ----------------------------------------------------------------------------------
+
+
+def _format_numbers(values: Sequence[Any]) -> list[str]:
+    """Each value as text; floats share one notation, chosen from all of them."""
+    if any(isinstance(value, complex) for value in values):
+        real = _floats([complex(value).real for value in values])
+        imaginary = _floats([complex(value).imag for value in values])
+        return [r + (i if i.startswith("-") else "+" + i) + "j" for r, i in zip(real, imaginary, strict=True)]
+    if any(isinstance(value, float) for value in values):
+        return _floats([float(value) for value in values])
+    return [str(value) for value in values]
+
+
+def _format_number(value: Any) -> str:
+    """One value on its own, without the zeros that only align it with others."""
+    text = _format_numbers([value])[0]
+    if isinstance(value, float) and "." in text and "e" not in text:
+        return text.rstrip("0")
+    return text
+
+
+def _floats(values: list[float]) -> list[str]:
+    finite = [abs(value) for value in values if math.isfinite(value) and value != 0]
+    largest, smallest = max(finite, default=1.0), min(finite, default=1.0)
+    integers = all(value == math.floor(value) for value in finite)
+    # largest > 1000 * smallest would overflow to the wrong side for the smallest numbers of all.
+    if largest / 1000.0 > smallest or largest > 1.0e8 or (not integers and smallest < 1.0e-4):
+        return [f"{value:.4e}" if math.isfinite(value) else str(value) for value in values]
+    if integers:
+        return [f"{value:.0f}." if math.isfinite(value) else str(value) for value in values]
+    return [f"{value:.4f}" if math.isfinite(value) else str(value) for value in values]

@@ -10,32 +10,21 @@ import torch.nn.functional as F
 
 from . import _rank as rank
 from . import _reduce as reduce
-from ._axes import DimLike, DimsLike
-from ._elementwise import elementwise, refuse_out
+from ._axes import SCALAR, Axes, DimLike, DimsLike, cache_by_axes
+from ._elementwise import elementwise
 from ._matmul import matmul
+from ._pairing import align
 from ._pointwise import register
-from ._tensor import RULES, Tensor, finish
+from ._tensor import RULES, Tensor, as_tensor, finish
 
-
-def _reduction(name: str) -> None:
-    ours: Callable[..., Any] = getattr(reduce, name)
-    theirs = getattr(torch, name)
-
-    def rule(input: Tensor, dim: DimsLike = None, keepdim: bool = False, **options: Any) -> Tensor:
-        refuse_out(theirs, options)
-        result: Tensor = ours(input, dim, keepdim, **options)
-        return result
-
-    register(theirs, rule)
-
-
-for _name in ("sum", "mean", "prod", "amin", "amax", "any", "all", "logsumexp", "nansum", "nanmean"):
-    _reduction(_name)
+for _name in ("sum", "mean", "prod", "amin", "amax", "any", "all", "logsumexp", "nansum", "nanmean", "count_nonzero"):
+    register(getattr(torch, _name), getattr(reduce, _name))
+for _name in ("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod"):
+    register(getattr(torch, _name), getattr(rank, _name))
 
 
 def _spread(ours: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rule(input: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        refuse_out(ours, options)
         if isinstance(dim, bool):  # torch.std(t, unbiased)
             dim, unbiased = None, dim
         correction = options.pop("correction", 1 if unbiased is None else int(unbiased))
@@ -62,7 +51,6 @@ register(torch.min, _extremum(rank.min, torch.minimum))
 
 
 def _norm(input: Tensor, p: Any = 2.0, dim: DimsLike = None, keepdim: bool = False, **options: Any) -> Tensor:
-    refuse_out(torch.norm, options)
     if options.get("dtype") is not None:
         input = input.to(options["dtype"])
     if p in ("fro", None):
@@ -78,52 +66,25 @@ register(torch.norm, _norm)
 RULES[torch.linalg.vector_norm] = lambda x, ord=2, dim=None, keepdim=False: reduce.norm(x, ord, dim, keepdim)
 
 
-_RANKS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.argmax: rank.argmax,
-    torch.argmin: rank.argmin,
-    torch.sort: rank.sort,
-    torch.argsort: rank.argsort,
-    torch.topk: rank.topk,
-    torch.cumsum: rank.cumsum,
-    torch.cumprod: rank.cumprod,
-    torch.count_nonzero: reduce.count_nonzero,
-}
-for _function, _ours in _RANKS.items():
-    register(_function, _ours)
+def _share(ours: Callable[..., Tensor], sign: int = 1) -> Callable[..., Tensor]:
+    def rule(
+        input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if dim is None:
+            raise TypeError("softmax of a labelled tensor needs dim=, the name or position of the axis")
+        return ours(input if sign > 0 else -input, dim, dtype=dtype)
+
+    return rule
 
 
-def _softmax(
-    input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Tensor:
-    return rank.softmax(input, _require_dim(dim), dtype=dtype)
-
-
-def _log_softmax(
-    input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Tensor:
-    return rank.log_softmax(input, _require_dim(dim), dtype=dtype)
-
-
-def _softmin(
-    input: Tensor, dim: DimLike | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Tensor:
-    return rank.softmax(-input, _require_dim(dim), dtype=dtype)
-
-
-def _require_dim(dim: DimLike | None) -> DimLike:
-    if dim is None:
-        raise TypeError("softmax of a labelled tensor needs dim=, the name or position of the axis")
-    return dim
-
-
-RULES[F.softmax] = _softmax
-RULES[F.log_softmax] = _log_softmax
-RULES[F.softmin] = _softmin
+RULES[F.softmax] = _share(rank.softmax)
+RULES[F.log_softmax] = _share(rank.log_softmax)
+RULES[F.softmin] = _share(rank.softmax, -1)
 RULES[torch.softmax] = lambda input, dim, dtype=None: rank.softmax(input, dim, dtype=dtype)
 RULES[torch.log_softmax] = lambda input, dim, dtype=None: rank.log_softmax(input, dim, dtype=dtype)
 
 
-def _normalize(input: Tensor, p: float = 2.0, dim: DimLike = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+def _normalize(input: Tensor, p: float = 2.0, dim: DimLike = 1, eps: float = 1e-12) -> Tensor:
     return input / reduce.norm(input, p, dim, True).clamp(min=eps)
 
 
@@ -138,10 +99,110 @@ def _linear(input: Tensor, weight: Any, bias: Any = None) -> Tensor:
 RULES[F.linear] = _linear
 
 
-def _nan_to_num(
-    input: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+# -- losses: paired element by element, then reduced over all axes -----------------------------------------------------
+
+
+def _loss(name: str) -> None:
+    """A loss is elementwise, then reduced over all axes: mean, sum or none."""
+    function: Callable[..., torch.Tensor] = getattr(F, name)
+
+    def rule(input: Any, target: Any, *args: Any, reduction: str = "mean", **given: Any) -> Tensor:
+        if len(args) > 2:  # size_average, reduce, reduction
+            reduction = args[2]
+        for old in ("size_average", "reduce"):
+            if given.pop(old, None) is not None:
+                raise TypeError(f"{name} of labelled tensors takes reduction=, not {old}=")
+        if given.pop("weight", None) is not None:
+            raise TypeError(f"{name} of labelled tensors takes no weight; use reduction='none' and multiply")
+        losses = elementwise(lambda a, b: _compute_unreduced(function, a, b, given), input, target)
+        return _total(losses, reduction)
+
+    RULES[function] = rule
+
+
+def _total(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    losses = as_tensor(losses)  # inside a function transform, without axes, it is a plain tensor
+    return reduce.mean(losses) if reduction == "mean" else reduce.sum(losses)
+
+
+def _compute_unreduced(
+    function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    # torch warns when it stretches a target; here it was BROADCAST that said so.
+    x, y = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
+    return function(x, y, reduction="none", **options)
+
+
+for _name in (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+):
+    _loss(_name)
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Any,
+    weight: Any = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
-    return finish(torch.nan_to_num(input._data, nan, posinf, neginf), input._axes)
+    """Classes along the second axis (the only one, if there is one), as in torch.
+
+    A target of integers gives the class of every other position; one of floats, paired with the input, probabilities. A
+    weight is paired with the classes.
+    """
+    if size_average is not None or reduce is not None:
+        raise TypeError("cross_entropy of labelled tensors takes reduction=, not size_average= or reduce=")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
+    if not isinstance(input, Tensor):
+        raise TypeError("cross_entropy takes labelled logits; label them like the target, or use target.data")
+    target = as_tensor(target)
+    at, rest, classes = _classes(input._axes)
+    logits, soft = input._data, target._data.is_floating_point()
+    # One class has the axes of a target of integers.
+    meets, whole = (input._axes, logits) if soft else (rest, logits.select(at, 0))
+    axes, _, aim = align(meets, target._axes, whole, target._data)
+    if axes.drop_marks() is not meets.drop_marks():
+        raise ValueError(
+            f"a target with {target._axes.listing()} does not fit logits, whose axes to meet are {meets!r}"
+        )
+    if weight is not None:
+        weight = as_tensor(weight)
+        _, _, weight = align(classes, weight._axes, logits.select(at, 0).new_empty(logits.shape[at]), weight._data)
+    losses = F.cross_entropy(
+        logits,
+        aim.expand(whole.shape),
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return finish(losses, rest if reduction == "none" else SCALAR)
 
 
-register(torch.nan_to_num, _nan_to_num)
+@cache_by_axes
+def _classes(axes: Axes) -> tuple[int, Axes, Axes]:
+    """Where the classes are, the axes of the positions, and the axis of the classes."""
+    if not axes.ndim:
+        raise ValueError("cross_entropy needs logits with an axis of classes")
+    at = 1 if axes.ndim > 1 else 0
+    return at, axes.drop(at), axes.take([at])
+
+
+RULES[F.cross_entropy] = _cross_entropy

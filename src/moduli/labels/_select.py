@@ -1,20 +1,21 @@
-"""Selecting along named axes: ``sel`` by label, ``isel`` by position."""
+"""Selecting along named axes: ``sel`` by label, ``isel`` by position, ``interp`` between labels."""
 
 from __future__ import annotations
 
+import bisect
 import sys
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ._axes import Axes, cache_by_axes
 from ._errors import UnknownLabelError
+from ._gather import Gather, index_of
 from ._index import get
-from ._neighbours import locate_neighbours, locate_slice
-from ._space import Space
-from ._tensor import Tensor, method
+from ._space import Space, show_labels
+from ._tensor import Tensor, finish, method
 
 
 @method
@@ -81,11 +82,11 @@ def sel(
     for which, labels in {**(indexers or {}), **named}.items():
         axis = t._axes.axis(which)
         if isinstance(labels, slice):
-            key[axis] = locate_slice(t._axes, axis, labels.start, labels.stop, labels.step)
+            key[axis] = _locate_slice(t._axes, axis, labels.start, labels.stop, labels.step)
             continue
-        several, wanted = _freeze_labels(labels)
+        several, wanted = _freeze(labels, list, range)  # a tuple is one label
         if method is not None:
-            wanted = locate_neighbours(t._axes, axis, several, wanted, method, tolerance)
+            wanted = _locate_neighbours(t._axes, axis, several, wanted, method, tolerance)
         key[axis] = found = _locate_labels(t._axes, axis, several, wanted)
         if t._axes.spaces[axis] is None and isinstance(found, int) and found >= t._data.shape[axis]:
             raise UnknownLabelError(
@@ -94,14 +95,15 @@ def sel(
     return get(t, tuple(key))
 
 
-def _freeze_labels(labels: Any) -> tuple[bool, Hashable]:
-    if isinstance(labels, Tensor):
-        labels = labels._data
-    if isinstance(labels, (torch.Tensor, np.ndarray)):
-        labels = labels.tolist()
-    if isinstance(labels, (list, range)):
-        return True, tuple(labels)
-    return isinstance(labels, Space), labels
+def _freeze(given: Any, *lists: type[Iterable[Any]]) -> tuple[bool, Any]:
+    """Whether several labels are given, and what is given, in a form that can be remembered."""
+    if isinstance(given, Tensor):
+        given = given._data
+    if isinstance(given, (torch.Tensor, np.ndarray, np.generic)):
+        given = given.tolist()
+    if isinstance(given, lists):
+        return True, tuple(given)
+    return isinstance(given, Space), given
 
 
 @cache_by_axes
@@ -119,3 +121,191 @@ def _locate_labels(axes: Axes, axis: int, several: bool, labels: Any) -> int | S
         if space is None:
             raise UnknownLabelError(f"{axes.describe(axis)} is positional and has no position {labels!r}") from None
         raise UnknownLabelError(f"{axes.describe(axis)}: {error}") from None
+
+
+# -- between labels ------------------------------------------------------------------------------------------------------
+
+
+@method
+def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex | None = None, **named: Any) -> Tensor:
+    """Values between the labels of axes, by linear interpolation; differentiable in the data.
+
+    Along several axes it is multilinear: one axis after the other.
+
+    Args:
+        t: The tensor. Integers become the default dtype.
+        points: Axis (name or position) to points, as a mapping.
+        fill: The value of points outside of the labels; None refuses them.
+        named: Axis name to a number (the axis disappears), or to several distinct ones, which become its labels.
+
+    Raises:
+        UnknownLabelError: If an axis does not exist.
+        TypeError: If an axis is positional, or its labels are not numbers.
+        ValueError: If a point is outside of the labels.
+
+    Example:
+        >>> import moduli as mo
+        >>> t = mo.tensor([0.0, 10.0, 40.0], time=[0, 1, 2])
+        >>> t.interp(time=0.5).item(), t.interp(time=[0.5, 1.5])
+        (5.0, Tensor(time: 0.5=5., 1.5=25.))
+    """
+    data, axes = t._data, t._axes
+    if not data.is_floating_point() and not data.is_complex():
+        data = data.to(torch.get_default_dtype())
+    for which, wanted in {**(points or {}), **named}.items():
+        axis = axes.axis(which)
+        several, frozen = _freeze(wanted, list, range, tuple)
+        below, above, weights, outside, left = _plan_points(axes, axis, several, frozen, fill is not None)
+        shape = [1] * data.ndim
+        shape[axis] = -1
+        low, high = (data.index_select(axis, index_of(each, data)) for each in (below, above))
+        weight = torch.tensor(weights, dtype=data.real.dtype, device=data.device).reshape(shape)
+        data = low + (high - low) * weight
+        if any(outside):
+            mask = torch.tensor(outside, device=data.device).reshape(shape)
+            data = torch.where(mask, torch.as_tensor(fill, dtype=data.dtype, device=data.device), data)
+        data, axes = (data if several else data.squeeze(axis)), left
+    return finish(data, axes)
+
+
+@cache_by_axes
+def _plan_points(
+    axes: Axes, axis: int, several: bool, wanted: Any, fills: bool
+) -> tuple[Gather, Gather, tuple[float, ...], tuple[bool, ...], Axes]:
+    """The positions below and above each point, the weight of the one above, whether it is outside, and the axes left."""
+    known = _sort_labels(axes, axis, "interp")
+    wanted = tuple(wanted) if several else (wanted,)
+    try:
+        labels, points = np.array(known.labels, np.float64), np.array(wanted, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"interp needs numbers, but the labels of {axes.describe(axis)} are {show_labels(known.labels)} and the points "
+            f"{list(wanted)}"
+        ) from None
+    if not len(labels):
+        raise ValueError(f"{axes.describe(axis)} has no labels to interpolate between")
+    outside = ~((points >= labels[0]) & (points <= labels[-1]))
+    if outside.any() and not fills:
+        raise ValueError(
+            f"{wanted[int(outside.argmax())]!r} is outside of the labels of {axes.describe(axis)}, from {known.labels[0]!r} to "
+            f"{known.labels[-1]!r}; give fill= for such points"
+        )
+    below = np.clip(np.searchsorted(labels, points, side="right") - 1, 0, len(labels) - 1)
+    # On a label itself, its neighbour has no part in the value, not even as a NaN.
+    above = np.where((labels[below] == points) | outside, below, np.minimum(below + 1, len(labels) - 1))
+    width = labels[above] - labels[below]
+    weights = np.where(width > 0, (points - labels[below]) / np.where(width > 0, width, 1.0), 0.0)
+    positions = np.array(known.positions)
+    left = axes.put(axis, (axes.names[axis], Space(wanted))) if several else axes.drop(axis)
+    return (
+        Gather(positions[below]),
+        Gather(positions[above]),
+        tuple(weights.tolist()),
+        tuple(outside.tolist()),
+        left,
+    )
+
+
+# -- labels that have an order -------------------------------------------------------------------------------------------
+
+
+class _Ascending(NamedTuple):
+    """The labels of an axis in ascending order, and the position of each on the axis."""
+
+    labels: tuple[Any, ...]
+    positions: tuple[int, ...]
+
+
+@cache_by_axes
+def _sort_labels(axes: Axes, axis: int, what: str) -> _Ascending:
+    """The labels of an axis by size, or an error that says why they have none."""
+    space = _require_labels(axes, axis, what)
+    labels: Sequence[Any] = space.labels
+    try:
+        order = sorted(range(len(labels)), key=labels.__getitem__)
+    except TypeError as error:
+        raise TypeError(f"{what} compares labels, but those of {axes.describe(axis)} have no order: {error}") from None
+    return _Ascending(tuple(labels[at] for at in order), tuple(order))
+
+
+def _require_labels(axes: Axes, axis: int, what: str) -> Space:
+    space = axes.spaces[axis]
+    if space is None or not space.labelled:
+        raise TypeError(f"{what} goes by label, and {axes.describe(axis)} is positional; use isel with positions")
+    return space
+
+
+@cache_by_axes
+def _locate_slice(axes: Axes, axis: int, start: Hashable, stop: Hashable, step: int | None) -> slice:
+    """The positions of a slice of labels, both ends included.
+
+    An end that the axis does not have is placed between its neighbours, if the labels ascend or descend along the axis.
+    """
+    space = _require_labels(axes, axis, "a slice of labels")
+    if step is not None and (not isinstance(step, int) or step < 1):
+        raise ValueError(f"the step of a slice of labels is a positive number of positions, not {step!r}")
+    first = 0 if start is None else _end(axes, axis, space, start, last=False)
+    last = len(space) if stop is None else _end(axes, axis, space, stop, last=True)
+    return slice(first, max(first, last), step)
+
+
+def _end(axes: Axes, axis: int, space: Space, label: Hashable, last: bool) -> int:
+    if label in space:
+        return space.index(label) + last
+    known = _sort_labels(axes, axis, "a slice that ends between labels")
+    upwards = tuple(range(len(known.positions)))
+    falls = known.positions != upwards
+    if falls and known.positions != upwards[::-1]:
+        raise UnknownLabelError(
+            f"{axes.describe(axis)} has no label {label!r} for a slice to end at, and its labels are not in order, so that it "
+            f"has no place between them; they are {show_labels(space.labels)}"
+        )
+    # The label itself is not there, so both sides give the same place.
+    at = _place(axes, axis, known.labels, label)
+    return len(space) - at if falls else at
+
+
+def _place(axes: Axes, axis: int, labels: tuple[Any, ...], label: Any) -> int:
+    try:
+        return bisect.bisect_left(labels, label)
+    except TypeError as error:
+        raise TypeError(f"{label!r} can't be compared with the labels of {axes.describe(axis)}: {error}") from None
+
+
+@cache_by_axes
+def _locate_neighbours(axes: Axes, axis: int, several: bool, wanted: Any, method: str, tolerance: Any) -> Any:
+    """For each label, or for one, the label of the axis that stands for it."""
+    method = {"ffill": "pad", "bfill": "backfill"}.get(method, method)
+    if method not in ("nearest", "pad", "backfill"):
+        raise ValueError(f"the method of sel is 'nearest', 'pad' or 'backfill', not {method!r}")
+    known = _sort_labels(axes, axis, f"sel with method={method!r}").labels
+    if not several:
+        return _neighbour(axes, axis, known, wanted, method, tolerance)
+    found = tuple(_neighbour(axes, axis, known, label, method, tolerance) for label in wanted)
+    if len(set(found)) != len(found):
+        twice = next(label for label in found if found.count(label) > 1)
+        raise ValueError(
+            f"{twice!r} would be selected more than once from {axes.describe(axis)}, whose labels must be distinct; select one "
+            "label at a time, or use interp"
+        )
+    return found
+
+
+def _neighbour(axes: Axes, axis: int, known: tuple[Any, ...], label: Any, method: str, tolerance: Any) -> Any:
+    at = _place(axes, axis, known, label)
+    here = at < len(known) and known[at] == label
+    below = known[at] if here else known[at - 1] if at else None
+    above = known[at] if at < len(known) else None
+    if method == "pad":
+        above = None
+    elif method == "backfill":
+        below = None
+    elif below is not None and above is not None:
+        below, above = (below, None) if label - below < above - label else (None, above)
+    found = below if above is None else above
+    if found is None or (tolerance is not None and abs(found - label) > tolerance):
+        within = "" if tolerance is None else f" within {tolerance!r}"
+        raise UnknownLabelError(
+            f"{axes.describe(axis)} has no label for {label!r} by method {method!r}{within}; its labels are {show_labels(known)}"
+        )
+    return found

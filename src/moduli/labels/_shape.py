@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ._axes import BROADCAST_PAIR, Axes, DimLike, DimsLike, axes_of, cache_by_axes, intern, intern_pairs, split_names
-from ._gather import Gather, gather
-from ._pairing import describe_difference, reorder
+from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, axes_of, cache_by_axes, intern, intern_pairs, split_names
+from ._pairing import PairingPlan, apply_step, pair, reorder
 from ._space import BROADCAST, Space
 from ._tensor import RULES, Tensor, finish, method, wrap
 
@@ -109,11 +108,12 @@ def _relabel_axes(axes: Axes, changes: tuple[tuple[DimLike, Any], ...]) -> tuple
     sizes = []
     for which, given in changes:
         at = axes.axis(which)
-        space = None if given is None else Space(given)
-        if space is not None:
-            sizes.append((at, len(space)))
-        name = pairs[at][0] if space is None or space.name is None else space.name
-        pairs[at] = (name, None if space is None or space.positional else space)
+        name, space = axes.names[at], None
+        if given is not None:
+            sizes.append((at, len(Space(given))))
+            own, space = as_pair(Space(given))
+            name = name if own is None else own
+        pairs[at] = (name, space)
     return intern_pairs(pairs), tuple(sizes)
 
 
@@ -138,57 +138,39 @@ def align_to(t: Tensor, dims: Iterable[Space]) -> Tensor:
         Tensor(x: b=2., a=1.)
     """
     dims = tuple(dims)
-    order, gathers, sizes, axes = _alignment(t._axes, dims, tuple(t._data.shape))
-    data = t._data if order is None else t._data.permute(order)
-    for at, plan in gathers:
-        data = gather(data, at, plan, 0.0)
-    if sizes is not None:
-        data = data.expand(sizes)
-    return wrap(data, axes)
+    plan, sizes = _alignment(t._axes, dims, tuple(t._data.shape))
+    step = plan.steps[1]
+    data = t._data if step is None else apply_step(t._data, step, plan.fill)
+    return wrap(data if sizes is None else data.expand(sizes), plan.axes)
 
 
 @cache_by_axes
 def _alignment(
     axes: Axes, dims: tuple[Space, ...], shape: tuple[int, ...]
-) -> tuple[tuple[int, ...] | None, tuple[tuple[int, Gather], ...], tuple[int, ...] | None, Axes]:
+) -> tuple[PairingPlan, tuple[int, ...] | None]:
+    """How an operand comes to these Spaces, and the sizes to stretch it to, if it is to be stretched."""
     target = axes_of(dims)
     if target.ndim != axes.ndim:
         raise ValueError(f"can't align {axes.ndim} axes to {target.ndim} spaces; {axes.listing()}, to be {dims}")
-    if axes.named and target.named:
-        if set(axes.names) != set(target.names):
-            raise ValueError(f"can't align axes {list(axes.names)} to axes {list(target.names)}: the names differ")
-        order = tuple(axes.names.index(name) for name in target.names)
-    else:
-        order = tuple(range(axes.ndim))
-    gathers = []
-    for at, (source, wanted) in enumerate(zip(order, dims, strict=True)):
-        name, space = axes.names[source], axes.spaces[source]
-        called = axes.describe(source)
-        if name is not None and wanted.name is not None and name != wanted.name:
-            raise ValueError(f"can't align {called} to {wanted!r}: the names differ")
-        if space is None or not (space.labelled and wanted.labelled):
-            stretches = space is not None and space.broadcast
-            if wanted.broadcast and not stretches:
-                raise ValueError(
-                    f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch"
-                )
-            if shape[source] != len(wanted) and not stretches:
-                raise ValueError(
-                    f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
-                )
-        elif space.labels != wanted.labels:
-            if not space.has_labels_of(wanted):
-                raise ValueError(describe_difference(space, wanted, called))
-            gathers.append((at, Gather(space.locate(wanted))))
-    names = [b if b is not None else axes.names[order[at]] for at, b in enumerate(target.names)]
-    spaces = [b if b is not None else axes.spaces[order[at]] for at, b in enumerate(target.spaces)]
-    spaces = [
-        None if space is not None and space.broadcast and not dims[i].broadcast else space
-        for i, space in enumerate(spaces)
-    ]
+    by_name = axes.named and target.named
+    if by_name and set(axes.names) != set(target.names):
+        raise ValueError(f"can't align axes {list(axes.names)} to axes {list(target.names)}: the names differ")
+    order = [axes.names.index(name) for name in target.names] if by_name else range(axes.ndim)
+    for source, wanted in zip(order, dims, strict=True):
+        space, called = axes.spaces[source], axes.describe(source)
+        if axes.stretches(source):
+            continue
+        if wanted.broadcast:
+            raise ValueError(
+                f"{called} can't be aligned to {wanted!r}: it is not BROADCAST, and must not start to stretch"
+            )
+        if shape[source] != len(wanted) and not (space is not None and wanted.labelled):
+            raise ValueError(
+                f"{called} has size {shape[source]}, but it is to have the {len(wanted)} labels of {wanted!r}"
+            )
     sizes = tuple(len(space) for space in dims)
-    stretch = None if sizes == tuple(shape[source] for source in order) else sizes
-    return None if order == tuple(range(axes.ndim)) else order, tuple(gathers), stretch, intern(names, spaces)
+    stretches = sizes != tuple(shape[source] for source in order)
+    return pair(target, (axes,), "exact", 0.0), sizes if stretches else None
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -219,11 +201,7 @@ def _order(axes: Axes, dims: Any) -> tuple[tuple[int, ...], Axes]:
     order = axes.axes(dims)
     if len(order) != axes.ndim:
         raise ValueError(f"a permutation names every axis once, got {dims!r}; {axes.listing()}")
-    return order, _take_axes(axes, order)
-
-
-def _take_axes(axes: Axes, order: Sequence[int]) -> Axes:
-    return intern([axes.names[i] for i in order], [axes.spaces[i] for i in order])
+    return order, axes.take(order)
 
 
 @method
@@ -249,7 +227,7 @@ def _exchange_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[tuple[int,
     order = list(range(axes.ndim))
     a, b = axes.axis(dim0), axes.axis(dim1)
     order[a], order[b] = b, a
-    return tuple(order), _take_axes(axes, order)
+    return tuple(order), axes.take(order)
 
 
 @method
@@ -293,7 +271,7 @@ def _move_axis(axes: Axes, source: DimLike, destination: int) -> tuple[tuple[int
     at, to = axes.axis(source), axes.axis(destination)
     order = [i for i in range(axes.ndim) if i != at]
     order.insert(to, at)
-    return tuple(order), _take_axes(axes, order)
+    return tuple(order), axes.take(order)
 
 
 # -- axes of size one --------------------------------------------------------------------------------------------------
@@ -321,12 +299,7 @@ def unsqueeze(t: Tensor, dim: int, name: str | None = None) -> Tensor:
 def _insert_axis(axes: Axes, dim: int, name: str | None) -> tuple[int, Axes]:
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"the place of a new axis is a position, not {dim!r}; the name is the second argument")
-    if not -axes.ndim - 1 <= dim <= axes.ndim:
-        raise IndexError(f"there is no place {dim} for a new axis among {axes.ndim}; {axes.listing()}")
-    at = dim % (axes.ndim + 1)
-    pairs = axes.pairs()
-    pairs.insert(at, BROADCAST_PAIR if name is None else (name, BROADCAST.rename(name)))
-    return at, intern_pairs(pairs)
+    return axes.insert(dim, (name, BROADCAST))
 
 
 @method
@@ -349,7 +322,7 @@ def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
         >>> t.squeeze().shape, t.squeeze(1).shape
         (torch.Size([1, 3]), torch.Size([1, 3]))
     """
-    gone, axes = _squeeze_axes(t._axes, tuple(dim) if isinstance(dim, list) else dim)
+    gone, axes = _squeeze_axes(t._axes, as_key(dim))
     for at in gone:
         if t._data.shape[at] != 1:
             raise ValueError(
@@ -361,10 +334,10 @@ def squeeze(t: Tensor, dim: DimsLike = None) -> Tensor:
 @cache_by_axes
 def _squeeze_axes(axes: Axes, dim: DimsLike) -> tuple[tuple[int, ...], Axes]:
     if dim is None:
-        gone = tuple(i for i, space in enumerate(axes.spaces) if space is not None and space.broadcast)
+        gone = tuple(filter(axes.stretches, range(axes.ndim)))
     else:
         gone = axes.axes(dim)
-    return gone, _take_axes(axes, [i for i in range(axes.ndim) if i not in gone])
+    return gone, axes.drop(*gone)
 
 
 # -- rules for torch's own functions -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Linear systems and the functions of a matrix that have one value: solve, inverses, determinants, trace."""
+"""Linear systems and the functions of a matrix that have one value: solve, inverses, determinants, trace, the adjoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._axes import Axes, cache_by_axes, intern_pairs
 from ._gather import index_of
 from ._join import policy
-from ._matrix import (
-    apply_batch_step,
-    as_floating,
-    check_square,
-    columns_to_rows,
-    factors,
-    operator,
-    round_to,
-    solution,
-)
-from ._pairing import check_sizes
-from ._tensor import Tensor, as_tensor, finish, method, wrap
+from ._matrix import as_floating, check_matrix, check_square, columns_to_rows, factors, operator, round_to, solution
+from ._pairing import align_all
+from ._tensor import RULES, Tensor, as_tensor, finish, method, wrap
 
 
 class Slogdet(NamedTuple):
@@ -75,13 +67,11 @@ def solve(a: Tensor, b: Tensor | torch.Tensor) -> Tensor:
         raise ValueError(
             f"the rows of a, {rows!r} of size {len(rows)}, can't meet those of b, {b_rows!r} of size {len(b_rows)}"
         )
-    check_sizes(plan.batch.checks, (x, y))
     if plan.order is not None:
         y = y.index_select(row_at, index_of(plan.order, y))
     if vector:
         y = y.unsqueeze(-1)
-    x = apply_batch_step(as_floating(x.to(dtype)), plan.batch.steps[0], plan.batch.fill)
-    y = apply_batch_step(as_floating(y.to(dtype)), plan.batch.steps[1], plan.batch.fill)
+    x, y = align_all(plan.batch, (as_floating(x.to(dtype)), as_floating(y.to(dtype))))
     found = torch.linalg.solve(x, _full_batch(x, y))
     return finish(round_to(found.squeeze(-1) if vector else found, dtype), plan.axes)
 
@@ -289,3 +279,62 @@ def add_identity(t: Tensor, c: Any) -> Tensor:
         diagonal = diagonal.index_select(0, index_of(plan.order, data))
     # Not data + c * eye: an infinite c must leave the other entries alone.
     return wrap(torch.where(diagonal, data + amount, data), t._axes)
+
+
+# -- the adjoint ---------------------------------------------------------------------------------------------------------
+
+
+@method
+def adjoint(t: Tensor) -> Tensor:
+    """The adjoint operator, also ``t.mH``: rows and columns exchanged under their names, every element conjugated.
+
+    Where `h` moves the names along with the axes, so that the result pairs with ``t`` entry by entry, here the names
+    stay: entry (a, b) is the conjugate of entry (b, a). That needs rows and columns with the same labels, in any order.
+    Without names it is the conjugate transpose of any matrix.
+
+    Args:
+        t: Matrices on the last two axes.
+
+    Raises:
+        ValueError: If named rows and columns have different labels or sizes.
+
+    Example:
+        >>> import moduli as mo
+        >>> hop = mo.tensor([[0.0, 1.0], [3.0, 0.0]], orb=["a", "b"], bra=["a", "b"])
+        >>> ((hop + hop.mH) / 2).data.tolist()
+        [[0.0, 2.0], [2.0, 0.0]]
+    """
+    exchanged = transpose_labels(t)
+    return wrap(exchanged._data.conj(), exchanged._axes)
+
+
+def transpose_labels(t: Tensor) -> Tensor:
+    """`adjoint` without the conjugation, which is ``t.mT``."""
+    axes, data = _adjoin_axes(t._axes), t._data
+    if data.shape[-1] != data.shape[-2] and axes.names[-2:] != (None, None):
+        raise ValueError(_rectangular(t._axes, f"sizes {data.shape[-2]} and {data.shape[-1]}"))
+    return wrap(data.transpose(-2, -1), axes)
+
+
+@cache_by_axes
+def _adjoin_axes(axes: Axes) -> Axes:
+    check_matrix(axes, "adjoint")
+    *lead, (row_name, row), (column_name, column) = axes.pairs()
+    if row_name is None and column_name is None:
+        return intern_pairs([*lead, (None, column), (None, row)])
+    if row is not None and column is not None and not row.has_labels_of(column):
+        raise ValueError(_rectangular(axes, f"the labels {row!r} and {column!r}"))
+    return intern_pairs([*lead, (row_name, column), (column_name, row)])
+
+
+def _rectangular(axes: Axes, what: str) -> str:
+    return (
+        f"the adjoint swaps the labels of {axes.describe(axes.ndim - 2)} and {axes.describe(axes.ndim - 1)} and keeps their "
+        f"names, but they have {what}; to exchange the axes with their names, use t.h() or t.T"
+    )
+
+
+Tensor.mH = property(adjoint)  # type: ignore[assignment, method-assign]
+Tensor.mT = property(transpose_labels)  # type: ignore[assignment, method-assign]
+
+RULES[torch.adjoint] = adjoint

@@ -19,26 +19,7 @@ _BROADCAST: Final = 2
 
 
 @final
-@constant(
-    "broadcast",
-    "has_labels_of",
-    "index",
-    "labelled",
-    "labels",
-    "locate",
-    "map",
-    "name",
-    "positional",
-    "rename",
-    "size",
-    "__len__",
-    "__getitem__",
-    "__iter__",
-    "__contains__",
-    "__or__",
-    "__and__",
-    "__sub__",
-)
+@constant("__len__", "__getitem__", "__iter__", "__contains__", "__or__", "__and__", "__sub__")
 class Space:
     """The ordered, distinct labels of one axis, with an optional name.
 

@@ -314,7 +314,11 @@ class Tensor(Methods):
         rule = SCALAR.rule(func) if is_dynamo_compiling() else RULES.get(func)
         if rule is None:
             return refuse(func)
-        return rule(*args) if not kwargs else rule(*_normalize_arguments(args, kwargs := dict(kwargs)), **kwargs)
+        if not kwargs:
+            return rule(*args)
+        options = dict(kwargs)
+        refuse_out(func, options)
+        return rule(*_normalize_arguments(args, options), **options)
 
     def to_device(self, device: DeviceLike) -> Tensor:
         """A copy on another device.
@@ -372,6 +376,14 @@ def _normalize_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequenc
     if not args and "input" in kwargs:
         return (kwargs.pop("input"),)
     return args
+
+
+def refuse_out(function: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Labelled results are made, not written into storage that has no labels."""
+    if options.pop("out", None) is not None:
+        raise TypeError(
+            f"{getattr(function, '__name__', function)} of labelled tensors takes no out=; write into t.data"
+        )
 
 
 def _rule(self: Axes, func: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""Labelled tensors under function transforms: the pytree registration, and vmap over a named axis.
+"""Labelled tensors where torch looks for tensors: as pytrees, under vmap over a named axis, in the samples of a batch.
 
 Transforms take tensors apart into leaves and put other leaves back, which may have another rank: one axis fewer inside
 `torch.vmap`, one more in its result, or not be tensors at all. So nothing is checked when leaves are put back. Where it is
@@ -7,17 +7,19 @@ certain which axis was taken, the labels of the others stay; otherwise the axes 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from .._torch import batch_axis, mark_constant, pytree, transform_level
-from ._axes import SCALAR, Axes, UnfitAxes, cache_by_axes, intern_pairs, make_unnamed
+from .._torch import batch_axis, mark_constant, pytree, register_collate, transform_level
+from ._axes import Axes, UnfitAxes, cache_by_axes, drop_axis, intern_pairs, make_unnamed, put_in_front
+from ._concat import stack
 from ._gather import Gather, gather
-from ._pairing import describe_difference
+from ._pairing import order_labels
 from ._space import Space
-from ._tensor import Tensor, wrap
+from ._tensor import Tensor, as_tensor, wrap
 
 _Context = tuple[Axes, tuple[int, ...], int]
 
@@ -95,12 +97,6 @@ def _join_axes(axes: Axes, other: Axes) -> Axes:
     return intern_pairs([*axes.pairs(), *((None if n in axes.names else n, s) for n, s in other.pairs())])
 
 
-@cache_by_axes
-def drop_axis(axes: Axes, at: int) -> Axes:
-    """The axes without the one at a position."""
-    return intern_pairs(pair for i, pair in enumerate(axes.pairs()) if i != at)
-
-
 pytree.register_pytree_node(
     Tensor,
     _flatten,
@@ -153,7 +149,7 @@ def vmap(
         if not places:
             raise ValueError(f"no argument has an axis named {over!r} to map over")
         data, dims, inner, space = _map_operands([leaves[i] for i in places], over)
-        returned: list[tuple[Any, list[Axes | None]]] = []
+        returned: list[tuple[Any, list[Axes]]] = []
 
         def one(*slices: torch.Tensor) -> list[Any]:
             filled = list(leaves)
@@ -165,14 +161,13 @@ def vmap(
             for result in plain:
                 if not isinstance(result, torch.Tensor):
                     raise TypeError(f"a mapped function returns tensors, not a {type(result).__name__}")
-            returned.append((out_spec, [r._axes if _is_labelled(r) else make_unnamed(r.ndim) for r in results]))
+            returned.append((out_spec, [as_tensor(result)._axes for result in results]))
             return plain
 
         results = torch.vmap(one, tuple(dims), 0, randomness, chunk_size=chunk_size)(*data)
         out_spec, out_axes = returned[-1]
         labelled = [
-            wrap(result, put_in_front(SCALAR if axes is None else axes, over, space))
-            for result, axes in zip(results, out_axes, strict=True)
+            wrap(result, put_in_front(axes, over, space)) for result, axes in zip(results, out_axes, strict=True)
         ]
         return pytree.tree_unflatten(labelled, out_spec)
 
@@ -193,7 +188,7 @@ def _map_operands(tensors: list[Tensor], over: str) -> tuple[list[torch.Tensor],
         data.append(t._data if plan is None else gather(t._data, at, plan, 0.0))
         dims.append(at)
         inner.append(left)
-    wide = [_stretches(t._axes, at) for t, at in zip(tensors, dims, strict=True)]
+    wide = [t._axes.stretches(at) for t, at in zip(tensors, dims, strict=True)]
     sizes = [part.shape[at] for part, at, stretch in zip(data, dims, wide, strict=True) if not stretch]
     if any(size != sizes[0] for size in sizes):
         raise ValueError(f"the axis {over!r} to map over has different sizes in the arguments: {sizes}")
@@ -201,12 +196,6 @@ def _map_operands(tensors: list[Tensor], over: str) -> tuple[list[torch.Tensor],
         if stretch and sizes:
             data[i] = data[i].expand(*data[i].shape[:at], sizes[0], *data[i].shape[at + 1 :])
     return data, dims, inner, space
-
-
-@cache_by_axes
-def _stretches(axes: Axes, at: int) -> bool:
-    space = axes.spaces[at]
-    return space is not None and space.broadcast
 
 
 @cache_by_axes
@@ -218,17 +207,30 @@ def _map_labels(
     first = next((space for space in firm or spaces if space is not None), None)
     plans: list[tuple[int, Gather | None, Axes]] = []
     for each, space in zip((axes, *others), spaces, strict=True):
-        plan = None
-        if space is not None and not space.broadcast and first is not None and space.labels != first.labels:
-            if not space.has_labels_of(first):
-                raise ValueError(describe_difference(first, space, f"axis {over!r}"))
-            plan = Gather(space.locate(first))
         at = each.axis(over)
+        plan = None if each.stretches(at) else order_labels(first, space, f"axis {over!r}")
         plans.append((at, plan, drop_axis(each, at)))
     return first, tuple(plans)
 
 
-@cache_by_axes
-def put_in_front(axes: Axes, name: str, space: Space | None) -> Axes:
-    """The axes after a new one."""
-    return intern_pairs([(name, space), *axes.pairs()])
+# -- where torch looks for tensors ---------------------------------------------------------------------------------------
+
+
+# DistributedDataParallel and both kinds of FSDP look for tensors in lists, dictionaries and dataclasses, to be told when a
+# backward pass begins. A labelled tensor shows itself to them as a dataclass of what it is made of.
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class _Parts:
+    data: Any
+    dims: Any
+
+
+for _name in ("__dataclass_fields__", "__dataclass_params__"):
+    setattr(Tensor, _name, getattr(_Parts, _name))
+
+
+def collate(batch: list[Tensor], *, collate_fn_map: Any = None) -> Tensor:
+    """The samples of a batch side by side, with a new axis in front, as `default_collate` does with plain tensors."""
+    return stack(batch)
+
+
+register_collate(Tensor, collate)
