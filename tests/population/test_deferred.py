@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from moduli.particles import adopt
-from moduli.population import Population, _deferred
+from moduli.population import Population, _values
 from population.helpers import close
 
 
 @pytest.fixture(autouse=True, params=[1 << 20, 1])
 def small(request, monkeypatch):
     """Small populations wait too, computed in one block or row by row."""
-    monkeypatch.setattr(_deferred, "_LEAST", 0)
-    monkeypatch.setattr(_deferred, "_BLOCK", request.param)
+    monkeypatch.setattr(_values, "_LEAST", 0)
+    monkeypatch.setattr(_values, "_BLOCK", request.param)
 
 
 def pair(seed=0, count=5):

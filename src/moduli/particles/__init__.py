@@ -19,17 +19,10 @@ Two particles can be combined when their structures agree, whether or not they s
 
 from .._deprecated import move
 from ._adopt import adopt
-from ._buffers import POLICIES, buffer_policy
+from ._buffers import POLICIES, buffer_policy, keep_buffer
 from ._config import CONFIG_KEY
-from ._history import SpeciesView, events_of, history, independent, migrate, species
-from ._measures import cosine, distance, dot, from_vector, norm, vector
-from ._mode import differentiable, is_differentiable, refuse_graph
-from ._only import Only, only
-from ._operand import buffer_policies, inert_parameters, matching_values
-from ._record import Event
-from ._skeleton import POLICY, copy_unwrapped
-from .errors import StructureError
-from .functions import (
+from ._fold import count_operand, is_temporary
+from ._functions import (
     axpy_,
     clamp,
     exp,
@@ -43,6 +36,15 @@ from .functions import (
     where,
     zeros_like,
 )
+from ._history import SpeciesView, events_of, history, independent, migrate, species
+from ._measures import cosine, distance, dot, from_vector, norm, vector
+from ._mode import differentiable, is_differentiable, refuse_graph
+from ._only import Only, only
+from ._operand import buffer_policies, check_kept, inert_parameters, matching_values, read_number
+from ._operators import InPlaceOperators
+from ._record import Event
+from ._skeleton import POLICY, copy_unwrapped
+from .errors import StructureError
 from .module import NytoModule
 from .mtype import ParamConfig
 
@@ -85,6 +87,12 @@ __all__ = [
     "POLICY",
     "CONFIG_KEY",
     "copy_unwrapped",
+    "check_kept",
+    "keep_buffer",
+    "read_number",
+    "count_operand",
+    "is_temporary",
+    "InPlaceOperators",
     "buffer_policies",
     "inert_parameters",
     "is_differentiable",

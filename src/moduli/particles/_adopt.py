@@ -15,7 +15,7 @@ from moduli.layout import LayoutError
 
 from ._identity import begin_here
 from ._particle import ParticleMethods
-from ._record import record_of
+from ._record import build, record_of
 from ._skeleton import RECORD
 from ._species import adopt_children
 from .base import NytoModuleBase
@@ -126,7 +126,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def _abandon(particle: Any) -> Any:
     """An object of the adopted class around what a particle holds."""
-    particle._build_pending()
+    build(particle)
     plain: Any = object.__new__(particle._adopted)
     plain.__dict__.update({key: held for key, held in particle.__dict__.items() if key != RECORD})
     return plain

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import set_grad_enabled
 from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_of
 
 from ._buffers import result_buffers
 from ._memory import LARGE, allocate_like, is_large
-from ._mode import is_composing, make_leaves, refuse_graph
-from ._operand import Operand, broadcast, number, pair
+from ._mode import is_composing, make_leaves, record_nothing, refuse_graph
+from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._record import ParticleRecord, Pending, adorn, build
 from ._skeleton import PENDING, RECORD, assemble, facts_of, select_plain_attributes, unwrap_kind
 from .base import NytoModuleBase
@@ -83,7 +82,7 @@ def binary(
         return derive(
             left, lambda places: apply(fn, pick(first.values(), places), pick(second.values(), places)), closed
         )
-    value = number(other)
+    value = read_number(other)
     if value is None:
         return NotImplemented
     if left.spare and fn is operator.mul and type(value) in (int, float) and not (left.acting or left.config()):
@@ -201,49 +200,38 @@ def derive(left: Operand, compute: Callable[[list[int] | None], Values], closed:
             Buffers that it gives no values for are copied.
         closed: Whether the values have the shapes and dtypes of the operand for sure.
     """
-    if is_composing():
-        return _derive(left, compute, closed, True)
-    if torch.is_inference_mode_enabled():
-        with make_leaves():
-            return _derive(left, compute, closed, False)
-    before = torch.is_grad_enabled()
-    set_grad_enabled(False)
-    try:
-        return _derive(left, compute, closed, False)
-    finally:
-        set_grad_enabled(before)
-
-
-def _derive(left: Operand, compute: Any, closed: bool, graph: bool) -> nn.Module:
-    kinds, states = left.kinds(), left.states()
-    version = left.version(states)
-    config = left.config()
-    inert = {place: each for place, each in config.items() if not each.operational} if config else {}
-    places: list[int] | None = None
-    if inert:
-        places, values = left.places(), left.values()
-        made = dict(zip(places, compute(places), strict=False)) if places else {}
-        tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
-    else:
-        tensors = list(compute(None))
-    if left.sharded:
-        # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
-        tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=False)]
-    if not closed:
-        entries = left.entries
-        for place in range(len(tensors)) if places is None else places:
-            tensors[place] = _fit(entries[place], tensors[place])
-    shared = False
-    for place, each in inert.items() if inert else ():
-        if not each.clone:
-            tensors[place], shared = left.parameter(place), True
-    buffers = []
-    if left.buffers:
-        count = len(left.layout)
-        buffers, tensors = result_buffers(left, tensors[count:]), tensors[:count]
-    result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
-    result.graph, result.kinds, result.shared = graph, kinds, shared
-    return _make_shell(result)
+    graph = is_composing()
+    with record_nothing():
+        kinds, states = left.kinds(), left.states()
+        version = left.version(states)
+        inert = {place: config for place, config in left.config().items() if not config.operational}
+        places: list[int] | None = None
+        if inert:
+            values = left.values()
+            places = [place for place in range(len(values)) if place not in inert]
+            made = dict(zip(places, compute(places), strict=False)) if places else {}
+            tensors = [made[p] if p in made else values[p].detach().clone() for p in range(len(values))]
+        else:
+            tensors = list(compute(None))
+        if left.sharded:
+            # What was made whole, such as random numbers, is the same in every process: each keeps its piece.
+            tensors = [cut_like(made, held) for made, held in zip(tensors, left.unscaled(), strict=False)]
+        if not closed:
+            entries = left.entries
+            for place in range(len(tensors)) if places is None else places:
+                entry = entries[place]
+                tensors[place] = fit(entry.name, entry.shape, entry.dtype, tensors[place])
+        shared = False
+        for place, config in inert.items():
+            if not config.clone:
+                tensors[place], shared = left.parameter(place), True
+        buffers = []
+        if left.buffers:
+            count = len(left.layout)
+            buffers, tensors = result_buffers(left, tensors[count:]), tensors[:count]
+        result = Pending(left.structure, states, tensors, left.flags(), buffers, version)
+        result.graph, result.kinds, result.shared = graph, kinds, shared
+        return _make_shell(result)
 
 
 def _make_shell(pending: Pending) -> nn.Module:
@@ -261,19 +249,25 @@ def _make_shell(pending: Pending) -> nn.Module:
     return shell
 
 
-def _fit(entry: Any, value: Tensor) -> Tensor:
-    """The result of an operation in the dtype of the parameter."""
-    if value.shape != entry.shape:
+def fit(name: str, shape: Sequence[int], dtype: torch.dtype, value: Tensor) -> Tensor:
+    """The result of an operation in the dtype of the parameter.
+
+    Raises:
+        StructureError: If it has another shape.
+        TypeError: If it holds another kind of number.
+    """
+    if value.shape != shape:
         raise StructureError(
-            f"the operation gave shape {tuple(value.shape)} for {entry.name!r}, which has shape {entry.shape}"
+            f"the operation would turn {name!r} from shape {tuple(shape)} into {tuple(value.shape)}; operations keep the shape of "
+            "every parameter"
         )
-    if value.dtype is entry.dtype:
+    if value.dtype is dtype:
         return value
-    if (value.is_floating_point() and entry.dtype.is_floating_point) or entry.dtype.is_complex:
-        return value.to(entry.dtype)
+    if (value.is_floating_point() and dtype.is_floating_point) or dtype.is_complex:
+        return value.to(dtype)
     raise TypeError(
-        f"the operation would turn {entry.name!r} from {entry.dtype} into {value.dtype}; convert the model first, for instance "
-        f"net.to({value.dtype}), or leave the parameter out with set_param_config(operational=False, name={entry.name!r})"
+        f"the operation would turn {name!r} from {dtype} into {value.dtype}; convert the model first, for instance "
+        f"net.to({value.dtype}), or leave the parameter out with set_param_config(operational=False, name={name!r})"
     )
 
 
@@ -288,7 +282,7 @@ def change(fn: Any, module: nn.Module, other: Any, scope: tuple[str, ...] | None
         left, right = pair(left, Operand(other))
         given: Any = right.values()
     else:
-        given = number(other)
+        given = read_number(other)
         if given is None:
             return False
         given = broadcast(left, given) if isinstance(given, Tensor) and given.dim() > 0 else given
@@ -310,7 +304,8 @@ def overwrite(left: Operand, act: Callable[[list[Tensor], Any], Any], given: Any
     """
     held, places = left.values(), [place for place in left.places() if left.entries[place].numel]
     for place in places:
-        _check_kept(left.entries[place], given[place] if isinstance(given, list) else given, divides)
+        entry = left.entries[place]
+        check_kept(entry.name, entry.dtype, given[place] if isinstance(given, list) else given, divides)
     tensors = pick(held, places)
     values = pick(given, places) if isinstance(given, list) else given
     if left.sharded:
@@ -330,20 +325,6 @@ def _change(fn: Any, tensors: list[Tensor], given: Any) -> None:
         act = getattr(operator, f"i{fn.__name__}")
         for tensor, value in zip(tensors, given if isinstance(given, list) else [given] * len(tensors), strict=True):
             act(tensor, value)
-
-
-def _check_kept(entry: Any, value: Any, divides: bool) -> None:
-    """Check that an operation in place keeps the dtype of a parameter, before anything is changed."""
-    if entry.dtype.is_complex:
-        return
-    turned = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
-    whole = not entry.dtype.is_floating_point
-    real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
-    if turned or (whole and (real or divides)):
-        raise TypeError(
-            f"the operation would turn {entry.name!r} from {entry.dtype} into another kind of number; convert the model "
-            f"first, or leave the parameter out with set_param_config(operational=False, name={entry.name!r})"
-        )
 
 
 # -- other modules around parameters -----------------------------------------------------------------------------------

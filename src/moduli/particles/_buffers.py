@@ -87,6 +87,21 @@ def find_acting(policies: list[str], buffers: list[Tensor]) -> tuple[int, ...]:
     )
 
 
+def keep_buffer(name: str, held: Tensor, policy: str) -> Tensor:
+    """What a buffer that takes no part in an operation is in the result.
+
+    Example:
+        >>> from moduli.particles import keep_buffer
+        >>> keep_buffer("bn.running_var", torch.zeros(2), "reset")
+        tensor([1., 1.])
+    """
+    if policy == "share":
+        return held
+    if policy == "reset":
+        return torch.ones_like(held) if name.endswith("running_var") else torch.zeros_like(held)
+    return held.detach().clone()
+
+
 def result_buffers(left: Operand, acted: Sequence[Tensor] = ()) -> list[Any]:
     """The buffers of a result.
 
@@ -94,15 +109,8 @@ def result_buffers(left: Operand, acted: Sequence[Tensor] = ()) -> list[Any]:
         left: The left-most operand.
         acted: What the operation made of the buffers that take part in it; if nothing, they are copied.
     """
-    made: list[Any] = []
-    policies = left.policies()
-    for held, entry, policy in zip(left.buffers, left.layout.buffers, policies, strict=True):
-        if policy == "share":
-            made.append(held)
-        elif policy == "reset":
-            made.append(torch.ones_like(held) if entry.name.endswith("running_var") else torch.zeros_like(held))
-        else:
-            made.append(held.detach().clone())
+    rows = zip(left.layout.buffers, left.buffers, left.policies(), strict=True)
+    made: list[Any] = [keep_buffer(entry.name, held, policy) for entry, held, policy in rows]
     for place, value in zip(left.acting, acted, strict=False):
         made[place] = value
     return made

@@ -10,8 +10,8 @@ from torch import nn
 
 from ._config import is_selected, public_name
 from ._skeleton import HOOKS, POLICY, RECORD, ModelPlace, State, capture, unwrap_kind
-from .base import NytoModuleBase, VersionDataImp
-from .edits import ParticleEdit, grow, number_parameter
+from .base import NytoModuleBase, VersionDataImp, grow, inherit_configs, number_parameter
+from .edits import ParticleEdit
 from .mtype import ModuleID, ModuleMeta, ParamID
 
 # What an edit of a plain module does not carry over: registries, and what belongs to one particle.
@@ -122,10 +122,8 @@ class _Comparison:
         for name, child in module._modules.items():
             was, place = old.sub_modules.get(name, ""), None
             if child is not None:
-                place, modules, params = grow(following, child, self.modules, self.params)
-                edit.add_modules.update(modules)
-                edit.add_params.update(params)
-                self._inherit(child)
+                place = grow(following, child, self.modules, self.params, edit.add_modules, edit.add_params)
+                inherit_configs(following, child, self.params)
             meta.sub_modules[name] = place
             if self._is_forced(module, name) or was != place:
                 kind = "" if place not in edit.add_modules else f" a {type(child).__name__}"
@@ -162,14 +160,6 @@ class _Comparison:
         edit.text += told
         if key in edit.touched and "_labelled" in module.__dict__:
             edit.labels[key] = dict(module.__dict__["_labelled"])
-
-    def _inherit(self, child: nn.Module) -> None:
-        """Take over the configurations that a child had as a particle of its own."""
-        from ._config import own_config
-
-        for pid, config in own_config(child, self.params).items():
-            self.following.config[pid] = config
-            self.following.species.configured = True
 
     def _configure(self) -> None:
         """A configuration belongs to a name, and survives the exchange of what has the name."""

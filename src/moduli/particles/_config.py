@@ -14,11 +14,10 @@ from torch import nn
 from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 
 from ._record import record_of
-from ._skeleton import RECORD
 from .mtype import ParamConfig, ParamID
 
 if TYPE_CHECKING:
-    from .base import NytoModuleBase, VersionDataImp
+    from .base import NytoModuleBase
 
 
 CONFIG_KEY = "param_config"
@@ -31,10 +30,10 @@ def configure(module: NytoModuleBase, fn: Callable[[ParamID, ParamConfig], None]
     Raises:
         ValueError: If no parameter has the name.
     """
-    from ._species import kernel_of, touch_one
+    from ._species import bring_up, kernel_of
 
     root = module._particle_root
-    touch_one(root)
+    bring_up(root)
     kernel = kernel_of(root)
     own = {id(param): pid for pid, param in kernel.data.params.items()}
     chosen: dict[ParamID, None] = {}
@@ -79,37 +78,6 @@ def restore_configs(module: nn.Module, found: dict[str, dict[str, Any]]) -> None
         pid = names.get(name)
         if pid is not None and data.config[pid] == ParamConfig():
             data.config[pid].__dict__.update(values)
-            data.species.configured = True
-
-
-def own_config(child: nn.Module, params: dict[int, ParamID]) -> dict[ParamID, ParamConfig]:
-    """The configurations that modules of a tree were given as particles of their own, by identifiers of the new one."""
-    from .base import locate
-
-    found: dict[ParamID, ParamConfig] = {}
-    for module in child.modules():
-        record = module.__dict__.get(RECORD)
-        version = None if record is None else record.version
-        if version is None or not version.data.species.configured:
-            continue
-        for pid, held in locate(module, version.data).params.items():
-            config = version.data.config[pid]
-            if id(held) in params and config != ParamConfig():
-                found[params[id(held)]] = config.copy()
-    return found
-
-
-def take_configs(root: nn.Module, data: VersionDataImp) -> None:
-    """Take over the configurations that children had as particles of their own."""
-    from .base import NytoModuleBase, locate
-
-    inner = [module.__dict__.get(RECORD) for module in root.modules() if isinstance(module, NytoModuleBase)]
-    if not any(r is not None and r.version is not None and r.version.data.species.configured for r in inner[1:]):
-        return
-    params = {id(param): pid for pid, param in locate(root, data).params.items()}
-    for child in root.children():
-        for pid, config in own_config(child, params).items():
-            data.config[pid] = config
             data.species.configured = True
 
 

@@ -14,34 +14,42 @@ from typing import Any
 from moduli._torch import count_references
 
 from ._operators import Operators
-from ._record import Pending
 
 
 class _ReferenceProbe(Operators):
     """Counts the references to operands as the method of a particle does."""
+
+    __slots__ = ()
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> tuple[int, int]:
         return count_operand(self), count_operand(other)
 
 
 def count_operand(operand: Any) -> int:
-    """How many references there are to an operand; to be called by `_binary` itself."""
+    """How many references there are to an operand; to be called by `_binary` itself.
+
+    Example:
+        >>> from moduli.particles import count_operand
+        >>> count_operand(object()) < count_operand(count_operand)
+        True
+    """
     return count_references(operand)
 
 
-def is_temporary(pending: Pending, count: int, which: int, reflected: bool = False) -> bool:
-    """Whether a result that was not looked into exists only inside the expression that is being computed.
+def is_temporary(count: int, which: int, reflected: bool = False) -> bool:
+    """Whether an operand exists only inside the expression that is being computed.
 
     Args:
-        pending: The result.
         count: The references to it that `_binary` counted.
         which: 0 for the operand whose method is called, 1 for the other one.
         reflected: Whether the method is a reflected one, such as `__rmul__`.
+
+    Example:
+        >>> from moduli.particles import count_operand, is_temporary
+        >>> named = object()
+        >>> is_temporary(count_operand(named) + 8, 0)
+        False
     """
-    if pending.graph or pending.shared or pending.parts:
-        return False
-    if not all(group.dtype.is_floating_point for group in pending.structure.layout.groups):
-        return False
     named = _ReferenceProbe()
     if reflected:
         alone, with_name = 1 * _ReferenceProbe(), 1 * named

@@ -13,7 +13,7 @@ from . import _arithmetic
 from ._config import collect_configs, public_name, restore_configs
 from ._record import Event, Species, record_of
 from ._skeleton import PENDING
-from ._species import require, touch_one, version_of
+from ._species import bring_up, require, version_of
 from .base import NytoModuleBase
 from .errors import StructureError
 
@@ -71,7 +71,7 @@ def species(module: nn.Module) -> SpeciesView:
     """
     root = require(module)._particle_root
     if not record_of(root).wrapped:
-        touch_one(root)
+        bring_up(root)
     return SpeciesView(version_of(root).data.species)
 
 
@@ -112,7 +112,7 @@ def migrate(source: nn.Module | Mapping[str, Tensor], to: T) -> T:
         (True, True)
     """
     target = require(to)
-    touch_one(target._particle_root)
+    bring_up(target._particle_root)
     events = version_of(target._particle_root).data.species.events
     added = {name for event in events for name in event.added}
     removed = {name for event in events for name in event.removed}

@@ -11,7 +11,7 @@ from torch import nn
 from moduli.layout import LayoutError, read
 
 from ._record import ParticleRecord
-from .base import VersionDataImp, orders_of
+from .base import VersionDataImp
 from .kernel import VersionKernel
 from .mtype import ParamConfig
 
@@ -51,11 +51,11 @@ def begin_here(module: nn.Module, record: ParticleRecord) -> None:
     version = _known.get(uid)
     if version is None:
         try:
-            reading = read(module)
+            read(module)
         except LayoutError:
             # What is lazy has taken no part in operations yet.
             return
-        data = VersionDataImp.of(reading.structure, orders_of(reading.modules), config)
+        data = VersionDataImp.of(module, config)
         data.uid = uid
         version = _known[uid] = VersionKernel(data)
     record.version = version

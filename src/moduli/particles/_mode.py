@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
-from moduli._torch import has_dispatch_mode, in_transform, set_grad_enabled
+from moduli._torch import has_dispatch_mode, in_transform
 
 
 class _Mode(threading.local):
@@ -63,16 +63,8 @@ def is_composing() -> bool:
 @contextmanager
 def make_leaves() -> Iterator[None]:
     """Results are leaves that can be trained, whatever mode the caller is in."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    else:
-        before = torch.is_grad_enabled()
-        set_grad_enabled(False)
-        try:
-            yield
-        finally:
-            set_grad_enabled(before)
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -11,12 +11,11 @@ from moduli._torch import keep_from_tracing
 
 from . import _arithmetic
 from ._config import fits, refuse
-from ._operators import Operators
+from ._operators import InPlaceOperators
 from ._species import require
-from .kernel import Particle
 
 
-class Only(Operators):
+class Only(InPlaceOperators):
     """Some of the parameters of a particle. Made by `only`.
 
     Example:
@@ -44,10 +43,6 @@ class Only(Operators):
         if isinstance(other, Only):
             other = other.module
         return self if _arithmetic.change(fn, self.module, other, self.patterns) else NotImplemented
-
-
-for _name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod"):
-    setattr(Only, f"__i{_name}__", getattr(Particle, f"__i{_name}__"))
 
 
 def only(module: Any, *patterns: str) -> Only:

@@ -28,7 +28,7 @@ from moduli.layout import (
 
 from ._buffers import find_acting, policies_of
 from ._config import fits
-from ._record import ParticleRecord, Pending, build, record_of
+from ._record import ParticleRecord, Pending, build, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD, State, capture, facts_of
 from ._species import bring_up, give_version
 from .errors import StructureError
@@ -90,11 +90,8 @@ class Operand:
             self.scale = pending.scale
         else:
             self.record = record_of(module)
-            if self.record.wrapped and not wrapped:
-                raise StructureError(
-                    f"this {type(module).__name__} is wrapped by a ParticleModule; use the wrapper, or "
-                    "`with GetNytoModule(wrapper)`"
-                )
+            if not wrapped:
+                refuse_wrapped(module, module)
             self.reading = reading = self._read(self.record)
             self.structure, self.tensors, self.buffers = reading.structure, reading.parameters, reading.buffers
         if self.buffers:
@@ -110,7 +107,7 @@ class Operand:
                 reading = read(self.module)
             if version is None or (version.next_version is None and record.looks_like(reading)):
                 return reading
-            bring_up(self.module, record)
+            bring_up(self.module)
 
     @property
     def layout(self) -> Layout:
@@ -379,28 +376,26 @@ def _align(left: Operand, right: Operand) -> bool:
     theirs = right.find_labelled() if ours else ours
     if ours == theirs or not theirs:
         return False
-    moved = False
+    shapes = {name: entry.shape for entry in left.layout for name in entry.names}
+    shapes |= {entry.name: entry.shape for entry in left.layout.buffers}
+    tensors, buffers, moved = list(right.parameters()), list(right.buffers), False
     tables: list[tuple[Sequence[Any], list[Tensor]]] = [
-        (right.layout.entries, right.parameters()),
-        (right.layout.buffers, right.buffers),
+        (right.layout.entries, tensors),
+        (right.layout.buffers, buffers),
     ]
-    for which, (entries, held) in enumerate(tables):
-        found = list(held)
+    for entries, held in tables:
         for place, entry in enumerate(entries):
             axes, wanted = theirs.get(entry.name), ours.get(entry.name)
             if axes is None or wanted is None or axes == wanted:
                 continue
             try:
-                found[place] = align(entry.name, found[place], axes, wanted, _shape_of(left, entry.name, which))
+                held[place] = align(entry.name, held[place], axes, wanted, shapes[entry.name])
             except StructureError as error:
                 raise StructureError(
                     f"cannot combine {type(left.module).__name__} and {type(right.module).__name__}: {error}"
                 ) from error
             moved = True
-        if which == 0:
-            right.tensors, right.spare = found, False
-        else:
-            right.buffers = found
+    right.tensors, right.buffers, right.spare = tensors, buffers, False
     return moved
 
 
@@ -416,12 +411,6 @@ def align(name: str, source: Tensor, axes: Any, wanted: Any, shape: tuple[int, .
         return LabelledTensor(source, axes.dims(tuple(source.shape))).align_to(wanted.dims(tuple(shape))).data
     except ValueError as error:
         raise StructureError(f"{name!r} is labelled differently on the left and on the right: {error}") from error
-
-
-def _shape_of(operand: Operand, name: str, which: int) -> tuple[int, ...]:
-    if which == 0:
-        return operand.layout[name].shape
-    return next(entry.shape for entry in operand.layout.buffers if entry.name == name)
 
 
 def conflict(left: nn.Module, right: nn.Module, difference: Any) -> StructureError:
@@ -441,8 +430,14 @@ def _describe(module: nn.Module) -> str:
     return f"at version {version.data.number}" + ("" if version.is_newest else " (not the newest)")
 
 
-def number(other: Any) -> Any:
-    """A scalar operand as torch takes it, or None if it is no scalar or tensor."""
+def read_number(other: Any) -> Any:
+    """A number or tensor as torch takes it, or None if it is neither.
+
+    Example:
+        >>> from moduli.particles import read_number
+        >>> read_number(np.float64(0.5)), read_number("half")
+        (0.5, None)
+    """
     if isinstance(other, bool | int | float | complex | Tensor):
         return other
     if isinstance(other, np.generic):
@@ -475,3 +470,31 @@ def broadcast(left: Operand, value: Tensor) -> list[Tensor]:
             )
         parts.append(cut_like(value.expand(entry.shape), held))
     return parts
+
+
+def check_kept(name: str, dtype: torch.dtype, value: Any, divides: bool, owner: str = "") -> None:
+    """Check that an operation keeps the dtype of a parameter, before anything is computed.
+
+    Args:
+        name: The parameter.
+        dtype: What it holds.
+        value: The other operand: a number or a tensor.
+        divides: Whether the values become fractions, even of whole numbers.
+        owner: What has the method that leaves a parameter out.
+
+    Raises:
+        TypeError: If it would become another kind of number.
+
+    Example:
+        >>> from moduli.particles import check_kept
+        >>> check_kept("weight", torch.float32, 0.5, divides=False)
+    """
+    if dtype.is_complex:
+        return
+    turned = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
+    real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
+    if turned or (not dtype.is_floating_point and (real or divides)):
+        raise TypeError(
+            f"the operation would turn {name!r} from {dtype} into another kind of number; convert the model first, or leave "
+            f"the parameter out with {owner}set_param_config(operational=False, name={name!r})"
+        )

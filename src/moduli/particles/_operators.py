@@ -1,4 +1,4 @@
-"""The operators of particles and products."""
+"""The operators of particles, products and populations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _make_binary(fn: Callable[[Any, Any], Any], reflected: bool = False) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return self._binary(fn, other, reflected)
+
+    return method
+
+
+def _make_unary(fn: Callable[[Any], Any]) -> Any:
+    def method(self: Any) -> Any:
+        return self._unary(fn)
+
+    return method
+
+
+def _make_in_place(fn: Callable[[Any, Any], Any]) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return self._inplace(fn, other)
+
+    return method
+
+
 class Operators:
     """The operators, each told by the function that does it: `_binary(fn, other, reflected)` and `_unary(fn)`."""
 
+    __slots__ = ()
+
     # NumPy's arrays and scalars leave the operation to us instead of applying it to us element by element.
-    __array_ufunc__ = None
+    __array_ufunc__: None = None
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
         raise TypeError(f"{type(self).__name__} has no arithmetic")
@@ -19,53 +42,37 @@ class Operators:
     def _unary(self, fn: Callable[[Any], Any]) -> Any:
         raise TypeError(f"{type(self).__name__} has no arithmetic")
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary(operator.add, other)
+    __add__ = _make_binary(operator.add)
+    __radd__ = _make_binary(operator.add, True)
+    __sub__ = _make_binary(operator.sub)
+    __rsub__ = _make_binary(operator.sub, True)
+    __mul__ = _make_binary(operator.mul)
+    __rmul__ = _make_binary(operator.mul, True)
+    __truediv__ = _make_binary(operator.truediv)
+    __rtruediv__ = _make_binary(operator.truediv, True)
+    __pow__ = _make_binary(operator.pow)
+    __rpow__ = _make_binary(operator.pow, True)
+    __floordiv__ = _make_binary(operator.floordiv)
+    __rfloordiv__ = _make_binary(operator.floordiv, True)
+    __mod__ = _make_binary(operator.mod)
+    __rmod__ = _make_binary(operator.mod, True)
+    __pos__ = _make_unary(operator.pos)
+    __neg__ = _make_unary(operator.neg)
+    __abs__ = _make_unary(operator.abs)
 
-    def __radd__(self, other: Any) -> Any:
-        return self._binary(operator.add, other, True)
 
-    def __sub__(self, other: Any) -> Any:
-        return self._binary(operator.sub, other)
+class InPlaceOperators(Operators):
+    """The operators, and those that change the left operand: `_inplace(fn, other)`."""
 
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary(operator.sub, other, True)
+    __slots__ = ()
 
-    def __mul__(self, other: Any) -> Any:
-        return self._binary(operator.mul, other)
+    def _inplace(self, fn: Callable[[Any, Any], Any], other: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} has no arithmetic in place")
 
-    def __rmul__(self, other: Any) -> Any:
-        return self._binary(operator.mul, other, True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary(operator.truediv, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._binary(operator.truediv, other, True)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._binary(operator.pow, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._binary(operator.pow, other, True)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._binary(operator.floordiv, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._binary(operator.floordiv, other, True)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._binary(operator.mod, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._binary(operator.mod, other, True)
-
-    def __pos__(self) -> Any:
-        return self._unary(operator.pos)
-
-    def __neg__(self) -> Any:
-        return self._unary(operator.neg)
-
-    def __abs__(self) -> Any:
-        return self._unary(operator.abs)
+    __iadd__ = _make_in_place(operator.add)
+    __isub__ = _make_in_place(operator.sub)
+    __imul__ = _make_in_place(operator.mul)
+    __itruediv__ = _make_in_place(operator.truediv)
+    __ipow__ = _make_in_place(operator.pow)
+    __ifloordiv__ = _make_in_place(operator.floordiv)
+    __imod__ = _make_in_place(operator.mod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import operator as _operator
+import operator
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,11 +17,11 @@ from . import _arithmetic
 from ._config import CONFIG_KEY, add_rule, collect_configs, configure, restore_configs
 from ._fold import count_operand, is_temporary
 from ._identity import begin_here
-from ._operators import Operators
+from ._operators import InPlaceOperators, Operators
 from ._product import ParamProduct, module_to_product, product_assign_to_module
-from ._record import Species, build, get_part, record_of
+from ._record import Pending, Species, build, get_part, record_of, refuse_wrapped
 from ._skeleton import PENDING, RECORD
-from ._species import adopt_child, adopt_children, edit, kernel_of, touch, touch_one, version_of
+from ._species import adopt_child, adopt_children, bring_up, edit, kernel_of, touch, version_of
 from .base import NytoModuleBase, ParticleKernelImp
 from .errors import StructureError
 from .kernel import Particle, Product, VersionKernel
@@ -46,11 +46,11 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         return super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
-        self._build_pending()
+        build(self)
         return list(super().__dir__())  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._build_pending()
+        build(self)
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[no-untyped-call]
         # A copy of the module must not take the original's memory for its own.
         state[RECORD] = copy.deepcopy(record_of(self))
@@ -79,10 +79,6 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         if CONFIG_KEY in local_metadata:
             restore_configs(self, local_metadata[CONFIG_KEY])
 
-    def _build_pending(self) -> None:
-        if PENDING in self.__dict__:
-            build(self)
-
     # -- edits -------------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -98,7 +94,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         self._edit(name, lambda: super(ParticleMethods, self).__setattr__(name, value))
 
     def __delattr__(self, name: str) -> None:
-        self._build_pending()
+        if PENDING in self.__dict__:
+            build(self)
         state = self.__dict__
         held = any(name in state.get(key, ()) for key in ("_parameters", "_modules", "_buffers", "_labelled"))
         if not held or record_of(self).busy:
@@ -146,7 +143,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         return held is not _MISSING and (held is None) != (value is None)
 
     def _edit(self, name: str, act: Callable[[], None]) -> None:
-        self._build_pending()
+        build(self)
         if "_parameters" not in self.__dict__:
             act()
             return
@@ -218,7 +215,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> bool((adopt(nn.Linear(2, 1)).rand().weight >= 0).all())
             True
         """
-        from .functions import rand
+        from ._functions import rand
 
         return rand(self)
 
@@ -230,7 +227,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> adopt(nn.Linear(2, 1)).randn().weight.shape
             torch.Size([1, 2])
         """
-        from .functions import randn
+        from ._functions import randn
 
         return randn(self)
 
@@ -261,9 +258,8 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> b.weight is a.weight, b._version_kernel is a._version_kernel
             (True, False)
         """
-        self._build_pending()
         self._open()
-        touch_one(self)
+        bring_up(self)
         data = version_of(self).data.copy()
         species = Species()
         species.configured, species.rules = data.species.configured, list(data.species.rules)
@@ -287,12 +283,11 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> hasattr(b, "w"), hasattr(b.touch(), "w")
             (False, True)
         """
-        self._build_pending()
         self._open()
         root = self._particle_root
         touch(root)
         if root is not self:
-            touch_one(self)
+            bring_up(self)
         return self
 
     def set_param_config(
@@ -343,7 +338,6 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
             >>> net._version_kernel.data.config[0].rate
             0.1
         """
-        self._build_pending()
         self._open()
         configure(self, fn, name)
 
@@ -367,24 +361,21 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         )
 
     def _kernel(self) -> ParticleKernelImp:
-        self._build_pending()
         self._open()
         return kernel_of(self._particle_root)
 
     def _open(self) -> None:
-        if record_of(self._particle_root).wrapped:
-            raise StructureError(
-                f"this {type(self).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
-            )
+        build(self)
+        refuse_wrapped(self, self._particle_root)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Callable[[Any, Any], Any], other: Any, reflected: bool = False) -> Any:
-        pending = self.__dict__.get(PENDING)
-        spare = pending is not None and is_temporary(pending, count_operand(self), 0, reflected)
+        pending: Pending | None = self.__dict__.get(PENDING)
+        spare = pending is not None and is_temporary(count_operand(self), 0, reflected) and pending.fresh
         if isinstance(other, NytoModuleBase):
             pending = other.__dict__.get(PENDING)
-            right = pending is not None and is_temporary(pending, count_operand(other), 1)
+            right = pending is not None and is_temporary(count_operand(other), 1) and pending.fresh
             return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, right))
         _check_kind(self, other)
         return _arithmetic.binary(fn, self, other, reflected, temporary=(spare, False))
@@ -398,11 +389,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
 
 
 # Some modules have operators of their own: to add an nn.Sequential is to append it. As particles they are values.
-for _source in (Operators, Particle):
-    for _name, _function in list(vars(_source).items()):
-        if getattr(_operator, _name.replace("__r", "__").replace("__i", "__"), None) is not None and callable(
-            _function
-        ):
+for _source in (Operators, InPlaceOperators):
+    for _name, _function in vars(_source).items():
+        if hasattr(operator, _name.replace("__r", "__")) and callable(_function):
             setattr(ParticleMethods, _name, _function)
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moduli import particles
 from moduli._torch import keep_from_tracing
 from moduli.labels import Axes
 
 from . import _arithmetic
 from ._lambda_wrappers import binary_lambda_wrapper, unary_lambda_wrapper
 from ._mode import is_composing, record_nothing
-from ._operand import Operand, align, number
-from ._record import build, record_of
-from ._skeleton import PENDING
-from ._species import kernel_of, touch_one, version_of
+from ._operand import Operand, align, read_number
+from ._record import build, record_of, refuse_wrapped
+from ._species import bring_up, version_of
 from .base import NytoModuleBase, ParticleDataImp, ParticleKernelImp, VersionDataImp, locate
 from .errors import StructureError
 from .kernel import ParticleKernel, Product
@@ -42,6 +43,11 @@ class ParamProduct(Product[Any]):
         >>> torch.equal((0.5 * x + 0.5 * x).module().weight, net.weight)
         True
     """
+
+    # The functions of this room that are methods too.
+    FUNCTIONS = frozenset((
+        "norm", "dot", "cosine", "distance", "lerp", "sign", "sqrt", "exp", "clamp", "where", "map", "zeros_like", "vector",
+    ))  # fmt: skip
 
     kernel: ParticleKernelImp
     module_id: ModuleID
@@ -224,10 +230,9 @@ class ParamProduct(Product[Any]):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        from . import functions
-
-        if name in functions.ON_PRODUCTS:
-            return functions.method(self, name)
+        if name in self.FUNCTIONS:
+            function = getattr(particles, name)
+            return (lambda fn, *others: function(fn, self, *others)) if name == "map" else partial(function, self)
         raise AttributeError(f"a ParamProduct has no attribute {name!r}")
 
     def _unary(self, fn: Callable[[Any], Any]) -> ParamProduct:
@@ -244,7 +249,7 @@ class ParamProduct(Product[Any]):
             if reflected:
                 return product.binary_operator(self, binary_lambda_wrapper(fn))
             return self.binary_operator(product, binary_lambda_wrapper(fn))
-        value = number(other)
+        value = read_number(other)
         if value is None:
             return NotImplemented
         return self.unary_operator(unary_lambda_wrapper(lambda p: fn(value, p) if reflected else fn(p, value)))
@@ -289,20 +294,9 @@ class ParamProduct(Product[Any]):
         name = self.vdata.names.get(key, str(key))
         if not isinstance(value, Tensor):
             raise TypeError(f"the operation gave a {type(value).__name__} for {name!r}; it must give a parameter")
-        if value.shape != before.shape:
-            raise StructureError(
-                f"the operation would turn {name!r} from shape {tuple(before.shape)} into {tuple(value.shape)}; operations "
-                "keep the shape of every parameter"
-            )
-        if value.dtype != before.dtype:
-            if not (before.is_complex() or (value.is_floating_point() and before.is_floating_point())):
-                raise TypeError(
-                    f"the operation would turn {name!r} from {before.dtype} into {value.dtype}; convert the model first, or "
-                    f"leave the parameter out with set_param_config(operational=False, name={name!r})"
-                )
-            flag = value.requires_grad
-            value = value.to(before.dtype)
-            return nn.Parameter(value, requires_grad=flag)
+        made = _arithmetic.fit(name, before.shape, before.dtype, value)
+        if made is not value:
+            return nn.Parameter(made, requires_grad=value.requires_grad)
         if isinstance(value, nn.Parameter) or is_composing():
             return value  # type: ignore[return-value]
         return nn.Parameter(value, requires_grad=before.requires_grad)
@@ -374,22 +368,17 @@ def module_to_product(module: NytoModuleBase) -> ParamProduct:
         >>> module_to_product(adopt(nn.Linear(2, 1))).module_id
         0
     """
-    if PENDING in module.__dict__:
-        build(module)
+    build(module)
     root = module._particle_root
-    if record_of(root).wrapped:
-        raise StructureError(
-            f"this {type(module).__name__} is wrapped by a ParticleModule, so it has no kernel; use the wrapper, or "
-            "`with GetNytoModule(wrapper) as module`"
-        )
-    touch_one(root)
-    kernel = kernel_of(root)
+    refuse_wrapped(module, root)
+    bring_up(root)
+    version = version_of(root)
     # The kernel of a product stays at the version of the product.
-    kept: ParticleKernelImp = ParticleKernel(kernel.version, locate(root, kernel.version.data))
+    kept: ParticleKernelImp = ParticleKernel(version, locate(root, version.data))
     key = module._module_id
     params = kept.data.params
     if key:
-        below = kernel.version.data.get_sub_params(key)
+        below = version.data.get_sub_params(key)
         params = OrderedDict((pid, param) for pid, param in params.items() if pid in below)
     return _adorn(ParamProduct(kept, key, params))
 

@@ -24,6 +24,7 @@ from moduli.layout import Reading, Structure
 
 from ._mode import is_watched
 from ._skeleton import PENDING, RECORD, State, assemble, facts_of
+from .errors import StructureError
 
 if TYPE_CHECKING:
     from .base import VersionKernelImp
@@ -166,6 +167,12 @@ class Pending:
         twin.scale, twin.kinds, twin.graph, twin.parts = self.scale, self.kinds, self.graph, parts
         return twin
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the tensors may be written over, if nothing else refers to the result."""
+        groups = self.structure.layout.groups
+        return not (self.graph or self.shared or self.parts) and all(g.dtype.is_floating_point for g in groups)
+
     def values(self) -> list[Tensor]:
         """The tensors, with the number multiplied in; several threads may ask for them."""
         if self.scale != 1:
@@ -183,6 +190,15 @@ def record_of(module: nn.Module) -> ParticleRecord:
     if record is None:
         record = state.setdefault(RECORD, ParticleRecord())
     return record
+
+
+def refuse_wrapped(module: nn.Module, root: nn.Module) -> None:
+    """Refuse to use a module by itself whose particle a `ParticleModule` wraps."""
+    if record_of(root).wrapped:
+        raise StructureError(
+            f"this {type(module).__name__} is wrapped by a ParticleModule, so it has no kernel; use the wrapper, or "
+            "`with GetNytoModule(wrapper) as module`"
+        )
 
 
 _BUILDING = threading.RLock()

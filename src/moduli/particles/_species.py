@@ -16,9 +16,8 @@ from torch import nn
 from moduli.layout import Reading, read
 
 from ._compare import LastSeen, compare
-from ._config import take_configs
 from ._record import ParticleRecord, Species, build, record_of
-from ._skeleton import PENDING, State, capture
+from ._skeleton import State, capture
 from .base import (
     NytoModuleBase,
     ParticleDataImp,
@@ -26,7 +25,6 @@ from .base import (
     VersionDataImp,
     VersionKernelImp,
     locate,
-    orders_of,
 )
 from .edits import ParticleEdit, Undo
 from .errors import StructureError
@@ -34,9 +32,9 @@ from .kernel import ParticleKernel, VersionKernel
 from .mtype import ModuleID
 
 
-def bring_up(module: nn.Module, record: ParticleRecord) -> Reading:
-    """Read a module, after noticing its own edits and following those of its species."""
-    reading = read(module)
+def bring_up(module: nn.Module) -> Reading:
+    """Read a particle, after noticing its own edits and following those of its species, as far as they are known."""
+    record, reading = record_of(module), read(module)
     version = record.version
     if version is not None and record.structure is None:
         _recognise(module, record, reading)
@@ -54,10 +52,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     before = None if record.structure is None else _read_known(record)
     edited = None if record.looks_like(reading) else compare(version.data, module, before)
     if version.next_version is not None:
-        if edited is None:
-            _follow(module, record)
-        else:
-            edited = _merge(module, record, edited[1])
+        edited = _follow(module, record, version, None if edited is None else edited[1])
         reading = read(module)
     if edited is not None:
         _advance(module, record, *edited, reading)
@@ -67,28 +62,10 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
     return reading
 
 
-def _follow(module: nn.Module, record: ParticleRecord) -> None:
-    """Repeat the edits of relatives, each whole or not at all."""
-    version = record.version
-    while version is not None and version.next_version is not None:
-        data = locate(module, version.data)
-        undo = Undo(*data.modules.values())
-        try:
-            version.particle_update(data)
-            adopt_children(module)
-            reading = read(module)
-        except BaseException:
-            undo.restore()
-            raise
-        version = record.version = version.next_version
-        record.saw(reading)
-        kernel = record.kernel() if record.kernel is not None else None
-        if kernel is not None:
-            kernel.version, kernel.data = version, data
-
-
-def _merge(module: nn.Module, record: ParticleRecord, own: ParticleEdit) -> tuple[VersionDataImp, ParticleEdit] | None:
-    """Follow the edits of relatives with a particle that was edited itself meanwhile, in another place.
+def _follow(
+    module: nn.Module, record: ParticleRecord, first: VersionKernelImp, own: ParticleEdit | None
+) -> tuple[VersionDataImp, ParticleEdit] | None:
+    """Repeat the edits of relatives, all or none, with a particle that may have been edited itself in another place.
 
     Returns:
         What is left of its own edit.
@@ -96,16 +73,15 @@ def _merge(module: nn.Module, record: ParticleRecord, own: ParticleEdit) -> tupl
     Raises:
         StructureError: If the edits get in each other's way.
     """
-    first = version = record.version
-    newest = version
-    while newest is not None and newest.next_version is not None:
+    newest = version = first
+    while newest.next_version is not None:
         newest = newest.next_version
-    if first is None or version is None or newest is None:
-        return None
-    if record.structure is None or compare(newest.data, module, None) is None:
-        # The same edit was made here.
-        record.version = newest
-        return compare(newest.data, module, None)
+    if own is not None:
+        left = compare(newest.data, module, None)
+        if record.structure is None or left is None:
+            # The same edit was made here.
+            record.version = newest
+            return left
     known = _read_known(record)
     live = {id(each) for each in module.modules()}
     data = ParticleDataImp(OrderedDict((k, m) for k, m in known.modules.items() if id(m) in live), OrderedDict())
@@ -118,19 +94,23 @@ def _merge(module: nn.Module, record: ParticleRecord, own: ParticleEdit) -> tupl
     try:
         while version.next_version is not None:
             theirs: Any = version.particle_updater
-            met = (
-                own.touched & theirs.touched | own.touched & theirs.remove_modules | theirs.touched & own.remove_modules
-            )
-            if met or not theirs.can_run(data):
-                raise _explain_unmerged(module, own, theirs, version.data, met)
+            if own is not None:
+                met = own.touched & (theirs.touched | theirs.remove_modules) | theirs.touched & own.remove_modules
+                if met or not theirs.can_run(data):
+                    raise _explain_unmerged(module, own, theirs, version.data, met)
             theirs.run(data)
             version = version.next_version
         record.version = version
-        return compare(version.data, module, LastSeen(data.modules, known.states))
+        adopt_children(module)
+        reading = read(module)
+        left = None if own is None else compare(version.data, module, LastSeen(data.modules, known.states))
     except BaseException:
         undo.restore()
         record.version = first
         raise
+    if left is None:
+        record.saw(reading)
+    return left
 
 
 def _explain_unmerged(
@@ -156,15 +136,11 @@ def _advance(
     successor: VersionKernelImp = VersionKernel(following)
     adopt_children(module)
     states = capture(reading.modules, reading)
-    kernel = record.kernel() if record.kernel is not None else None
-    data = None if kernel is None else locate(module, following)
     # Nothing below can fail.
     following.species.events.append(event)
     version.next_version, version.particle_updater = successor, own
     record.version = successor
     record.saw(reading, states)
-    if kernel is not None:
-        kernel.version, kernel.data = successor, data
 
 
 def _read_known(record: ParticleRecord) -> LastSeen:
@@ -200,19 +176,17 @@ def give_version(module: nn.Module, record: ParticleRecord, reading: Reading, st
         with _BIRTH:
             version = record.version
             if version is None:
-                version = VersionKernel(VersionDataImp.of(reading.structure, orders_of(reading.modules)))
+                version = VersionKernel(VersionDataImp.of(module))
                 record.saw(reading, states)
                 adopt_children(module)
                 version.data.species.enter(module)
                 record.version = version
-                take_configs(module, version.data)
     return version
 
 
 def version_of(module: nn.Module) -> VersionKernelImp:
     """The version that a particle is at, its own edits included; it does not follow those of others."""
-    if PENDING in module.__dict__:
-        build(module)
+    build(module)
     record = record_of(module)
     version = record.version
     reading = read(module)
@@ -236,52 +210,58 @@ def _recognise(module: nn.Module, record: ParticleRecord, reading: Reading) -> N
 
 def kernel_of(module: nn.Module) -> ParticleKernelImp:
     """The kernel of a particle. There is one, as long as something holds it."""
-    version = version_of(module)
+    version_of(module)
     record = record_of(module)
-    kernel: ParticleKernelImp | None = record.kernel() if record.kernel is not None else None
-    data = locate(module, version.data)
+    kernel: ModuleKernel | None = record.kernel() if record.kernel is not None else None
     if kernel is None:
-        kernel = ModuleKernel(version, data)
+        kernel = ModuleKernel(module)
         record.kernel = weakref.ref(kernel)
-    else:
-        kernel.version, kernel.data = version, data
     return kernel
 
 
 class ModuleKernel(ParticleKernel[VersionDataImp, ParticleDataImp]):
-    """The kernel of a live particle: what is done to it is done to the particle."""
+    """The kernel of a live particle: what it tells is what the particle is, and what is done to it is done to the particle."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @property
+    def version(self) -> Any:
+        """The version that the particle is at."""
+        return record_of(self._module).version
+
+    @version.setter
+    def version(self, version: VersionKernelImp) -> None:
+        record_of(self._module).version = version
+
+    @property
+    def data(self) -> ParticleDataImp:  # type: ignore[override]
+        """The modules and parameters of the particle."""
+        return locate(self._module, self.version.data)
 
     def version_update(self, version_updater: Any) -> None:
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
-        module = self.data.modules[0]
         with self.version.data.species.lock:
-            touch_one(module)
-            events = list(self.version.data.species.events)
-            undo = Undo(*self.data.modules.values())
+            bring_up(self._module)
+            before, undo = self.version, Undo(*self._module.modules())
+            events = list(before.data.species.events)
             try:
                 super().version_update(version_updater)
-                self._settle(module)
+                self._settle()
             except BaseException:
                 undo.restore()
-                self.version.data.species.events[:] = events
+                self.version, before.data.species.events[:] = before, events
                 raise
 
     def particle_update(self) -> None:
         """Bring the particle to the newest version, through all those in between."""
         super().particle_update()
-        self._settle(self.data.modules[0])
+        self._settle()
 
-    def _settle(self, module: nn.Module) -> None:
-        record = record_of(module)
-        adopt_children(module)
-        record.version = self.version
-        reading = read(module)
-        record.saw(reading, capture(reading.modules, reading))
-
-
-def touch_one(root: nn.Module) -> None:
-    """Bring one particle to the newest version of its species, as far as that is known."""
-    bring_up(root, record_of(root))
+    def _settle(self) -> None:
+        adopt_children(self._module)
+        reading = read(self._module)
+        record_of(self._module).saw(reading, capture(reading.modules, reading))
 
 
 def touch(root: nn.Module) -> None:
@@ -305,8 +285,8 @@ def touch(root: nn.Module) -> None:
             ):
                 # One that lags has to follow before its own edits count.
                 continue
-            bring_up(other, held)
-        bring_up(root, record)
+            bring_up(other)
+        bring_up(root)
 
 
 def edit(module: NytoModuleBase, name: str, act: Callable[[], None]) -> None:
@@ -318,7 +298,7 @@ def edit(module: NytoModuleBase, name: str, act: Callable[[], None]) -> None:
         _make_edit(module, name, act, root, record)
         return
     with version.data.species.lock:
-        touch_one(root)
+        bring_up(root)
         _make_edit(module, name, act, root, record)
 
 

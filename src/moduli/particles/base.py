@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
-from moduli.layout import Structure, read
+from moduli.layout import read
 
-from ._record import Event, ParticleRecord, Species, build, record_of
-from ._skeleton import PENDING, unwrap_kind
+from ._record import Event, ParticleRecord, Species, build, record_of, refuse_wrapped
+from ._skeleton import RECORD, unwrap_kind
 from .errors import StructureError
 from .kernel import ParticleData, ParticleKernel, VersionData, VersionKernel
 from .mtype import (
@@ -67,73 +67,30 @@ class VersionDataImp(VersionData["VersionDataImp", "ParticleDataImp"]):
         self.number = number
         self.uid: str | None = None
         self._names: dict[ParamID, str] | None = None
-        self._source: tuple[Structure, list[tuple[str, ...]], dict[str, ParamConfig]] | None = None
 
     @classmethod
-    def of(
-        cls, structure: Structure, orders: list[tuple[str, ...]], configs: dict[str, ParamConfig] | None = None
-    ) -> VersionDataImp:
-        """The metadata of a structure that has no history, worked out when it is asked for.
+    def of(cls, root: nn.Module, configs: dict[str, ParamConfig] | None = None) -> VersionDataImp:
+        """The metadata of a module that has no history.
 
         Args:
-            structure: The structure.
-            orders: For each module, the names of parameters and children in the order of assignment.
+            root: The module.
             configs: Configurations by name.
         """
         made = cls(OrderedDict(), OrderedDict())
-        del made.meta, made.config, made.shapes
-        made._source = structure, orders, configs or {}
-        made.species.configured = bool(configs)
+        params: dict[int, ParamID] = {}
+        grow(made, root, {}, params, OrderedDict(), OrderedDict())
+        for child in root.children():
+            inherit_configs(made, child, params)
+        if configs:
+            made.config.update((pid, configs[name]) for pid, name in made.names.items() if name in configs)
+            made.species.configured = True
         return made
 
-    def __getattr__(self, name: str) -> Any:
-        source = self.__dict__.get("_source")
-        if source is None or name not in ("meta", "config", "shapes"):
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        with self.species.lock:
-            if name not in self.__dict__:
-                structure, orders, configs = source
-                self._number(structure, orders)
-                for pid, path in self.names.items():
-                    if path in configs:
-                        self.config[pid] = configs[path]
-        return self.__dict__[name]
-
-    def _number(self, structure: Structure, orders: list[tuple[str, ...]]) -> None:
-        """Give identifiers to modules and parameters, in the order of assignment."""
-        meta: dict[ModuleID, ModuleMeta] = {}
-        modules: dict[int, ModuleID] = {}
-        params: dict[int, ParamID] = {}
-
-        def visit(place: int) -> ModuleID:
-            # A tree as deep as a list is long is not built by recursion in torch either.
-            if place in modules:
-                return modules[place]
-            key = modules[place] = len(modules)
-            entry = structure.modules[place]
-            own, below = dict(entry.parameters), dict(entry.children)
-            kept = OrderedDict((name, name not in entry.transient) for name, _ in entry.buffers)
-            meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, unwrap_kind(entry.kind))
-            ids: dict[str, int | None] = {}
-            for name in dict.fromkeys((*(n for n in orders[place] if n in own or n in below), *own, *below)):
-                if name in own:
-                    ids[name] = None if own[name] < 0 else params.setdefault(own[name], len(params))
-                else:
-                    ids[name] = None if below[name] < 0 else visit(below[name])
-            meta[key].sub_params.update((name, ids[name]) for name in own)
-            meta[key].sub_modules.update((name, ids[name]) for name in below)
-            return key
-
-        visit(0)
-        self.shapes = {key: structure.layout.entries[entry].shape for entry, key in params.items()}
-        self.config = OrderedDict((key, ParamConfig()) for key in range(len(params)))
-        self.meta = OrderedDict(sorted(meta.items()))
-
     def copy(self) -> VersionDataImp:
-        """A deep copy of the metadata, for the next version of the species or the first of another."""
+        """A deep copy of the metadata, in order, for the next version of the species or the first of another."""
         twin = VersionDataImp(
-            OrderedDict((key, meta.copy()) for key, meta in self.meta.items()),
-            OrderedDict((key, config.copy()) for key, config in self.config.items()),
+            OrderedDict((key, self.meta[key].copy()) for key in sorted(self.meta)),
+            OrderedDict((key, self.config[key].copy()) for key in sorted(self.config)),
             self.species,
             self.number,
         )
@@ -342,10 +299,79 @@ def locate(root: nn.Module, vdata: VersionDataImp) -> ParticleDataImp:
     )
 
 
-def orders_of(modules: Sequence[nn.Module]) -> list[tuple[str, ...]]:
-    """For each module, the names that are known to have been assigned, in order."""
-    records: list[ParticleRecord | None] = [module.__dict__.get("_particle") for module in modules]
-    return [() if record is None else tuple(record.order) for record in records]
+def grow(
+    vdata: VersionDataImp,
+    module: nn.Module,
+    known_modules: dict[int, ModuleID],
+    known_params: dict[int, ParamID],
+    modules: ModuleDict,
+    params: ParamDict,
+) -> ModuleID:
+    """Give identifiers to a tree of modules that is added to a structure, except for those parts that are in it already.
+
+    They are given in the order of assignment, where that is known.
+
+    Args:
+        vdata: The metadata, which is extended.
+        module: The top of the tree.
+        known_modules: Identifiers by `id` of the modules in the structure; extended.
+        known_params: Identifiers by `id` of the parameters in the structure; extended.
+        modules: Collects the modules that are new, by identifier.
+        params: Collects the parameters that are new, by identifier.
+
+    Returns:
+        The identifier of the tree's top.
+    """
+    # A tree as deep as a list is long is not built by recursion in torch either.
+    if id(module) in known_modules:
+        return known_modules[id(module)]
+    key = known_modules[id(module)] = next(reversed(vdata.meta), -1) + 1
+    kept = OrderedDict((n, n not in module._non_persistent_buffers_set) for n in module._buffers)
+    meta = vdata.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, unwrap_kind(type(module)))
+    modules[key] = module
+    record: ParticleRecord | None = module.__dict__.get(RECORD)
+    for name in dict.fromkeys((*(record.order if record is not None else ()), *module._parameters, *module._modules)):
+        held, child = module._parameters.get(name), module._modules.get(name)
+        if held is not None:
+            number_parameter(vdata, held, known_params, params)
+        elif child is not None:
+            grow(vdata, child, known_modules, known_params, modules, params)
+    meta.sub_params.update((n, None if p is None else known_params[id(p)]) for n, p in module._parameters.items())
+    meta.sub_modules.update((n, None if m is None else known_modules[id(m)]) for n, m in module._modules.items())
+    return key
+
+
+def number_parameter(
+    vdata: VersionDataImp, held: nn.Parameter, known: dict[int, ParamID], params: ParamDict
+) -> ParamID:
+    """The identifier of a parameter, which gets one if it has none; those that are new are collected."""
+    pid = known.get(id(held))
+    if pid is None:
+        pid = known[id(held)] = next(reversed(vdata.config), -1) + 1
+        vdata.config[pid] = ParamConfig()
+        vdata.shapes[pid] = tuple(held.shape)
+        params[pid] = held
+    return pid
+
+
+def inherit_configs(vdata: VersionDataImp, child: nn.Module, params: dict[int, ParamID]) -> None:
+    """Take over the configurations that modules of a tree were given as particles of their own.
+
+    Args:
+        vdata: The metadata of the particle that they are in now.
+        child: The top of the tree.
+        params: Identifiers in that particle by `id` of the parameters.
+    """
+    for module in child.modules():
+        record: ParticleRecord | None = module.__dict__.get(RECORD)
+        version = None if record is None else record.version
+        if version is None or not version.data.species.configured:
+            continue
+        for pid, held in locate(module, version.data).params.items():
+            config = version.data.config[pid]
+            if id(held) in params and config != ParamConfig():
+                vdata.config[params[id(held)]] = config.copy()
+                vdata.species.configured = True
 
 
 class NytoModuleBase(nn.Module):
@@ -400,10 +426,7 @@ class NytoModuleBase(nn.Module):
         from ._species import version_of
 
         root = self._particle_root
-        if record_of(root).wrapped:
-            raise StructureError(
-                f"this {type(self).__name__} is wrapped by a ParticleModule; use the wrapper, or `with GetNytoModule(wrapper)`"
-            )
+        refuse_wrapped(self, root)
         return version_of(root)
 
 
@@ -422,15 +445,14 @@ def create_new_group(ref: nn.Module) -> ParticleKernelImp:
         >>> list(kernel.data.modules), len(kernel.data.params)
         ([0], 0)
     """
-    if PENDING in ref.__dict__:
-        build(ref)
+    build(ref)
     if ref._parameters or ref._modules:
         raise StructureError(
             f"this {type(ref).__name__} already has parameters or children; start from an empty module"
         )
     record = record_of(ref)
     reading = read(ref)
-    version: VersionKernelImp = VersionKernel(VersionDataImp.of(reading.structure, [()]))
+    version: VersionKernelImp = VersionKernel(VersionDataImp.of(ref))
     record.version = version
     record.saw(reading)
     version.data.species.enter(ref)

@@ -16,13 +16,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore, unwrap_kind
+from ._skeleton import HOOKS, RECORD, ModelPlace, State, capture, restore
 from .base import ParticleDataImp, VersionDataImp
 from .errors import StructureError
 from .kernel import ParticleUpdater, VersionUpdater
-from .mtype import MetaDict, ModuleDict, ModuleID, ModuleMeta, ParamConfig, ParamDict, ParamID
+from .mtype import MetaDict, ModuleDict, ModuleID, ModuleMeta, ParamDict, ParamID
 
-__all__ = ["ParticleEdit", "Undo", "VersionEdit", "clone_param", "grow", "number_parameter"]
+__all__ = ["ParticleEdit", "Undo", "VersionEdit", "clone_param"]
 
 
 def clone_param(param: nn.Parameter) -> nn.Parameter:
@@ -45,23 +45,15 @@ class Undo:
     """What some modules hold, to put it back when an edit fails."""
 
     def __init__(self, *modules: nn.Module) -> None:
-        self._states = [
-            (module, dict(module.__dict__), [(held, copy.copy(held)) for held in _containers(module)])
-            for module in modules
-        ]
+        states = [module.__dict__ for module in modules]
+        self._held = [(held, copy.copy(held)) for state in states for key, held in state.items() if key in _CONTAINERS]
+        self._held += [(state, dict(state)) for state in states]
 
     def restore(self) -> None:
         """Put everything back."""
-        for module, state, containers in self._states:
-            for held, before in containers:
-                held.clear()
-                held.update(before)
-            module.__dict__.clear()
-            module.__dict__.update(state)
-
-
-def _containers(module: nn.Module) -> list[Any]:
-    return [module.__dict__[key] for key in _CONTAINERS if key in module.__dict__]
+        for held, before in self._held:
+            held.clear()
+            held.update(before)
 
 
 class ParticleEdit(ParticleUpdater[VersionDataImp, ParticleDataImp]):
@@ -241,52 +233,6 @@ def _move(value: Any, device: torch.device | None) -> Any:
         return value if isinstance(value, nn.Parameter) or value is None else value.detach().clone()
     moved = value.detach().to(device)
     return nn.Parameter(moved, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else moved
-
-
-def grow(
-    vdata: VersionDataImp, module: nn.Module, known_modules: dict[int, ModuleID], known_params: dict[int, ParamID]
-) -> tuple[ModuleID, ModuleDict, ParamDict]:
-    """Give identifiers to a tree of modules that is added to a structure, except for those parts that are in it already.
-
-    Args:
-        vdata: The metadata, which is extended.
-        module: The top of the tree.
-        known_modules: Identifiers by `id` of the modules in the structure; extended.
-        known_params: Identifiers by `id` of the parameters in the structure; extended.
-
-    Returns:
-        The identifier of the tree's top, and the new modules and parameters by identifier.
-    """
-    modules: ModuleDict = OrderedDict()
-    params: ParamDict = OrderedDict()
-
-    def visit(each: nn.Module) -> ModuleID:
-        if id(each) in known_modules:
-            return known_modules[id(each)]
-        key = known_modules[id(each)] = max(vdata.meta, default=-1) + 1
-        kept = OrderedDict((n, n not in each._non_persistent_buffers_set) for n in each._buffers)
-        meta = vdata.meta[key] = ModuleMeta(OrderedDict(), OrderedDict(), kept, unwrap_kind(type(each)))
-        modules[key] = each
-        for name, held in each._parameters.items():
-            meta.sub_params[name] = None if held is None else number_parameter(vdata, held, known_params, params)
-        for name, child in each._modules.items():
-            meta.sub_modules[name] = None if child is None else visit(child)
-        return key
-
-    return visit(module), modules, params
-
-
-def number_parameter(
-    vdata: VersionDataImp, held: nn.Parameter, known: dict[int, ParamID], params: ParamDict
-) -> ParamID:
-    """The identifier of a parameter, which gets one if it has none; those that are new are collected."""
-    pid = known.get(id(held))
-    if pid is None:
-        pid = known[id(held)] = max(vdata.config, default=-1) + 1
-        vdata.config[pid] = ParamConfig()
-        vdata.shapes[pid] = tuple(held.shape)
-        params[pid] = held
-    return pid
 
 
 class VersionEdit(VersionUpdater[VersionDataImp, ParticleDataImp]):

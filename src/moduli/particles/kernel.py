@@ -12,12 +12,11 @@ which is still at the old version. Links point forward only, so a version that n
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
-from ._operators import Operators
+from ._operators import InPlaceOperators, Operators
 from .errors import StructureError
 
 __all__ = [
@@ -239,10 +238,10 @@ class ParticleKernel(Generic[Tvdata, Tpdata]):
     def version_update(self, version_updater: VersionUpdater[Tvdata, Tpdata]) -> None:
         """Make an edit: a new version, and this particle brought to it; if either fails, neither happens."""
         self.particle_update()
-        version = self.version
-        version.version_update(version_updater, self.data)
+        version, data = self.version, self.data
+        version.version_update(version_updater, data)
         try:
-            version.particle_update(self.data)
+            version.particle_update(data)
         except BaseException:
             version.del_next_version()
             raise
@@ -309,7 +308,7 @@ class Product(Operators, ABC, Generic[Tparticle]):
         """A product with values drawn from the standard normal distribution."""
 
 
-class Particle(Operators, ABC, Generic[Tproduct]):
+class Particle(InPlaceOperators, ABC, Generic[Tproduct]):
     """A whole object seen as one point of its species' space.
 
     A subclass says how it becomes a `Product` and takes one over; every operation follows from that.
@@ -358,27 +357,6 @@ class Particle(Operators, ABC, Generic[Tproduct]):
         if isinstance(other, Particle):
             other = other.product()
         return self.product_(fn(self.product(), other))
-
-    def __iadd__(self, other: Any) -> Self:
-        return self._inplace(operator.add, other)
-
-    def __isub__(self, other: Any) -> Self:
-        return self._inplace(operator.sub, other)
-
-    def __imul__(self, other: Any) -> Self:
-        return self._inplace(operator.mul, other)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return self._inplace(operator.truediv, other)
-
-    def __ipow__(self, other: Any) -> Self:
-        return self._inplace(operator.pow, other)
-
-    def __ifloordiv__(self, other: Any) -> Self:
-        return self._inplace(operator.floordiv, other)
-
-    def __imod__(self, other: Any) -> Self:
-        return self._inplace(operator.mod, other)
 
 
 def _takes_part(config: Any) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moduli._torch import pytree
 from moduli.labels import Axes, drop_axis, put_in_front, wrap
@@ -16,16 +16,28 @@ from moduli.particles import StructureError
 AXIS = "member"
 
 
-class Arguments(NamedTuple):
-    """The arguments of a call, flattened: which leaves differ from member to member, and along which dimension.
+class Call(NamedTuple):
+    """A function of a model, and its arguments, flattened.
 
-    There is no `spec` where the leaves are the arguments.
+    Attributes:
+        fn: The function.
+        leaves: The arguments.
+        spec: The structure around them; None where the leaves are the arguments.
+        dims: Along which dimension each differs from member to member.
+        kwargs: More arguments, the same for all members.
+        vectorize: In which form it is asked for.
+        chunk_size: At most how many members at a time, if that was asked for.
+        randomness: Whether random layers draw `"different"` numbers for each member, the `"same"`, or raise an `"error"`.
     """
 
+    fn: Callable[..., Any]
     leaves: list[Any]
     spec: Any
     dims: list[int | None]
     kwargs: dict[str, Any]
+    vectorize: str = "auto"
+    chunk_size: int | None = None
+    randomness: str = "different"
 
     @property
     def shared(self) -> bool:
@@ -40,29 +52,38 @@ class Arguments(NamedTuple):
             if dim is not None
         ]
 
-    def fill(self, mapped: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments of one call, with the leaves that differ put in."""
-        if self.shared:
-            return tuple(self.leaves if self.spec is None else pytree.tree_unflatten(self.leaves, self.spec))
-        items = iter(mapped)
-        made = [
-            leaf if dim is None else _drop_label(next(items), leaf, dim)
-            for leaf, dim in zip(self.leaves, self.dims, strict=True)
-        ]
-        return tuple(pytree.tree_unflatten(made, self.spec))
+    def run(self, module: nn.Module, mapped: Sequence[Any]) -> Any:
+        """Call the function on a model, with the leaves that differ put in."""
+        leaves = self.leaves
+        if not self.shared:
+            items = iter(mapped)
+            leaves = [
+                leaf if dim is None else _drop_label(next(items), leaf, dim)
+                for leaf, dim in zip(leaves, self.dims, strict=True)
+            ]
+        args = leaves if self.spec is None else pytree.tree_unflatten(leaves, self.spec)
+        return self.fn(module, *args, **self.kwargs)
 
 
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count: int) -> Arguments:
+def read_call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], in_dims: Any, count: int, *how: Any) -> Call:
     """Flatten the arguments of a call and check those that differ from member to member.
 
+    Args:
+        fn: The function.
+        args: The arguments.
+        kwargs: More arguments, the same for all members.
+        in_dims: The dimension along which arguments differ, or one (or None) for each.
+        count: How many members there are.
+        *how: The last fields of the call: its form, the size of chunks and the randomness.
+
     Raises:
-        StructureError: If one does not have `count` slices.
+        StructureError: If an argument does not have `count` slices.
     """
     if in_dims is None and all(isinstance(each, Tensor) for each in args):
-        return Arguments(list(args), None, [None] * len(args), kwargs)
+        return Call(fn, list(args), None, [None] * len(args), kwargs, *how)
     leaves, spec = pytree.tree_flatten(args, is_leaf=_is_labelled)
     if in_dims is None:
-        return Arguments(leaves, spec, [None] * len(leaves), kwargs)
+        return Call(fn, leaves, spec, [None] * len(leaves), kwargs, *how)
     per_argument = in_dims if isinstance(in_dims, tuple | list) else [in_dims] * len(args)
     if len(per_argument) != len(args):
         raise ValueError(f"in_dims has {len(per_argument)} items for {len(args)} arguments")
@@ -87,7 +108,7 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any, count
                     "in_dims out to give every member the whole of it"
                 )
             dims.append(dim % len(shape))
-    return Arguments(leaves, spec, dims, kwargs)
+    return Call(fn, leaves, spec, dims, kwargs, *how)
 
 
 class Outputs:

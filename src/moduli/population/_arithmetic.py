@@ -9,15 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli._torch import count_references, in_transform
-from moduli.particles import is_differentiable, refuse_graph
+from moduli._torch import in_transform
+from moduli.particles import InPlaceOperators, count_operand, is_differentiable, is_temporary, refuse_graph
 
 from ._core import Core
-from ._deferred import accumulate, deferrable, negate_terms
 from ._members import repeat_buffers
-from ._operands import broadcast, check_dtype, check_match, rows, scalar
-from ._results import OUT, defer, defer_pair, make_buffer_operation, operate_with_values, pair
-from ._values import Values, allocate
+from ._operands import OUT, check_match, defer, make_buffer_operation, operate, read_operand
+from ._values import Values, accumulate, allocate, deferrable, negate_terms
 
 
 def keeps_history() -> bool:
@@ -25,150 +23,42 @@ def keeps_history() -> bool:
     return is_differentiable() or in_transform()
 
 
-def _binary(fn: Any, reflected: bool = False) -> Any:
-    def method(self: Any, other: Any) -> Any:
-        return self._combine_with(fn, other, reflected, count_references(self), count_references(other))
-
-    name = "__" + ("r" if reflected else "") + fn.__name__ + "__"
-    method.__name__ = name
-    return method
-
-
-def _make_in_place(fn: Any) -> Any:
-    def method(self: Any, other: Any) -> Any:
-        return self._change(fn, other)
-
-    method.__name__ = f"__i{fn.__name__}__"
-    return method
-
-
-# What torch calls when a tensor is the left operand.
-_TORCH: dict[Any, Any] = {Tensor.add: operator.add, Tensor.sub: operator.sub, Tensor.mul: operator.mul}
-
-
-def _take_over_operator(
-    cls: type[Any], func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
-    """Take an operator over from a tensor on its left, which otherwise takes long to find out that it has no rule."""
-    fn = _TORCH.get(func)
-    if fn is None or kwargs or len(args) != 2 or not isinstance(args[1], cls) or not isinstance(args[0], Tensor):
-        return NotImplemented
-    return args[1]._combine_with(fn, args[0], True, count_references(args[1]), -1)
-
-
-class _Probe:
-    """Finds out how many references there are to operands that nothing else refers to."""
-
-    __add__ = _binary(operator.add)
-    __rmul__ = _binary(operator.mul, True)
-    __torch_function__ = classmethod(_take_over_operator)
-
-    def _combine_with(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
-        return ours, theirs
-
-
-def _temporaries() -> tuple[int, int, int, int]:
-    """The counts of operands that exist only inside an expression: a left one, a right one, and one of a reflected operator.
-
-    The last is that of a reflected operator with a tensor on the left.
-
-    Zero where they cannot be told from operands with a name.
-    """
-    left, right = named = _Probe(), _Probe()
-    alone: Any = _Probe() + _Probe()
-    with_names: Any = left + right
-    reflected: Any = (3.0 * _Probe())[0]
-    reflected_named: Any = (3.0 * left)[0]
-    tensor: Any = torch.ones(())
-    by_torch: Any = (tensor * _Probe())[0]
-    by_torch_named: Any = (tensor * left)[0]
-    del named
-    return (
-        alone[0] if with_names[0] > alone[0] else 0,
-        alone[1] if with_names[1] > alone[1] else 0,
-        reflected if reflected_named > reflected else 0,
-        by_torch if by_torch_named > by_torch else 0,
-    )
-
-
-_LEFT, _RIGHT, _REFLECTED, _BY_TORCH = _temporaries()
-
-
-class Arithmetic(Core):
+class Arithmetic(InPlaceOperators, Core):
     """The operators of populations."""
 
     __slots__ = ()
 
-    __torch_function__ = classmethod(_take_over_operator)
-    __add__ = _binary(operator.add)
-    __radd__ = _binary(operator.add, True)
-    __sub__ = _binary(operator.sub)
-    __rsub__ = _binary(operator.sub, True)
-    __mul__ = _binary(operator.mul)
-    __rmul__ = _binary(operator.mul, True)
-    __truediv__ = _binary(operator.truediv)
-    __rtruediv__ = _binary(operator.truediv, True)
-    __pow__ = _binary(operator.pow)
-    __rpow__ = _binary(operator.pow, True)
-    __floordiv__ = _binary(operator.floordiv)
-    __rfloordiv__ = _binary(operator.floordiv, True)
-    __mod__ = _binary(operator.mod)
-    __rmod__ = _binary(operator.mod, True)
-    __iadd__ = _make_in_place(operator.add)
-    __isub__ = _make_in_place(operator.sub)
-    __imul__ = _make_in_place(operator.mul)
-    __itruediv__ = _make_in_place(operator.truediv)
-    __ipow__ = _make_in_place(operator.pow)
-    __ifloordiv__ = _make_in_place(operator.floordiv)
-    __imod__ = _make_in_place(operator.mod)
-
-    def __neg__(self) -> Self:
-        return self._map_tensors(torch.neg)
-
-    def __pos__(self) -> Self:
-        return self._map_tensors(torch.clone)
-
-    def __abs__(self) -> Self:
-        return self._map_tensors(torch.abs)
-
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def _combine_with(self, fn: Any, other: Any, reflected: bool, ours: int, theirs: int) -> Any:
-        if self._members:
-            self._members.check()
-        if isinstance(other, Core):
+    def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
+        theirs = isinstance(other, Core) and is_temporary(count_operand(other), 1)
+        spare = is_temporary(count_operand(self), 0, reflected), theirs
+        self._check_members()
+        graph = keeps_history() or self._graph or (isinstance(other, Core) and other._graph)
+        made: Values | None = None
+        if isinstance(other, Core) and not graph:
             check_match(self, other)
-            if keeps_history() or self._graph or other._graph:
-                return self._keep_graph([fn(x, y) for x, y in zip(self._plain(), other._plain(), strict=True)])
-            there = other._buffers
-            waiting = defer_pair(self, other, fn, ours <= _LEFT, theirs <= _RIGHT)
-            return self._finish_result(waiting or pair(self, other, fn), lambda name, held: fn(held, there[name]))
-        graph = keeps_history() or self._graph
-        if isinstance(other, nn.Module):
-            values: list[Any] = list(rows(self, other, graph))
-        else:
-            value = scalar(other)
-            if value is None:
+            made = defer(self, fn, other, reflected, spare)
+        if made is None:
+            values = read_operand(self, other, fn, graph)
+            if values is None:
                 return NotImplemented
-            values = broadcast(self, value) if isinstance(value, Tensor) else [value] * len(self.layout.groups)
-        inert = self._inert()
-        for group, each in zip(self.layout.groups, values, strict=True):
-            if not inert or not self._left_out(group):
-                check_dtype(self.layout, group, fn, each)
-        if graph:
-            pairs = zip(self._plain(), values, strict=True)
-            return self._keep_graph(
-                [fn(y, x) if reflected else fn(x, y) for x, y in pairs], other if reflected else None
-            )
-        temporary = 0 < ours <= (_LEFT if not reflected else _BY_TORCH if theirs < 0 else _REFLECTED)
-        made = defer(self, fn, values, reflected, temporary) or operate_with_values(self, fn, values, reflected)
+            if graph:
+                pairs = zip(self._plain(), values, strict=True)
+                matrices = [fn(y, x) if reflected else fn(x, y) for x, y in pairs]
+                return self._keep_graph(matrices, other if reflected else None)
+            if not isinstance(other, Core):
+                made = defer(self, fn, values, reflected, spare)
+            made = made or operate(self, fn, values, reflected)
         on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
         return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
 
+    def _unary(self, fn: Any) -> Self:
+        return self._map_tensors(OUT[fn])
+
     def _map_tensors(self, fn: Callable[..., Tensor]) -> Self:
         """A function of every value."""
-        if self._members:
-            self._members.check()
+        self._check_members()
         if keeps_history() or self._graph:
             return self._keep_graph([fn(x) for x in self._plain()])
         with torch.no_grad(), torch.inference_mode(False):
@@ -212,27 +102,18 @@ class Arithmetic(Core):
                 made._buffers = self._copy_buffers()
         return made
 
-    def _change(self, fn: Any, other: Any) -> Any:
+    def _inplace(self, fn: Any, other: Any) -> Any:
         refuse_graph()
         if self._graph:
             raise RuntimeError("a population that keeps its history cannot be changed in place: write a = a + b")
-        if self._members:
-            self._members.check()
-        if isinstance(other, Core):
+        self._check_members()
+        if isinstance(other, Core) and fn in (operator.add, operator.sub):
             check_match(self, other)
-            if fn in (operator.add, operator.sub) and self._add_later(fn, other):
+            if self._add_later(fn, other):
                 return self
-            values: list[Any] = [matrix.detach() for matrix in other._values.matrices]
-        elif isinstance(other, nn.Module):
-            values = list(rows(self, other))
-        else:
-            value = scalar(other)
-            if value is None:
-                return NotImplemented
-            values = broadcast(self, value) if isinstance(value, Tensor) else [value] * len(self.layout.groups)
-        for group, each in zip(self.layout.groups, values, strict=True):
-            if not self._left_out(group):
-                check_dtype(self.layout, group, fn, each)
+        values = read_operand(self, other, fn)
+        if values is None:
+            return NotImplemented
         self._write(lambda matrix, value: OUT[fn](matrix, value, out=matrix), values)
         return self
 

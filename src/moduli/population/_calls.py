@@ -10,7 +10,7 @@ from torch import Tensor, nn  # noqa: F401 - for the examples
 
 from moduli.labels import Tensor as LabelledTensor
 
-from ._arguments import Arguments, arguments
+from ._arguments import Call, read_call
 from ._core import Core
 from ._evaluator import forward
 from ._rule import EvaluationPlan
@@ -54,7 +54,7 @@ class Calls(Core):
             >>> pop(torch.ones(4, 3)).shape, pop(torch.ones(5, 4, 3), in_dims=0).shape
             (torch.Size([5, 4, 2]), torch.Size([5, 4, 2]))
         """
-        return self._evaluate(forward, args, kwargs, in_dims, vectorize, chunk_size, randomness)
+        return self._evaluate(read_call(forward, args, kwargs, in_dims, self._count, vectorize, chunk_size, randomness))
 
     def losses(
         self,
@@ -87,8 +87,8 @@ class Calls(Core):
             >>> pop.losses(lambda net: net(torch.ones(4, 3)).square().mean()).shape
             torch.Size([5])
         """
-        made = self._evaluate(fn, args, {}, in_dims, vectorize, chunk_size, randomness)
-        return _one_each(made, self._count)
+        call = read_call(fn, args, {}, in_dims, self._count, vectorize, chunk_size, randomness)
+        return _one_each(self._evaluate(call), self._count)
 
     def gradients(
         self,
@@ -149,15 +149,9 @@ class Calls(Core):
             >>> losses.shape, step
             (torch.Size([5]), Population(5 x Linear, 8 parameters each))
         """
-        self._check_members()
-        flat = arguments(args, {}, in_dims, self._count)
-        plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk_size)
-
-        def call(how: EvaluationPlan) -> tuple[Tensor, Self]:
-            return self._differentiate(fn, flat, how, randomness)
-
-        may_loop, buffers = _may_loop(vectorize, randomness), list(self._buffers.values())
-        return self._evaluator.attempt(call, plan, may_loop, fn, self._count, buffers)
+        call = read_call(fn, args, {}, in_dims, self._count, vectorize, chunk_size, randomness)
+        made: tuple[Tensor, Self] = self._evaluate(call, gradients=True)
+        return made
 
     def explain(self, *args: Any, in_dims: Any = None, vectorize: str = "auto", chunk_size: int | None = None) -> str:
         """How a call with these arguments is evaluated, and why, in a sentence.
@@ -169,12 +163,12 @@ class Calls(Core):
             >>> Population.of(nn.LSTM(3, 2), 5).explain(torch.ones(7, 3))
             'loop: the model (LSTM) has no batching rule'
         """
-        flat = arguments(args, {}, in_dims, self._count)
-        return self._evaluator.plan(forward, flat, self._count, vectorize, chunk_size).reason
+        call = read_call(forward, args, {}, in_dims, self._count, vectorize, chunk_size)
+        return self._evaluator.plan(call, self._count).reason
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _differentiate(self, fn: Any, args: Arguments, plan: EvaluationPlan, randomness: str) -> tuple[Tensor, Self]:
+    def _differentiate(self, call: Call, plan: EvaluationPlan) -> tuple[Tensor, Self]:
         """The losses and gradients of all members, according to a plan."""
         with torch.inference_mode(False), torch.no_grad():
             values = allocate(self.layout, self._count)
@@ -188,7 +182,7 @@ class Calls(Core):
                 rows = [v[start:stop].detach().requires_grad_(f) for v, f in zip(views, self._flags, strict=True)]
                 buffers = [self._buffers[name][start:stop] for name in names]
                 with torch.enable_grad():
-                    made = self._evaluator.run(fn, plan, rows, buffers, args, randomness, start, stop - start)
+                    made = self._evaluator.run(call, plan, rows, buffers, start, stop - start)
                     loss = _one_each(made, stop - start)
                     tracked = [row for row in rows if row.requires_grad]
                     found = iter(
@@ -205,26 +199,18 @@ class Calls(Core):
             copies = self._copy_buffers()
         return torch.cat(losses), self._make_alike(values, self._count, copies)
 
-    def _evaluate(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any, in_dims: Any, vectorize: str, chunk: Any, randomness: str
-    ) -> Any:
-        if randomness not in ("different", "same", "error"):
-            raise ValueError(f"randomness={randomness!r}; choose from different, same, error")
+    def _evaluate(self, call: Call, gradients: bool = False) -> Any:
+        """What a call returns, or the losses and gradients."""
         self._check_members()
-        flat = arguments(args, kwargs, in_dims, self._count)
-        plan = self._evaluator.plan(fn, flat, self._count, vectorize, chunk)
-        leaves = self._read_leaves()
+        plan = self._evaluator.plan(call, self._count)
         buffers = list(self._buffers.values())
 
-        def call(how: EvaluationPlan) -> Any:
-            return self._evaluator.run(fn, how, leaves, buffers, flat, randomness, 0, self._count)
+        def act(how: EvaluationPlan) -> Any:
+            if gradients:
+                return self._differentiate(call, how)
+            return self._evaluator.run(call, how, self._read_leaves(), buffers, 0, self._count)
 
-        return self._evaluator.attempt(call, plan, _may_loop(vectorize, randomness), fn, self._count, buffers)
-
-
-def _may_loop(vectorize: str, randomness: str) -> bool:
-    """Whether a loop may take the place of what was planned."""
-    return vectorize == "auto" and randomness != "error"
+        return self._evaluator.attempt(act, plan, call, self._count, buffers)
 
 
 def _one_each(made: Any, count: int) -> Tensor:

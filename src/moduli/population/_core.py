@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from moduli.layout import Group, Layout, layout_and_tensors
-from moduli.particles import StructureError, buffer_policies, inert_parameters
+from moduli.layout import Group, Layout
+from moduli.particles import StructureError, buffer_policies, inert_parameters, keep_buffer
 
 from ._evaluator import PopulationEvaluator
 from ._members import Members, repeat_buffers, tracks_versions
@@ -24,7 +24,6 @@ class Core:
         "__weakref__",
         "_buffers",
         "_count",
-        "_entries",
         "_evaluator",
         "_fixed",
         "_flags",
@@ -44,7 +43,6 @@ class Core:
     _values: Values
     _buffers: dict[str, Tensor]
     _flags: tuple[bool, ...]
-    _entries: list[Tensor]
     _leaves: list[Tensor] | None
     _members: Members
     _graph: bool
@@ -65,24 +63,23 @@ class Core:
                 "DistributedDataParallel averages the gradients of one model, and would not see those of members; give the "
                 "module inside it, and Optimizer(pop, ..., reduce='mean') where all processes train the same members"
             )
-        layout, tensors = layout_and_tensors(template)
         pop: Self = object.__new__(cls)
-        pop.template, pop.layout, pop._entries = template, layout, tensors
-        pop._flags = tuple(t.requires_grad for t in tensors)
         pop._count = count
-        pop._evaluator = PopulationEvaluator(template, tensors, layout)
-        pop._reset()
+        pop._begin(PopulationEvaluator(template))
+        tensors = pop._evaluator.entries
+        pop._flags = tuple(t.requires_grad for t in tensors)
         with torch.no_grad(), torch.inference_mode(False):
-            pop._values = allocate(layout, count)
+            pop._values = allocate(pop.layout, count)
             if filled and count:
-                for matrix, vector in zip(
-                    pop._values.matrices, layout.pack([t.detach() for t in tensors]), strict=True
-                ):
+                vectors = pop.layout.pack([t.detach() for t in tensors])
+                for matrix, vector in zip(pop._values.matrices, vectors, strict=True):
                     matrix.copy_(vector)
             pop._buffers = repeat_buffers(template, count)
         return pop
 
-    def _reset(self) -> None:
+    def _begin(self, evaluator: PopulationEvaluator) -> None:
+        """Begin as a whole population of the structure of a template, of which nothing has been asked yet."""
+        self._evaluator, self.template, self.layout = evaluator, evaluator.template, evaluator.layout
         self._leaves = None
         self._members = Members()
         self._graph = False
@@ -93,10 +90,8 @@ class Core:
     def _make_alike(self, values: Values, count: int, buffers: dict[str, Tensor]) -> Self:
         """A population of the same structure with other values."""
         pop: Self = object.__new__(type(self))
-        pop.template, pop.layout, pop._entries, pop._flags = self.template, self.layout, self._entries, self._flags
-        pop._count, pop._values, pop._buffers = count, values, buffers
-        pop._reset()
-        pop._evaluator = self._evaluator
+        pop._begin(self._evaluator)
+        pop._flags, pop._count, pop._values, pop._buffers = self._flags, count, values, buffers
         pop._shard = self._shard if count == self._count else None
         return pop
 
@@ -247,28 +242,18 @@ class Core:
         inert = self._inert()
         return bool(inert) and all(place in inert for place in group.indices)
 
-    def _policies(self) -> dict[str, str]:
-        """What becomes of buffers in results, where it is not that each result has its own copy."""
-        found = buffer_policies(self.template)
-        return {name: policy for name, policy in found.items() if policy != "copy"}
-
     def _copy_buffers(self) -> dict[str, Tensor]:
         """Every buffer of all members, as a tensor of its own."""
         return {name: held.clone() for name, held in self._buffers.items()}
 
     def _keep_buffers(self, act: Callable[[str, Tensor], Tensor] | None) -> dict[str, Tensor]:
         """The buffers of a result, according to their policies."""
-        policies = self._policies()
+        policies = buffer_policies(self.template)
         made: dict[str, Tensor] = {}
         with torch.no_grad(), torch.inference_mode(False):
             for name, held in self._buffers.items():
-                policy = policies.get(name, "copy")
-                if policy == "share":
-                    made[name] = held
-                elif policy == "reset":
-                    made[name] = torch.ones_like(held) if name.endswith("running_var") else torch.zeros_like(held)
-                elif policy == "operate" and act is not None and (held.is_floating_point() or held.is_complex()):
+                if policies[name] == "operate" and act is not None and (held.is_floating_point() or held.is_complex()):
                     made[name] = act(name, held).to(held.dtype)
                 else:
-                    made[name] = held.detach().clone()
+                    made[name] = keep_buffer(name, held, policies[name])
         return made

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moduli._torch import in_transform
-from moduli.layout import Layout
+from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
-from ._arguments import Arguments, Outputs, read_data
+from ._arguments import Call, Outputs, read_data
 from ._rule import EvaluationPlan, Kind, choose, kind_of
 from ._stacked import Stacked
 from ._swap import Swap
@@ -42,12 +42,15 @@ class PopulationEvaluator:
 
     Args:
         template: The model that takes the tensors of members for the time of a call.
-        entries: Its parameters, in the order of the layout.
+
+    Attributes:
         layout: The layout of a member.
+        entries: The parameters of the template, in the order of the layout.
     """
 
-    def __init__(self, template: nn.Module, entries: Sequence[Tensor], layout: Layout) -> None:
-        self.template, self.entries, self.layout = template, entries, layout
+    def __init__(self, template: nn.Module) -> None:
+        self.template = template
+        self.layout, self.entries = layout_and_tensors(template)
         # Why the model itself has to be looped, where a call has shown that.
         self.refused: str | None = None
 
@@ -61,40 +64,39 @@ class PopulationEvaluator:
         """What the model's layers allow."""
         return kind_of(self.template, self.layout)
 
-    def plan(self, fn: Any, args: Arguments, count: int, vectorize: str, chunk_size: int | None) -> EvaluationPlan:
+    def plan(self, call: Call, count: int) -> EvaluationPlan:
         """How a call is evaluated."""
-        if self.refused is not None and fn is forward and vectorize == "auto":
+        if self.refused is not None and call.fn is forward and call.vectorize == "auto":
             return EvaluationPlan("loop", 0, self.refused)
-        return choose(self.kind, self.layout, count, args, fn, vectorize, chunk_size)
+        return choose(self.kind, self.layout, count, call)
 
     def attempt(
         self,
-        call: Callable[[EvaluationPlan], Made],
+        act: Callable[[EvaluationPlan], Made],
         plan: EvaluationPlan,
-        auto: bool,
-        fn: Any,
+        call: Call,
         count: int,
         buffers: Sequence[Tensor],
     ) -> Made:
         """Evaluate according to a plan, or in a loop where `torch.vmap` turns out to be unable to follow.
 
         Args:
-            call: Evaluates.
+            act: Evaluates.
             plan: How.
-            auto: Whether a loop may take the place of what was planned.
-            fn: The function that is evaluated.
+            call: What is evaluated.
             count: How many members.
             buffers: What a call does to them is taken back where it fails.
 
         Raises:
             MemoryError: If there is not enough memory.
         """
-        state = torch.get_rng_state() if auto and plan.form != "loop" else None
+        may_loop = call.vectorize == "auto" and call.randomness != "error" and plan.form != "loop"
+        state = torch.get_rng_state() if may_loop else None
         kept = [buffer.clone() for buffer in buffers]
 
         def call_or_undo(how: EvaluationPlan) -> Made:
             try:
-                return call(how)
+                return act(how)
             except BaseException:
                 with torch.no_grad():
                     for buffer, before in zip(buffers, kept, strict=True):
@@ -113,7 +115,7 @@ class PopulationEvaluator:
             reason = f"loop: torch.vmap cannot follow the model ({why})"
             made = call_or_undo(EvaluationPlan("loop", 0, reason))
             # That a function other than the model's own cannot be followed says nothing about the next one.
-            if fn is forward:
+            if call.fn is forward:
                 self.refused = reason
             return made
         except (MemoryError, RuntimeError) as error:
@@ -128,42 +130,36 @@ class PopulationEvaluator:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        call: Call,
         plan: EvaluationPlan,
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
-        args: Arguments,
-        randomness: str,
-        first: int = 0,
-        count: int = 0,
+        first: int,
+        count: int,
     ) -> Any:
         """Call `fn(model, *args, **kwargs)` for some members and stack what it returns.
 
         Args:
-            fn: The function.
+            call: The function, and the arguments of all members.
             plan: How.
             parameters: One tensor of shape (count, *shape) per parameter.
             buffers: One tensor of shape (count, *shape) per buffer; what a call does to buffers is written there.
-            args: The arguments of all members.
-            randomness: Whether random layers draw `"different"` numbers for each member, the `"same"`, or raise an
-                `"error"`.
             first: Which member is the first of these.
             count: How many there are.
         """
-        with self._choose_attention(fn, plan):
+        with self._choose_attention(call.fn, plan):
             if plan.form == "loop" or count == 0:
-                return self._loop(fn, parameters, buffers, args, randomness, first, count)
+                return self._loop(call, parameters, buffers, first, count)
             outputs = Outputs()
             blocks: list[list[Tensor]] = []
             block = plan.block or count
             # Split and not sliced: the gradient of a slice is as large as the whole, that of a split is one `cat`.
             parts = zip(*(torch.split(p, block) for p in parameters), strict=True) if block < count else [parameters]
-            call = self._stack if plan.form == "stacked" else self._map
+            act = self._stack if plan.form == "stacked" else self._map
             for start, rows in zip(range(0, count, block), parts, strict=True):
                 stop = min(count, start + block)
                 held = [b[start:stop] for b in buffers]
-                mapped = args.rows(first + start, first + stop)
-                blocks.append(call(fn, rows, held, args, mapped, randomness, outputs))
+                blocks.append(act(call, rows, held, call.rows(first + start, first + stop), outputs))
             return outputs.concatenate(blocks)
 
     def _choose_attention(self, fn: Callable[..., Any], plan: EvaluationPlan) -> AbstractContextManager[None]:
@@ -178,32 +174,25 @@ class PopulationEvaluator:
 
     def _stack(
         self,
-        fn: Callable[..., Any],
+        call: Call,
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
-        args: Arguments,
         mapped: list[Tensor],
-        randomness: str,
         outputs: Outputs,
     ) -> list[Tensor]:
         """One call on tensors that stand for those of all members."""
-        before = self.swap.put([Stacked(parameter, randomness) for parameter in parameters], buffers)
-        try:
-            given = args.fill([Stacked(each, randomness) for each in mapped])
-            output = outputs.flatten(fn(self.swap.module, *given, **args.kwargs))
-        finally:
-            self.swap.restore(before)
+        with self.swap.exchange([Stacked(parameter, call.randomness) for parameter in parameters], buffers):
+            given = [Stacked(each, call.randomness) for each in mapped]
+            output = outputs.flatten(call.run(self.template, given))
         count = len(parameters[0])
         return [each.physical if type(each) is Stacked else each.expand(count, *each.shape) for each in output]
 
     def _map(
         self,
-        fn: Callable[..., Any],
+        call: Call,
         parameters: Sequence[Tensor],
         buffers: Sequence[Tensor],
-        args: Arguments,
         mapped: list[Tensor],
-        randomness: str,
         outputs: Outputs,
     ) -> list[Tensor]:
         """One call by `torch.vmap`."""
@@ -212,19 +201,16 @@ class PopulationEvaluator:
 
         # Flat tensors, all with the members in front, and one tensor where there is one: torch takes structures of tensors
         # and of dimensions apart several times.
-        def call(*tensors: Any) -> Any:
+        def one_member(*tensors: Any) -> Any:
             kept = tensors[one:two]
-            before = self.swap.put(tensors[:one], kept)
-            try:
-                output = outputs.flatten(fn(self.swap.module, *args.fill(tensors[two:]), **args.kwargs))
+            with self.swap.exchange(tensors[:one], kept):
+                output = outputs.flatten(call.run(self.template, tensors[two:]))
                 rebound = self.swap.find_rebound(kept)
-            finally:
-                self.swap.restore(before)
             changed[:] = list(rebound)
             made = (*output, *rebound.values())
             return made[0] if len(made) == 1 else made
 
-        made = torch.vmap(call, 0, 0, randomness)(*parameters, *buffers, *mapped)
+        made = torch.vmap(one_member, 0, 0, call.randomness)(*parameters, *buffers, *mapped)
         if isinstance(made, Tensor) and not changed:
             return [made]
         results = [made] if isinstance(made, Tensor) else list(made)
@@ -232,38 +218,25 @@ class PopulationEvaluator:
         _write(buffers, changed, results[outer:])
         return results[:outer]
 
-    def _loop(
-        self,
-        fn: Callable[..., Any],
-        parameters: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        args: Arguments,
-        randomness: str,
-        first: int,
-        count: int,
-    ) -> Any:
+    def _loop(self, call: Call, parameters: Sequence[Tensor], buffers: Sequence[Tensor], first: int, count: int) -> Any:
         """One member after the other."""
         outputs = Outputs()
         if count == 0:
-            return self._call_nothing(fn, args, outputs)
+            return self._call_nothing(call, outputs)
         rows = [parameter.unbind(0) for parameter in parameters]
         kept = [buffer.unbind(0) for buffer in buffers]
-        slices = [each.unbind(0) for each in args.rows(first, first + count)]
+        slices = [each.unbind(0) for each in call.rows(first, first + count)]
         columns: list[list[Tensor]] = []
-        start = torch.get_rng_state() if randomness != "different" else None
+        start = torch.get_rng_state() if call.randomness != "different" else None
         for index in range(count):
             own, held = [row[index] for row in rows], [row[index] for row in kept]
-            before = self.swap.put(own, held)
-            try:
-                given = args.fill([each[index] for each in slices])
-                output = outputs.flatten(fn(self.swap.module, *given, **args.kwargs))
+            with self.swap.exchange(own, held):
+                output = outputs.flatten(call.run(self.template, [each[index] for each in slices]))
                 rebound = self.swap.find_rebound(held)
-            finally:
-                self.swap.restore(before)
             _write(held, list(rebound), list(rebound.values()))
             columns.append(output)
             if start is not None:
-                _repeat(start, randomness, index, count)
+                _repeat(start, call.randomness, index, count)
         try:
             return outputs.unflatten([torch.stack(parts) for parts in zip(*columns, strict=True)])
         except RuntimeError as error:
@@ -274,23 +247,19 @@ class PopulationEvaluator:
                 ) from error
             raise
 
-    def _call_nothing(self, fn: Callable[..., Any], args: Arguments, outputs: Outputs) -> Any:
+    def _call_nothing(self, call: Call, outputs: Outputs) -> Any:
         """The output of no members: what one would return, with a leading dimension of 0."""
         state = torch.get_rng_state()
-        kept = [(slots, name, slots[name]) for slots, name, _ in self.swap._buffers]
-        for slots, name, held in kept:
-            slots[name] = held.clone()
         mapped = []
-        for leaf, dim in zip(args.leaves, args.dims, strict=True):
+        for leaf, dim in zip(call.leaves, call.dims, strict=True):
             if dim is not None:
                 data = read_data(leaf)
                 mapped.append(data.new_zeros([size for d, size in enumerate(data.shape) if d != dim]))
+        copies = [held.clone() for _, held in self.template.named_buffers()]
         try:
-            with torch.no_grad():
-                output = outputs.flatten(fn(self.swap.module, *args.fill(mapped), **args.kwargs))
+            with torch.no_grad(), self.swap.exchange(self.entries, copies):
+                output = outputs.flatten(call.run(self.template, mapped))
         finally:
-            for slots, name, held in kept:
-                slots[name] = held
             torch.set_rng_state(state)
         return outputs.unflatten([value.new_empty((0, *value.shape)) for value in output])
 

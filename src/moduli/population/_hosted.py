@@ -15,7 +15,8 @@ from torch import Tensor
 from moduli._torch import pytree
 from moduli.particles import StructureError
 
-from ._arguments import arguments
+from ._arguments import read_call
+from ._evaluator import forward
 
 if TYPE_CHECKING:
     from ._population import Population
@@ -172,7 +173,7 @@ class HostedPopulation:
 
     def _split_arguments(self, args: tuple[Any, ...], in_dims: Any) -> _PerWorker:
         """The arguments of each worker."""
-        flat = arguments(args, {}, in_dims, len(self))
+        flat = read_call(forward, args, {}, in_dims, len(self))
         if flat.shared:
             return _PerWorker([args] * len(self._actors))
         made = _PerWorker()

@@ -50,7 +50,9 @@ class Indexing(Core):
             return known
         if self._graph:
             parameters: list[Any] = [leaf[place] for leaf in self._read_leaves()]
-            return build(self.template, self._entries, parameters, {n: b[place] for n, b in self._buffers.items()})
+            return build(
+                self.template, self._evaluator.entries, parameters, {n: b[place] for n, b in self._buffers.items()}
+            )
         shared = tracks_versions(self.template)
         with torch.no_grad(), torch.inference_mode(False):
             matrices = self._values.matrices
@@ -70,7 +72,7 @@ class Indexing(Core):
                 )
                 for name, held in self._buffers.items()
             }
-            member = build(self.template, self._entries, parameters, buffers)
+            member = build(self.template, self._evaluator.entries, parameters, buffers)
         known_parameters = [(p, p.data_ptr(), p.dtype) for p in parameters]
         self._members.add(place, member, known_parameters, list(buffers.values()))
         return member

@@ -24,36 +24,22 @@ _REMEDY = (
     "build a new population with Population.from_modules"
 )
 
-# The guard of each module of each live member, by the module's `id`.
-_guards: dict[int, Guard] = {}
-_installed = False
-
 
 class Guard:
-    """What one module of a member holds, to tell whether it still does and to put it back if it does not.
+    """What one module of a member holds, to tell whether it still does and to put it back if it does not."""
 
-    It refers to the module weakly, so that it does not keep the member alive.
-    """
-
-    __slots__ = ("buffers", "children", "held", "index", "module", "parameters", "path")
+    __slots__ = ("buffers", "children", "held", "index", "parameters", "path")
 
     def __init__(self, module: nn.Module, index: int, path: str) -> None:
-        self.module = weakref.ref(module)
         self.index = index
         self.path = path
         self.parameters: dict[str, Any] = dict(module._parameters)
         self.buffers: dict[str, Any] = dict(module._buffers)
         self.children: dict[str, Any] = dict(module._modules)
         # The registries themselves, which do not lead back to the module.
-        self.held = [
-            (live, known)
-            for live, known in (
-                (module._parameters, self.parameters),
-                (module._buffers, self.buffers),
-                (module._modules, self.children),
-            )
-            if live
-        ]
+        live: tuple[Any, ...] = module._parameters, module._buffers, module._modules
+        known = self.parameters, self.buffers, self.children
+        self.held = [(now, then) for now, then in zip(live, known, strict=True) if now]
 
     def restore(self) -> None:
         """Put back what an edit took away or exchanged."""
@@ -79,38 +65,40 @@ def _same(held: dict[str, Any], known: dict[str, Any]) -> bool:
         return False
 
 
+# The guard of each module of each live member.
+_guards: weakref.WeakKeyDictionary[nn.Module, Guard] = weakref.WeakKeyDictionary()
+_installed = False
+
+
 class Members:
     """The live members of one population, each at most once."""
 
     def __init__(self) -> None:
-        self._alive: dict[int, tuple[weakref.ref[nn.Module], list[Guard], list[Any], list[Any]]] = {}
+        self._alive: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        # The guards of a member, its parameters and its buffers.
+        self._held: weakref.WeakKeyDictionary[nn.Module, tuple[list[Guard], list[Any], list[Any]]]
+        self._held = weakref.WeakKeyDictionary()
 
     def __bool__(self) -> bool:
         return bool(self._alive)
 
     def get(self, index: int) -> nn.Module | None:
         """The member of that number, if a program still holds it."""
-        known = self._alive.get(index)
-        return None if known is None else known[0]()
+        return self._alive.get(index)
 
     def add(self, index: int, member: nn.Module, parameters: list[Any], buffers: list[Any]) -> None:
         """Remember a member as long as a program holds it."""
         _install()
-        guards = []
-        for path, module in member.named_modules():
-            guard = Guard(module, index, path)
-            guards.append(guard)
-            _guards[id(module)] = guard
-            weakref.finalize(module, _unguard, id(module), guard).atexit = False
-        self._alive[index] = (weakref.ref(member), guards, parameters, buffers)
-        weakref.finalize(member, _forget, weakref.ref(self), index).atexit = False
+        guards = {module: Guard(module, index, path) for path, module in member.named_modules()}
+        _guards.update(guards)
+        self._alive[index] = member
+        self._held[member] = list(guards.values()), parameters, buffers
 
     def items(self) -> Iterator[tuple[int, nn.Module, list[Any], list[Any]]]:
         """Index, module, parameters and buffers of each live member."""
-        for index, (reference, _, parameters, buffers) in list(self._alive.items()):
-            member = reference()
-            if member is not None:
-                yield index, member, parameters, buffers
+        for index, member in list(self._alive.items()):
+            _, parameters, buffers = self._held[member]
+            yield index, member, parameters, buffers
 
     def check(self) -> None:
         """Check that no live member was edited or moved.
@@ -118,9 +106,8 @@ class Members:
         Raises:
             StructureError: If one was; an edit is undone.
         """
-        for index, (reference, guards, parameters, _) in list(self._alive.items()):
-            if reference() is None:
-                continue
+        for index, member, parameters, _ in self.items():
+            guards = self._held[member][0]
             for parameter, where, dtype in parameters:
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     raise StructureError(
@@ -129,7 +116,7 @@ class Members:
                         f"copy of the member (`copy.deepcopy(pop[{index}])`)"
                     )
             for guard in guards:
-                name = None if all(_same(held, known) for held, known in guard.held) else guard.edited()
+                name = guard.edited()
                 if name is not None:
                     for each in guards:
                         each.restore()
@@ -141,26 +128,8 @@ class Members:
             torch.autograd.graph.increment_version([parameter for parameter, _, _ in parameters])
 
 
-def _forget(members: weakref.ref[Members], index: int) -> None:
-    held = members()
-    if held is not None:
-        known = held._alive.get(index)
-        if known is not None and known[0]() is None:
-            del held._alive[index]
-
-
-def _unguard(key: int, guard: Guard) -> None:
-    if _guards.get(key) is guard:
-        del _guards[key]
-
-
-def _guard(module: nn.Module) -> Guard | None:
-    guard = _guards.get(id(module))
-    return guard if guard is not None and guard.module() is module else None
-
-
 def _refuse(module: nn.Module, name: str, value: Any) -> None:
-    if not _guards or (guard := _guard(module)) is None:
+    if not _guards or (guard := _guards.get(module)) is None:
         return
     held = guard.children.get(name) if isinstance(value, nn.Module) else guard.parameters.get(name)
     if held is value and held is not None:
@@ -171,7 +140,7 @@ def _refuse(module: nn.Module, name: str, value: Any) -> None:
 
 def _rebind(module: nn.Module, name: str, value: Any) -> Tensor | None:
     """A buffer that is assigned anew keeps its place in the population: the values are copied there."""
-    if not _guards or (guard := _guard(module)) is None:
+    if not _guards or (guard := _guards.get(module)) is None:
         return None
     known: Any = guard.buffers.get(name)
     if known is None:

@@ -7,18 +7,62 @@ number, a column (N, 1) of per-member numbers, a row (1, P) shared by all member
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from moduli.layout import Group, Layout, diff, layout_and_tensors
 from moduli.nn import labels_of
-from moduli.particles import StructureError, matching_values
+from moduli.particles import StructureError, check_kept, matching_values, read_number
 
-if TYPE_CHECKING:
-    from ._core import Core
+from ._core import Core
+from ._values import PendingSum, Term, Values, allocate, deferrable, make_deferred, scale_terms, sum_terms, terms_of
+
+OUT: dict[Any, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+    operator.pow: torch.pow,
+    operator.floordiv: torch.floor_divide,
+    operator.mod: torch.remainder,
+    operator.pos: torch.clone,
+    operator.neg: torch.neg,
+    operator.abs: torch.abs,
+}
+
+
+def read_operand(pop: Core, other: Any, fn: Any, graph: bool = False) -> list[Any] | None:
+    """What an operand is for each group of a population; None if it is no operand.
+
+    Args:
+        pop: The population.
+        other: The operand.
+        fn: The function of both.
+        graph: Whether to keep the history of the operand.
+
+    Raises:
+        StructureError: If it does not fit the population.
+        TypeError: If the result would be of another kind of number.
+    """
+    values: list[Any]
+    if isinstance(other, Core):
+        check_match(pop, other)
+        values = other._plain() if graph else other._values.matrices
+    elif isinstance(other, nn.Module):
+        values = rows(pop, other, graph)
+    else:
+        value = read_number(other)
+        if value is None:
+            return None
+        values = broadcast(pop, value) if isinstance(value, Tensor) else [value] * len(pop.layout.groups)
+    for group, each in zip(pop.layout.groups, values, strict=True):
+        if not pop._left_out(group):
+            name = pop.layout.entries[group.indices[0]].name
+            check_kept(name, group.dtype, each, fn is operator.truediv, "pop.template.")
+    return values
 
 
 def check_match(ours: Core, theirs: Core) -> None:
@@ -46,17 +90,6 @@ def _same(ours: Layout, theirs: Layout, left: nn.Module, right: nn.Module) -> No
             raise StructureError(
                 f"{x.name!r} is on {x.device} in the population and on {y.device} in the other operand"
             )
-
-
-def scalar(other: Any) -> Any:
-    """A number or tensor as torch takes it, or None if it is neither."""
-    if isinstance(other, bool | int | float | complex | Tensor):
-        return other
-    if isinstance(other, np.generic):
-        return other.item()
-    if isinstance(other, np.ndarray):
-        return torch.from_numpy(other)
-    return None
 
 
 def rows(pop: Core, module: nn.Module, graph: bool = False) -> list[Tensor]:
@@ -120,20 +153,82 @@ def _cast(value: Tensor, group: Group) -> Tensor:
     return value.to(group.device)
 
 
-def check_dtype(layout: Layout, group: Group, fn: Any, value: Any) -> None:
-    """Check that an operation keeps the dtype of parameters, before anything is computed.
+# -- results -----------------------------------------------------------------------------------------------------------
 
-    Raises:
-        TypeError: If it would turn them into another kind of number.
+
+def defer(left: Core, fn: Any, other: Core | list[Any], reflected: bool, spare: tuple[bool, bool]) -> Values | None:
+    """A sum, a difference or a multiple that is computed later, or None if it has to be computed now.
+
+    Args:
+        left: The population.
+        fn: The function.
+        other: Another population, or what another operand is for each group.
+        reflected: Whether the other operand is the left one.
+        spare: Which of both exist only inside the expression.
     """
-    if group.dtype.is_complex or not group.indices:
-        return
-    turned = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
-    whole = not group.dtype.is_floating_point
-    real = isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
-    if turned or (whole and (real or fn is operator.truediv)):
-        name = layout.entries[group.indices[0]].name
-        raise TypeError(
-            f"the operation would turn {name!r} from {group.dtype} into another kind of number; convert the models first, "
-            f"or leave the parameter out with pop.template.set_param_config(operational=False, name={name!r})"
-        )
+    if fn not in (operator.add, operator.sub, operator.mul) or not deferrable(left):
+        return None
+    value: Any = None if isinstance(other, Core) else other[0]
+    if isinstance(value, Tensor):
+        # What the tensor holds may change before it is read.
+        value = value.detach().clone()
+    theirs: list[Term] | None = None
+    if isinstance(other, Core):
+        theirs = None if fn is operator.mul or other._graph else terms_of(other, spare[1])
+    elif isinstance(value, Tensor) and value.numel() == left.layout.numel and fn is not operator.mul:
+        theirs = [Term(1.0, value.reshape(-1), None)]
+    is_factor = value is not None and (not isinstance(value, Tensor) or value.dim() == 0 or value.shape[-1:] == (1,))
+    if theirs is None and not (fn is operator.mul and is_factor):
+        return None
+    ours = terms_of(left, spare[0])
+    if ours is None:
+        return None
+    if theirs is None:
+        terms: list[Term] | None = scale_terms(ours, value if isinstance(value, Tensor) else float(value))
+    else:
+        terms = sum_terms(fn, theirs, ours) if reflected else sum_terms(fn, ours, theirs)
+    return None if terms is None else make_deferred(PendingSum(left.layout, left._count, terms))
+
+
+def operate(left: Core, fn: Any, values: list[Any], reflected: bool) -> Values:
+    """An operation on a population and numbers, columns, rows or matrices."""
+    with torch.no_grad(), torch.inference_mode(False):
+        out = allocate(left.layout, left._count)
+        for group, target, matrix, value in zip(
+            left.layout.groups, out.held, left._values.matrices, values, strict=True
+        ):
+            if left._left_out(group):
+                target.copy_(matrix)
+                continue
+            if isinstance(value, Tensor):
+                value = value.detach()
+            elif reflected:
+                # Filled there: a number that is made here first would be copied to the device.
+                value = torch.full((), value, dtype=group.dtype if _floats(group.dtype) else None, device=group.device)
+            OUT[fn](value, matrix, out=target) if reflected else OUT[fn](matrix, value, out=target)
+        return out
+
+
+def _floats(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def make_buffer_operation(fn: Any, other: Any, reflected: bool) -> Callable[[str, Tensor], Tensor] | None:
+    """What an operation does to a buffer that takes part in it."""
+    if isinstance(other, nn.Module | Core):
+        theirs = dict(other.named_buffers())
+        return lambda name, held: fn(theirs[name], held) if reflected else fn(held, theirs[name])
+    value = read_number(other)
+    if isinstance(value, Tensor) and value.dim() > 0:
+        if value.dim() > 1 and value.shape[1:] != (1,):
+            return None
+        column = value.reshape(-1)
+
+        def act(name: str, held: Tensor) -> Tensor:
+            if held.shape[0] != column.shape[0]:
+                return held.clone()
+            per_member = column.reshape(-1, *[1] * (held.dim() - 1)).to(held.dtype)
+            return fn(per_member, held) if reflected else fn(held, per_member)  # type: ignore[no-any-return]
+
+        return act
+    return lambda name, held: fn(value, held) if reflected else fn(held, value)

@@ -46,9 +46,6 @@ class Population(State, Calls, Variation, Statistics):
 
     __slots__ = ()
 
-    # NumPy's operators stand back, so that `array * pop` reaches the reflected operator.
-    __array_ufunc__: None = None
-
     def __init__(self) -> None:
         raise TypeError("a Population is made by Population.of(net, n) or Population.from_modules([...])")
 

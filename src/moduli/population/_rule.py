@@ -16,7 +16,7 @@ overhead of each operation, but lets the activations of all members through memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +24,12 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
+from ._arguments import Call
+
 FORMS = ("auto", "vmap", "loop", "chunked", "stacked")
 # Layers that torch.vmap has no rule for.
 _LOOPED = (nn.RNNBase, nn.EmbeddingBag)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-# Activations are at home where attention is.
-_KNOWN = {
-    nn.ReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.GELU,
-    nn.SiLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.Softmax,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Mish,
-}
 # The second-level cache of one core, about.
 _CACHE = 1 << 20
 _FEWEST = 4
@@ -96,28 +84,25 @@ def kind_of(template: nn.Module, layout: Any) -> Kind:
 def _is_known(module: nn.Module) -> bool:
     kind = getattr(type(module), "_adopted", type(module))
     home = kind.__module__
-    return (
-        home.startswith("torch.nn.modules.") and not home.endswith((".transformer", ".activation"))
-    ) or kind in _KNOWN
+    attends = kind is nn.MultiheadAttention or home.endswith(".transformer")
+    return home.startswith("torch.nn.modules.") and not attends
 
 
-def choose(
-    kind: Kind, layout: Any, count: int, args: Any, fn: Any, form: str, chunk_size: int | None
-) -> EvaluationPlan:
+def choose(kind: Kind, layout: Any, count: int, call: Call) -> EvaluationPlan:
     """Choose how to evaluate.
 
     Args:
         kind: What the layers allow, from `kind_of`.
         layout: The layout of a member.
         count: How many members.
-        args: The flattened arguments.
-        fn: The function of a model that is evaluated.
-        form: What was asked for.
-        chunk_size: At most how many members at a time, if that was asked for.
+        call: The function of a model that is evaluated, and its arguments.
 
     Raises:
-        ValueError: If the form is unknown, or impossible for this model.
+        ValueError: If what is asked for is unknown, or impossible for this model.
     """
+    form, chunk_size = call.vectorize, call.chunk_size
+    if call.randomness not in ("different", "same", "error"):
+        raise ValueError(f"randomness={call.randomness!r}; choose from different, same, error")
     if form not in FORMS:
         raise ValueError(f"vectorize={form!r}; choose from {', '.join(FORMS)}")
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
@@ -136,7 +121,7 @@ def choose(
     plain = kind.not_plain
     if form == "stacked" and plain is not None:
         raise ValueError(f"only networks of linear layers are evaluated stacked, and {plain}; use vectorize='auto'")
-    rows = _count_rows(args, fn)
+    rows = _count_rows(call)
     if form == "vmap":
         return _make_plan("vmap", count, chunk_size or count, "asked for", rows)
     fitting = int(_CACHE // max(1, rows * kind.width))
@@ -188,12 +173,12 @@ def _is_plain(template: nn.Module, layout: Any) -> str | None:
     return None
 
 
-def _count_rows(args: Any, fn: Callable[..., Any]) -> int:
+def _count_rows(call: Call) -> int:
     """How many rows the batch of one member has, going by the arguments, or by what the function refers to."""
-    found = [_count(leaf, dim) for leaf, dim in zip(args.leaves, args.dims, strict=True) if _is_tensor(leaf)]
-    found += [_count(leaf, None) for leaf in args.kwargs.values() if _is_tensor(leaf)]
+    found = [_count(leaf, dim) for leaf, dim in zip(call.leaves, call.dims, strict=True) if _is_tensor(leaf)]
+    found += [_count(leaf, None) for leaf in call.kwargs.values() if _is_tensor(leaf)]
     if not found:
-        found = [_count(tensor, None) for tensor in _find_captured(fn)]
+        found = [_count(tensor, None) for tensor in _find_captured(call.fn)]
     return max(found, default=_ROWS)
 
 

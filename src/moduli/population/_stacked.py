@@ -197,20 +197,8 @@ for _names, _homes in (
     ("__neg__ __abs__", (Tensor,)),
 ):
     _POINTWISE += [getattr(home, name) for name in _names.split() for home in _homes]
-_PAIRED: list[Any] = [
-    *(torch.add, torch.sub, torch.mul, torch.div, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div),
-    *(
-        torch.pow,
-        Tensor.pow,
-        Tensor.__pow__,
-        Tensor.__add__,
-        Tensor.__radd__,
-        Tensor.__sub__,
-        Tensor.__mul__,
-        Tensor.__rmul__,
-        Tensor.__truediv__,
-    ),
-]
+_PAIRED: list[Any] = [getattr(home, name) for name in ("add", "sub", "mul", "div", "pow") for home in (torch, Tensor)]
+_PAIRED += [getattr(Tensor, f"__{name}__") for name in ("add", "radd", "sub", "mul", "rmul", "truediv", "pow")]
 _RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_ABOUT, _read_attribute),
     **dict.fromkeys(_POINTWISE, _pointwise),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn  # noqa: F401 - for the examples
 
-from moduli.layout import layout_and_tensors
 from moduli.particles import StructureError
 
 from ._evaluator import PopulationEvaluator
@@ -191,7 +190,8 @@ class State(Indexing):
         if self._parent is not None:
             raise StructureError("this is a part of another population; convert that one, or a clone of this one")
         template = copy.deepcopy(self.template).to(*args, **kwargs)
-        layout, entries = layout_and_tensors(template)
+        evaluator = PopulationEvaluator(template)
+        layout = evaluator.layout
         with torch.no_grad(), torch.inference_mode(False):
             before = self.layout.views(self._values.matrices)
             values = allocate(layout, self._count)
@@ -200,14 +200,8 @@ class State(Indexing):
             kinds = {name: (held.dtype, held.device) for name, held in template.named_buffers()}
             buffers = {name: held.to(kinds[name][1], kinds[name][0]) for name, held in self._buffers.items()}
             leaves, held_members = self._leaves, list(self._members.items())
-            self.template, self.layout, self._entries, self._values, self._buffers = (
-                template,
-                layout,
-                entries,
-                values,
-                buffers,
-            )
-            self._evaluator = PopulationEvaluator(template, entries, layout)
+            self.template, self.layout, self._values, self._buffers = template, layout, values, buffers
+            self._evaluator = evaluator
             if leaves is not None:
                 for leaf, view in zip(leaves, layout.views(values.matrices), strict=True):
                     leaf.data = view
@@ -244,9 +238,8 @@ class State(Indexing):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = self.clone()
-        made.template = copy.deepcopy(self.template, memo)
-        made._entries = layout_and_tensors(made.template)[1]
-        made._evaluator = PopulationEvaluator(made.template, made._entries, made.layout)
+        made._evaluator = PopulationEvaluator(copy.deepcopy(self.template, memo))
+        made.template = made._evaluator.template
         memo[id(self)] = made
         return made
 
@@ -265,12 +258,9 @@ class State(Indexing):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.template = state["template"]
-        self.layout, self._entries = layout_and_tensors(self.template)
+        self._begin(PopulationEvaluator(state["template"]))
         self._count, self._flags, self._buffers = state["count"], state["flags"], state["buffers"]
         self._values = Values(state["matrices"])
-        self._evaluator = PopulationEvaluator(self.template, self._entries, self.layout)
-        self._reset()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The live tensors of all members by the names that the template's `state_dict()` has, stacked.
@@ -288,7 +278,9 @@ class State(Indexing):
         return held if self._shard is None else {name: self._shard.gather(tensor) for name, tensor in held.items()}
 
     def _state(self) -> dict[str, Tensor]:
-        stacks: dict[int, Tensor] = {id(t): leaf for t, leaf in zip(self._entries, self._read_leaves(), strict=True)}
+        stacks: dict[int, Tensor] = {
+            id(t): leaf for t, leaf in zip(self._evaluator.entries, self._read_leaves(), strict=True)
+        }
         for name, held in self.template.named_buffers():
             stacks[id(held)] = self._buffers[name]
         return {

@@ -14,7 +14,7 @@ from moduli.particles import refuse_graph
 
 from ._arithmetic import Arithmetic
 from ._core import Core
-from ._operands import broadcast, check_dtype, check_match, rows
+from ._operands import broadcast, check_match, read_operand
 from ._values import allocate
 
 
@@ -37,8 +37,7 @@ class Statistics(Arithmetic):
         self._check_members()
         total: Tensor | None = None
         for ours, theirs in zip(self._matrices(), self._read_other(other), strict=True):
-            x = ours.conj() if ours.is_complex() else ours
-            part = torch.einsum("np,np->n", x, theirs) if theirs.dim() == 2 else x @ theirs.to(x.dtype)
+            part = torch.einsum("np,np->n", ours.conj() if ours.is_complex() else ours, theirs.to(ours.dtype))
             total = part if total is None else total + part
         return torch.zeros(self._count) if total is None else total
 
@@ -62,10 +61,8 @@ class Statistics(Arithmetic):
             >>> torch.allclose(pop.cosine(-pop), torch.tensor([-1.0, -1.0]))
             True
         """
-        if isinstance(other, Core):
-            size = other.norm()  # type: ignore[attr-defined]
-        else:
-            size = _hypot([torch.linalg.vector_norm(v).reshape(1) for v in self._read_other(other)], 1)
+        theirs = zip(self._matrices(), self._read_other(other), strict=True)
+        size = _hypot([torch.linalg.vector_norm(y.to(x.dtype), dim=1) for x, y in theirs], self._count)
         return torch.div(self.dot(other), self.norm() * size)
 
     def distance(self, other: Any) -> Tensor:
@@ -243,9 +240,9 @@ class Statistics(Arithmetic):
 
         def act(matrix: Tensor, target: Tensor, each: Any) -> None:
             if matrix.is_floating_point() or matrix.is_complex():
-                matrix.lerp_(target.expand_as(matrix), each)
+                matrix.lerp_(target, each)
 
-        self._write(act, targets, self._factors(weight))
+        self._write(act, targets, read_operand(self, weight, operator.mul) or [])
         return self
 
     def axpy_(self, factor: float | Tensor, other: Any) -> Self:
@@ -263,18 +260,15 @@ class Statistics(Arithmetic):
         """
         refuse_graph()
         self._check_members()
-        factors, others = self._factors(factor), self._read_other(other)
-        for group, each in zip(self.layout.groups, factors, strict=True):
-            if not self._left_out(group):
-                check_dtype(self.layout, group, operator.mul, each)
+        factors, others = read_operand(self, factor, operator.mul), self._read_other(other)
 
         def act(matrix: Tensor, step: Tensor, each: Any) -> None:
             if isinstance(each, Tensor):
-                matrix.addcmul_(step.expand_as(matrix), each)
+                matrix.addcmul_(step, each)
             else:
                 matrix.add_(step, alpha=each)
 
-        self._write(act, others, factors)
+        self._write(act, others, factors or [])
         return self
 
     def where(self, mask: Tensor, other: Any) -> Self:
@@ -342,22 +336,11 @@ class Statistics(Arithmetic):
         return [m if m.is_floating_point() or m.is_complex() else m.double() for m in held]
 
     def _read_other(self, other: Any) -> list[Tensor]:
-        """Another population's matrices, or the rows of one module."""
-        if isinstance(other, Core):
-            check_match(self, other)
-            return [matrix.detach() for matrix in other._values.matrices]
-        if isinstance(other, nn.Module):
-            return rows(self, other)
-        if isinstance(other, Tensor):
-            return [
-                value.expand(self._count, g.numel)
-                for value, g in zip(broadcast(self, other), self.layout.groups, strict=True)
-            ]
-        raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
-
-    def _factors(self, factor: float | Tensor) -> list[Any]:
-        """One number, or one per member, for each matrix."""
-        return broadcast(self, factor) if isinstance(factor, Tensor) else [factor] * len(self.layout.groups)
+        """Another population's matrices, or the rows of one module or of a tensor, as matrices."""
+        if not isinstance(other, Core | nn.Module | Tensor):
+            raise TypeError(f"a Population, a module or a tensor is expected, not a {type(other).__name__}")
+        values = read_operand(self, other, operator.add) or []
+        return [v.detach().expand(self._count, g.numel) for v, g in zip(values, self.layout.groups, strict=True)]
 
     def _check_nonempty(self, what: str) -> None:
         self._refuse_shard(f"the {what}")

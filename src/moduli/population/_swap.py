@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,10 +16,7 @@ class Swap:
     `_flat_weights`), where they are exchanged too.
     """
 
-    __slots__ = ("_buffers", "_lists", "_parameters", "module")
-
     def __init__(self, module: nn.Module, entries: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        self.module = module
         places = {id(tensor): place for place, tensor in enumerate(entries)}
         kept = {id(tensor): place for place, tensor in enumerate(buffers)}
         self._parameters: list[tuple[dict[str, Any], str, int]] = []
@@ -34,20 +32,22 @@ class Swap:
                 if isinstance(held, list | tuple) and any(id(item) in places for item in held):
                     self._lists.append((each.__dict__, key, held, [places.get(id(item), -1) for item in held]))
 
-    def put(self, parameters: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
-        """Put tensors in; returns what was there, for `restore`."""
-        before = [slots[name] for slots, name, _ in self._parameters] + [
-            slots[name] for slots, name, _ in self._buffers
-        ]
-        before += [state[key] for state, key, _, _ in self._lists]
-        for slots, name, place in self._parameters:
-            slots[name] = parameters[place]
-        for slots, name, place in self._buffers:
-            slots[name] = buffers[place]
+    @contextmanager
+    def exchange(self, parameters: Sequence[Any], buffers: Sequence[Any]) -> Iterator[None]:
+        """A block in which the module holds other tensors."""
+        slots = [(held, name, parameters[place]) for held, name, place in self._parameters]
+        slots += [(held, name, buffers[place]) for held, name, place in self._buffers]
         for state, key, held, places in self._lists:
             filled = [item if place < 0 else parameters[place] for item, place in zip(held, places, strict=True)]
-            state[key] = filled if isinstance(held, list) else tuple(filled)
-        return before
+            slots.append((state, key, filled if isinstance(held, list) else tuple(filled)))
+        before = [held[name] for held, name, _ in slots]
+        for held, name, value in slots:
+            held[name] = value
+        try:
+            yield
+        finally:
+            for (held, name, _), value in zip(slots, before, strict=True):
+                held[name] = value
 
     def find_rebound(self, buffers: Sequence[Any]) -> dict[int, Any]:
         """The buffers that a call replaced by other tensors, by place."""
@@ -57,11 +57,3 @@ class Swap:
             if held is not buffers[place] and held is not None:
                 found.setdefault(place, held)
         return found
-
-    def restore(self, before: list[Any]) -> None:
-        """Take the tensors out again."""
-        items = iter(before)
-        for slots, name, _ in (*self._parameters, *self._buffers):
-            slots[name] = next(items)
-        for state, key, _, _ in self._lists:
-            state[key] = next(items)

@@ -11,7 +11,6 @@ from torch import nn
 
 from ...particles.base import NytoModuleBase, ParticleKernelImp, record_of
 from ...particles.errors import StructureError
-from ...particles.functions import ON_PRODUCTS
 from ...particles.kernel import Particle, Product
 from ...particles.module import ParamProduct, module_to_product, product_assign_to_module
 from ...particles.mtype import ModuleID, ParamConfig, ParamDict
@@ -86,7 +85,7 @@ class PMProduct(Product["ParticleModule[Any]"]):
         return self.from_ParamProduct(self.product.randn(scale, generator))
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ON_PRODUCTS and name not in ("from_vector", "lerp_", "axpy_"):
+        if name not in ParamProduct.FUNCTIONS and name not in ("from_vector", "lerp_", "axpy_"):
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
         method = getattr(self.product, name)
 

@@ -7,9 +7,9 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from ...particles.base import VersionDataImp
-from ...particles.edits import ParticleEdit, VersionEdit, grow, number_parameter
-from ...particles.mtype import ModuleID, ModuleMeta, ParamDict
+from ...particles.base import VersionDataImp, grow, number_parameter
+from ...particles.edits import ParticleEdit, VersionEdit
+from ...particles.mtype import ModuleDict, ModuleID, ModuleMeta, ParamDict
 from . import particle_updater as particle
 
 __all__ = [
@@ -48,7 +48,9 @@ class AddModuleVersionUpdater(VersionEdit):
         """Change the metadata of the next version; returns what does the same to particles."""
         modules = {id(module): key for key, module in (self.owner_modules or {}).items()}
         params = {id(param): key for key, param in (self.owner_params or {}).items()}
-        key, added, fresh = grow(vdata, self.add_module, modules, params)
+        added: ModuleDict = OrderedDict()
+        fresh: ParamDict = OrderedDict()
+        key = grow(vdata, self.add_module, modules, params, added, fresh)
         self._clear(meta, meta.sub_modules)
         meta.sub_modules[self.attr_name] = key
         return particle.AddModuleParticleUpdater(self.module_id, self.attr_name, key, added, fresh)

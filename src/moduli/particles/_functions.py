@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from moduli.layout import cut_like
 
 from ._arithmetic import apply, derive, overwrite, pick, unary
 from ._lambda_wrappers import unary_lambda_wrapper
-from ._measures import cosine, distance, dot, from_vector, norm, operand_of, vector
+from ._measures import operand_of
 from ._mode import is_composing, refuse_graph
 from ._only import Only
 from ._operand import Operand, pair
@@ -25,56 +24,7 @@ from .errors import StructureError
 from .kernel import Product
 from .mtype import ParamConfig
 
-__all__ = [
-    "ON_PRODUCTS",
-    "norm",
-    "dot",
-    "cosine",
-    "distance",
-    "lerp",
-    "lerp_",
-    "axpy_",
-    "sign",
-    "sqrt",
-    "exp",
-    "clamp",
-    "where",
-    "map",
-    "rand",
-    "randn",
-    "zeros_like",
-    "vector",
-    "from_vector",
-]
-
 T = TypeVar("T")
-
-ON_PRODUCTS = frozenset(
-    {
-        "norm",
-        "dot",
-        "cosine",
-        "distance",
-        "lerp",
-        "sign",
-        "sqrt",
-        "exp",
-        "clamp",
-        "where",
-        "map",
-        "zeros_like",
-        "vector",
-    }
-)
-"""The functions that are methods of products too."""
-
-
-def method(product: ParamProduct, name: str) -> Callable[..., Any]:
-    """A function of this room as a method of products."""
-    function = globals()[name]
-    if name == "map":
-        return lambda fn, *others: function(fn, product, *others)
-    return functools.partial(function, product)
 
 
 def _elementwise(x: T, fn: Callable[[Tensor], Tensor]) -> T:
