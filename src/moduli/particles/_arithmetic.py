@@ -13,7 +13,7 @@ from moduli.layout import any_sharded, cut_like, is_sharded, piece_like, piece_o
 
 from ._buffers import result_buffers
 from ._memory import LARGE, allocate_like, is_large
-from ._mode import is_composing, make_leaves, record_nothing, refuse_graph
+from ._mode import LeafMode, is_composing, record_nothing, refuse_graph
 from ._operand import Operand, broadcast, check_kept, pair, read_number
 from ._record import ParticleRecord, Pending, adorn, build
 from ._skeleton import PENDING, RECORD, assemble, facts_of, select_plain_attributes, unwrap_kind
@@ -181,7 +181,7 @@ def _combine_large(fn: Callable[..., Tensor], first: list[Tensor], second: Any, 
 
 def _scale(left: Operand, value: float) -> nn.Module:
     """A multiple of a result that exists only inside the expression: its tensors, with a number still to be multiplied in."""
-    with make_leaves():
+    with LeafMode():
         buffers = result_buffers(left) if left.buffers else []
     made = Pending(left.structure, left.states(), left.tensors, left.flags(), buffers, left.version([]))
     made.scale, made.kinds = left.scale * value, left.kinds()
@@ -344,7 +344,7 @@ def rebuild(
     states = left.states()
     version = left.version(states)
     parameters = [(exchanged or {}).get(id(tensor), tensor) for tensor in left.tensors]
-    with make_leaves():
+    with LeafMode():
         held = result_buffers(left)
     for place, entry in enumerate(left.layout.buffers):
         held[place] = (buffers or {}).get(entry.name, held[place])
@@ -355,13 +355,13 @@ def rebuild(
     adorn(modules, states, facts_of(left.structure).particles)
     if left.reading is not None:
         record.saw(left.reading._replace(modules=[modules[place] for place in range(len(modules))]), states)
-    version.data.species.enter(made)
+    version.data.species.members.add(made)
     return made
 
 
 def duplicate(module: nn.Module) -> Any:
     """A particle with copies of all values, whatever the configurations say."""
     left = Operand(module, wrapped=True, live=True)
-    with make_leaves():
+    with LeafMode():
         parameters = {id(t): nn.Parameter(t.detach().clone(), requires_grad=t.requires_grad) for t in left.tensors}
     return rebuild(module, parameters)

@@ -178,7 +178,7 @@ def independent(module: T) -> T:
     record = record_of(root)
     version = record.version
     if version is not None:
-        version.data.species.leave(root)
+        version.data.species.members.discard(root)
         configs = collect_configs(root) if record.structure is not None else {}
         record.version, record.structure, record.kernel = None, None, None
         if configs:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
-from moduli._torch import has_dispatch_mode, in_transform
+from moduli._torch import has_dispatch_mode, in_transform, set_grad_enabled
 
 
 class _Mode(threading.local):
@@ -60,21 +61,28 @@ def is_composing() -> bool:
     return _mode.graph or is_watched()
 
 
-@contextmanager
-def make_leaves() -> Iterator[None]:
-    """Results are leaves that can be trained, whatever mode the caller is in."""
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), torch.no_grad():
-        yield
+class LeafMode:
+    """A block in which results are leaves that can be trained, whatever mode the caller is in."""
+
+    __slots__ = ("_inference", "_recording")
+
+    def __enter__(self) -> None:
+        # Every operation begins one: torch's own blocks take longer than small operations do.
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        if self._inference is not None:
+            self._inference.__enter__()
+        self._recording = torch.is_grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        set_grad_enabled(self._recording)
+        if self._inference is not None:
+            self._inference.__exit__(*error)
 
 
-@contextmanager
-def record_nothing() -> Iterator[None]:
-    """No gradients are recorded, except where `differentiable` asks for them."""
-    if is_composing():
-        yield
-    else:
-        with make_leaves():
-            yield
+def record_nothing() -> AbstractContextManager[None]:
+    """A block in which no gradients are recorded, except where `differentiable` asks for them."""
+    return nullcontext() if is_composing() else LeafMode()
 
 
 def refuse_graph() -> None:

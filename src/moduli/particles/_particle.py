@@ -62,7 +62,7 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         record = record_of(self)
         begin_here(self, record)
         if record.version is not None:
-            record.version.data.species.enter(self)
+            record.version.data.species.members.add(self)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -267,9 +267,9 @@ class ParticleMethods(NytoModuleBase, Particle[ParamProduct]):
         made: Self = _arithmetic.rebuild(self)
         record = record_of(made)
         if record.version is not None:
-            record.version.data.species.leave(made)
+            record.version.data.species.members.discard(made)
         record.version = VersionKernel(data)
-        species.enter(made)
+        species.members.add(made)
         return made
 
     def touch(self) -> Self:

@@ -53,7 +53,7 @@ class Species:
         rules: The configurations by name that were asked for: patterns, and what they change.
         configured: Whether any parameter has a configuration.
         lock: Edits are made and followed by one thread at a time.
-        members: The live particles, by `id`.
+        members: The live particles.
     """
 
     __slots__ = ("__weakref__", "configured", "events", "lock", "members", "rules")
@@ -63,18 +63,7 @@ class Species:
         self.rules: list[tuple[str, dict[str, bool]]] = []
         self.configured = False
         self.lock = threading.RLock()
-        self.members: dict[int, weakref.ref[nn.Module]] = {}
-
-    def enter(self, module: nn.Module) -> None:
-        """Count a live particle among the members."""
-        key, members = id(module), self.members
-        held = members.get(key)
-        if held is None or held() is not module:
-            members[key] = weakref.ref(module, lambda ref: members.pop(key, None) if members.get(key) is ref else None)
-
-    def leave(self, module: nn.Module) -> None:
-        """Count a particle no longer."""
-        self.members.pop(id(module), None)
+        self.members: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class ParticleRecord:
@@ -227,7 +216,7 @@ def build(shell: nn.Module) -> None:
         adorn(modules, states, facts_of(structure).particles)
         ordered = [modules[place] for place in range(len(modules))]
         record.saw(Reading(structure, parameters, pending.buffers, ordered), states)
-        pending.version.data.species.enter(shell)
+        pending.version.data.species.members.add(shell)
         del shell.__dict__[PENDING]
 
 
@@ -252,7 +241,7 @@ def get_part(shell: nn.Module, name: str) -> nn.Module | None:
             # An attribute refers to what is outside of the part.
             return None
         pending.parts = made
-        pending.version.data.species.enter(shell)
+        pending.version.data.species.members.add(shell)
         return made[part.places[0]]
 
 

@@ -58,7 +58,7 @@ def _settle(module: nn.Module, record: ParticleRecord, reading: Reading) -> Read
         _advance(module, record, *edited, reading)
     else:
         record.saw(reading, capture(reading.modules, reading))
-    version.data.species.enter(module)
+    version.data.species.members.add(module)
     return reading
 
 
@@ -179,7 +179,7 @@ def give_version(module: nn.Module, record: ParticleRecord, reading: Reading, st
                 version = VersionKernel(VersionDataImp.of(module))
                 record.saw(reading, states)
                 adopt_children(module)
-                version.data.species.enter(module)
+                version.data.species.members.add(module)
                 record.version = version
     return version
 
@@ -205,7 +205,7 @@ def _recognise(module: nn.Module, record: ParticleRecord, reading: Reading) -> N
     version = record.version
     if version is not None and compare(version.data, module, None) is None:
         record.saw(reading, capture(reading.modules, reading))
-        version.data.species.enter(module)
+        version.data.species.members.add(module)
 
 
 def kernel_of(module: nn.Module) -> ParticleKernelImp:
@@ -272,20 +272,12 @@ def touch(root: nn.Module) -> None:
         return
     species: Species = version.data.species
     with species.lock:
-        for ref in list(species.members.values()):
-            other = ref()
-            if other is None or other is root:
-                continue
+        for other in species.members - {root}:
             build(other)
-            held = record_of(other)
-            if (
-                held.version is None
-                or held.version.next_version is not None
-                or held.version.data.species is not species
-            ):
-                # One that lags has to follow before its own edits count.
-                continue
-            bring_up(other)
+            at = record_of(other).version
+            # One that lags has to follow before its own edits count.
+            if at is not None and at.next_version is None and at.data.species is species:
+                bring_up(other)
         bring_up(root)
 
 

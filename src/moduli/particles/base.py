@@ -455,5 +455,5 @@ def create_new_group(ref: nn.Module) -> ParticleKernelImp:
     version: VersionKernelImp = VersionKernel(VersionDataImp.of(ref))
     record.version = version
     record.saw(reading)
-    version.data.species.enter(ref)
+    version.data.species.members.add(ref)
     return ParticleKernel(version, locate(ref, version.data))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moduli._torch import in_transform
-from moduli.particles import InPlaceOperators, count_operand, is_differentiable, is_temporary, refuse_graph
+from moduli.particles import InPlaceOperators, count_operand, is_differentiable, refuse_graph
 
 from ._core import Core
 from ._members import repeat_buffers
@@ -31,14 +31,13 @@ class Arithmetic(InPlaceOperators, Core):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _binary(self, fn: Any, other: Any, reflected: bool = False) -> Any:
-        theirs = isinstance(other, Core) and is_temporary(count_operand(other), 1)
-        spare = is_temporary(count_operand(self), 0, reflected), theirs
+        counts = count_operand(self), count_operand(other)
         self._check_members()
         graph = keeps_history() or self._graph or (isinstance(other, Core) and other._graph)
         made: Values | None = None
         if isinstance(other, Core) and not graph:
             check_match(self, other)
-            made = defer(self, fn, other, reflected, spare)
+            made = defer(self, fn, other, reflected, counts)
         if made is None:
             values = read_operand(self, other, fn, graph)
             if values is None:
@@ -48,7 +47,7 @@ class Arithmetic(InPlaceOperators, Core):
                 matrices = [fn(y, x) if reflected else fn(x, y) for x, y in pairs]
                 return self._keep_graph(matrices, other if reflected else None)
             if not isinstance(other, Core):
-                made = defer(self, fn, values, reflected, spare)
+                made = defer(self, fn, values, reflected, counts)
             made = made or operate(self, fn, values, reflected)
         on_buffers = make_buffer_operation(fn, other, reflected) if self._buffers else None
         return self._finish_result(made, on_buffers, other if reflected and isinstance(other, nn.Module) else None)
@@ -74,13 +73,8 @@ class Arithmetic(InPlaceOperators, Core):
         module: nn.Module | None = None,
     ) -> Self:
         """The result of an operation: values, with buffers according to their policies."""
-        inert = self._inert() if values.recipe is None else ()
-        if inert:
-            ours = self.layout.views(self._values.matrices)
-            with torch.no_grad():
-                for place, view in enumerate(self.layout.views(values.matrices)):
-                    if place in inert:
-                        view.copy_(ours[place])
+        if values.recipe is None:
+            self._restore(values, self._inert())
         if not self._buffers:
             buffers = {}
         elif module is not None:
@@ -91,15 +85,10 @@ class Arithmetic(InPlaceOperators, Core):
 
     def _keep_graph(self, matrices: list[Tensor], module: Any = None) -> Self:
         """A result that keeps its history."""
-        made = self._make_alike(
-            Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)]), self._count, {}
-        )
+        values = Values([m.to(g.dtype) for m, g in zip(matrices, self.layout.groups, strict=True)])
+        buffers = repeat_buffers(module, self._count) if isinstance(module, nn.Module) else self._copy_buffers()
+        made = self._make_alike(values, self._count, buffers)
         made._graph = True
-        with torch.no_grad():
-            if isinstance(module, nn.Module):
-                made._buffers = repeat_buffers(module, self._count)
-            else:
-                made._buffers = self._copy_buffers()
         return made
 
     def _inplace(self, fn: Any, other: Any) -> Any:

@@ -237,6 +237,14 @@ class Core:
         """Which parameters take no part in operations, according to their configurations and to `only`."""
         return self._fixed | inert_parameters(self.template)
 
+    def _restore(self, values: Values, places: frozenset[int]) -> None:
+        """Give some parameters of a result the values that they have here."""
+        if places:
+            ours, made = self.layout.views(self._values.matrices), self.layout.views(values.matrices)
+            with torch.no_grad():
+                for place in places:
+                    made[place].copy_(ours[place])
+
     def _left_out(self, group: Group) -> bool:
         """Whether no parameter of a group takes part in operations."""
         inert = self._inert()

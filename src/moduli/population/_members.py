@@ -67,6 +67,8 @@ def _same(held: dict[str, Any], known: dict[str, Any]) -> bool:
 
 # The guard of each module of each live member.
 _guards: weakref.WeakKeyDictionary[nn.Module, Guard] = weakref.WeakKeyDictionary()
+# Of each live member the guards, the parameters and the buffers.
+_held: weakref.WeakKeyDictionary[nn.Module, tuple[list[Guard], list[Any], list[Any]]] = weakref.WeakKeyDictionary()
 _installed = False
 
 
@@ -75,9 +77,6 @@ class Members:
 
     def __init__(self) -> None:
         self._alive: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-        # The guards of a member, its parameters and its buffers.
-        self._held: weakref.WeakKeyDictionary[nn.Module, tuple[list[Guard], list[Any], list[Any]]]
-        self._held = weakref.WeakKeyDictionary()
 
     def __bool__(self) -> bool:
         return bool(self._alive)
@@ -92,12 +91,12 @@ class Members:
         guards = {module: Guard(module, index, path) for path, module in member.named_modules()}
         _guards.update(guards)
         self._alive[index] = member
-        self._held[member] = list(guards.values()), parameters, buffers
+        _held[member] = list(guards.values()), parameters, buffers
 
     def items(self) -> Iterator[tuple[int, nn.Module, list[Any], list[Any]]]:
         """Index, module, parameters and buffers of each live member."""
         for index, member in list(self._alive.items()):
-            _, parameters, buffers = self._held[member]
+            _, parameters, buffers = _held[member]
             yield index, member, parameters, buffers
 
     def check(self) -> None:
@@ -107,7 +106,7 @@ class Members:
             StructureError: If one was; an edit is undone.
         """
         for index, member, parameters, _ in self.items():
-            guards = self._held[member][0]
+            guards = _held[member][0]
             for parameter, where, dtype in parameters:
                 if parameter.dtype is not dtype or parameter.data_ptr() != where:
                     raise StructureError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from moduli.layout import Group, Layout, diff, layout_and_tensors
 from moduli.nn import labels_of
-from moduli.particles import StructureError, check_kept, matching_values, read_number
+from moduli.particles import StructureError, check_kept, is_temporary, matching_values, read_number
 
 from ._core import Core
 from ._values import PendingSum, Term, Values, allocate, deferrable, make_deferred, scale_terms, sum_terms, terms_of
@@ -58,8 +58,9 @@ def read_operand(pop: Core, other: Any, fn: Any, graph: bool = False) -> list[An
         if value is None:
             return None
         values = broadcast(pop, value) if isinstance(value, Tensor) else [value] * len(pop.layout.groups)
+    inert = pop._inert()
     for group, each in zip(pop.layout.groups, values, strict=True):
-        if not pop._left_out(group):
+        if not inert or not pop._left_out(group):
             name = pop.layout.entries[group.indices[0]].name
             check_kept(name, group.dtype, each, fn is operator.truediv, "pop.template.")
     return values
@@ -156,7 +157,7 @@ def _cast(value: Tensor, group: Group) -> Tensor:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def defer(left: Core, fn: Any, other: Core | list[Any], reflected: bool, spare: tuple[bool, bool]) -> Values | None:
+def defer(left: Core, fn: Any, other: Core | list[Any], reflected: bool, counts: tuple[int, int]) -> Values | None:
     """A sum, a difference or a multiple that is computed later, or None if it has to be computed now.
 
     Args:
@@ -164,7 +165,7 @@ def defer(left: Core, fn: Any, other: Core | list[Any], reflected: bool, spare: 
         fn: The function.
         other: Another population, or what another operand is for each group.
         reflected: Whether the other operand is the left one.
-        spare: Which of both exist only inside the expression.
+        counts: The references to both, as `_binary` counted them.
     """
     if fn not in (operator.add, operator.sub, operator.mul) or not deferrable(left):
         return None
@@ -174,13 +175,13 @@ def defer(left: Core, fn: Any, other: Core | list[Any], reflected: bool, spare: 
         value = value.detach().clone()
     theirs: list[Term] | None = None
     if isinstance(other, Core):
-        theirs = None if fn is operator.mul or other._graph else terms_of(other, spare[1])
+        theirs = None if fn is operator.mul or other._graph else terms_of(other, is_temporary(counts[1], 1))
     elif isinstance(value, Tensor) and value.numel() == left.layout.numel and fn is not operator.mul:
         theirs = [Term(1.0, value.reshape(-1), None)]
     is_factor = value is not None and (not isinstance(value, Tensor) or value.dim() == 0 or value.shape[-1:] == (1,))
     if theirs is None and not (fn is operator.mul and is_factor):
         return None
-    ours = terms_of(left, spare[0])
+    ours = terms_of(left, is_temporary(counts[0], 0, reflected))
     if ours is None:
         return None
     if theirs is None:

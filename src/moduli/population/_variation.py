@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from moduli.particles import StructureError
 
 from . import selection
-from ._choosing import Choosing
 from ._indexing import Indexing
 from ._noise import draw_fractions, find_places, normal, seeds, uniform
 from ._operands import check_match, rows
@@ -23,7 +22,7 @@ from ._values import Values, allocate
 _KINDS = ("uniform", "one_point", "layer", "arithmetic")
 
 
-class Variation(Choosing):
+class Variation(Indexing):
     """How new members come about."""
 
     __slots__ = ()
@@ -121,7 +120,6 @@ class Variation(Choosing):
         if isinstance(scale, Tensor):
             self._fits(scale, "scale")
         values = allocate(self.layout, self._count)
-        still = self._find_fixed()
         with torch.no_grad(), torch.inference_mode(False):
             for start, stop in _chunks(self._count, chunk_size):
                 some = slice(start, stop)
@@ -138,7 +136,7 @@ class Variation(Choosing):
                         keep = chance[index].real >= at if chance[index].is_complex() else chance[index] >= at
                         step = step.masked_fill_(keep, 0.0)
                     torch.add(matrix[some], step, out=out[some])
-            self._restore(values, still)
+            self._restore(values, self._inert() | {place for place, flag in enumerate(self._flags) if not flag})
         return self._make_alike(values, self._count, self._copy_buffers())
 
     def crossover(
@@ -298,17 +296,6 @@ class Variation(Choosing):
             raise ValueError(f"seeds are one int64 for each of {self._count} members, as pop.seeds() makes them")
         return given
 
-    def _find_fixed(self) -> list[int]:
-        """The parameters that variation leaves alone."""
-        inert = self._inert()
-        return [place for place, flag in enumerate(self._flags) if not flag or place in inert]
-
-    def _restore(self, values: Values, places: list[int]) -> None:
-        if places:
-            ours, made = self.layout.views(self._values.matrices), self.layout.views(values.matrices)
-            for place in places:
-                made[place].copy_(ours[place])
-
     def _draw_around(self, draw: Any, scale: Any, generator: Any, given: Tensor | None) -> Self:
         self._check_members()
         if isinstance(scale, Tensor) and scale.dim():
@@ -322,7 +309,7 @@ class Variation(Choosing):
                 )
         with torch.no_grad(), torch.inference_mode(False):
             made = Values(draw(self.layout, self._keys(generator, given), scale))
-            self._restore(made, sorted(self._inert()))
+            self._restore(made, self._inert())
             buffers = self._copy_buffers()
         return self._make_alike(made, self._count, buffers)
 
