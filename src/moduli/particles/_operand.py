@@ -435,7 +435,7 @@ def read_number(other: Any) -> Any:
 
     Example:
         >>> from moduli.particles import read_number
-        >>> read_number(np.float64(0.5)), read_number("half")
+        >>> read_number(np.float32(0.5)), read_number("half")
         (0.5, None)
     """
     if isinstance(other, bool | int | float | complex | Tensor):
