@@ -19,11 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from moduli import kernels
-from moduli.kernels._emit_triton import emit_reduction, emit_result
+from moduli.kernels._emit_triton import emit_reduction
 from moduli.kernels._triton import TritonKernel, build
 
 TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
-_POINTERS = {"rows": "*i64", "chunks": "*i64", "partial": "*fp64", "result": "*fp64"}
+_POINTERS = {"rows": "*i64", "chunks": "*i64", "partial": "*fp64"}
 
 
 def adamw(p, g, m, v, norm, lr, beta1, beta2, eps, step, decay):
@@ -38,14 +38,14 @@ def make_kernel(function, dtypes, scalars, tensors=()):
     """(source, block, warps) of a function with these roles and scalars, of which some are tensors on the device."""
     fused = kernels.fuse(function)
     marks = ("role",) * len(dtypes) + ("scalar",) * scalars
-    graph = fused.trace(marks, dtypes, ()).graph
+    graph = fused.trace(marks, dtypes).graph
     outputs = []
     for slot in fused.slots(marks, graph):
         outputs.append(
             (slot.node, dtypes[slot.role] if slot.role is not None else graph.nodes[slot.node].dtype, slot.role)
         )
     made = TritonKernel(graph, outputs, "kernel")
-    return made.source(tuple(i in tensors for i in range(scalars))).text, made.block, made.warps
+    return made.source(tuple(i in tensors for i in range(graph.scalars))).text, made.block, made.warps
 
 
 def compile_for(source, block, warps, target):
@@ -96,10 +96,9 @@ def main(which: str) -> None:
             "clip, Adam, decay, lr, float32": make_kernel(adamw, (torch.float32,) * 4, 7, (0,)),
             "clip, Adam, decay, lr, float64": make_kernel(adamw, (torch.float64,) * 4, 7, (0,)),
             "clip, Adam, decay, lr, bfloat16": make_kernel(adamw, (torch.bfloat16,) * 4, 7, (0,)),
-            "norm": (emit_reduction("squares", [torch.float32]), 512, 4),
+            "norm": (emit_reduction("squares", [torch.float32], root=True), 512, 4),
             "dot": (emit_reduction("dot", [torch.float32, torch.bfloat16]), 512, 4),
             "amax": (emit_reduction("amax", [torch.float32]), 512, 4),
-            "the root of the sum": (emit_result("squares", root=True), 1024, 4),
         }
     else:
         from moduli.testing._operations import BINARY, TERNARY, UNARY

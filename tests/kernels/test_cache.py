@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moduli import kernels
-from moduli.kernels import _cache, _compiler
+from moduli.kernels import _compiler
 
 
 def entries(path, suffix=".so"):
@@ -73,7 +73,7 @@ def test_a_damaged_entry_is_rebuilt(fresh, damage, tmp_path):
         (fresh / "unrelated").mkdir()
     assert answer() == ("c", [])
     for path in entries(fresh):
-        assert _cache.is_whole(path)
+        assert _compiler.is_whole(path)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
@@ -129,7 +129,7 @@ def test_a_full_disk_while_writing(fresh, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_cache.tempfile, "mkstemp", full)
+    monkeypatch.setattr(_compiler.tempfile, "mkstemp", full)
     form, caught = answer()
     assert form == "foreach"
     assert len(caught) == 1
@@ -140,7 +140,7 @@ def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
     def refuse(*_args):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(_cache.os, "replace", refuse)
+    monkeypatch.setattr(_compiler.os, "replace", refuse)
     assert answer()[0] == "foreach"
     monkeypatch.undo()
     assert list(fresh.iterdir()) == []
@@ -149,11 +149,11 @@ def test_renaming_fails_and_leaves_nothing(fresh, monkeypatch):
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("MODULI_KERNELS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _cache.directory() == tmp_path / "moduli" / "kernels"
+    assert _compiler.directory() == tmp_path / "moduli" / "kernels"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert _cache.directory() == tmp_path / "me" / ".cache" / "moduli" / "kernels"
-    made = _cache.private(_cache.directory())
+    assert _compiler.directory() == tmp_path / "me" / ".cache" / "moduli" / "kernels"
+    made = _compiler.private(_compiler.directory())
     assert made.stat().st_mode & 0o777 == 0o700
 
 
@@ -276,7 +276,7 @@ def test_two_processes_compiling_at_once(fresh):
         out, err = process.communicate(timeout=600)
         assert out.strip() == "right c", err
     for path in entries(fresh):
-        assert _cache.is_whole(path)
+        assert _compiler.is_whole(path)
 
 
 def test_a_process_killed_while_compiling_harms_nobody(fresh, tmp_path):
@@ -323,7 +323,7 @@ def test_nothing_but_numbers_reaches_the_source(monkeypatch):
     answer = kernels.fuse(evil_name_in_function).explain([torch.ones(1)], 2.0, '"; system("x"); //')
     assert "evil" not in answer.source
     assert "system" not in answer.source
-    assert "INFINITY" in answer.source
+    assert "INFINITY" not in answer.source  # numbers travel beside the kernel
 
 
 def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
@@ -349,12 +349,12 @@ def test_a_fresh_home_under_a_group_umask(fresh, tmp_path):
     [(0o700, False, False), (0o770, False, True), (0o770, True, False), (0o707, True, True), (0o1777, False, False)],
 )
 def test_a_group_of_the_user_alone_is_no_other_user(monkeypatch, mode, private, is_open):
-    user = _cache.pwd.struct_passwd(("me", "x", os.geteuid(), 7, "", "/", ""))
+    user = _compiler.pwd.struct_passwd(("me", "x", os.geteuid(), 7, "", "/", ""))
     members = [] if private else ["me", "other"]
-    monkeypatch.setattr(_cache.pwd, "getpwuid", lambda uid: user)
-    monkeypatch.setattr(_cache.grp, "getgrgid", lambda gid: _cache.grp.struct_group(("me", "x", 7, members)))
+    monkeypatch.setattr(_compiler.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(_compiler.grp, "getgrgid", lambda gid: _compiler.grp.struct_group(("me", "x", 7, members)))
     info = os.stat_result((mode, 0, 0, 0, os.geteuid(), 7, 0, 0, 0, 0))
-    assert _cache._is_open(info) is is_open
+    assert _compiler._is_open(info) is is_open
 
 
 def test_a_quote_that_is_not_closed(fresh, monkeypatch):
@@ -397,7 +397,7 @@ def test_a_pipe_in_the_place_of_an_entry(fresh):
         path.unlink()
         os.mkfifo(path)
     assert answer() == ("c", [])
-    assert all(_cache.is_whole(path) for path in entries(fresh))
+    assert all(_compiler.is_whole(path) for path in entries(fresh))
 
 
 def test_entries_that_changed_places(fresh):
@@ -409,6 +409,6 @@ def test_entries_that_changed_places(fresh):
         path.unlink()
         path.write_bytes(other)
         path.chmod(0o700)
-        assert not _cache.is_whole(path)
+        assert not _compiler.is_whole(path)
     assert answer() == ("c", [])
-    assert (_cache.is_whole(first), _cache.is_whole(second)) == (True, True)
+    assert (_compiler.is_whole(first), _compiler.is_whole(second)) == (True, True)

@@ -11,7 +11,7 @@ import torch
 
 from kernels.values import CANCELLING, DIVIDING, SPECIAL
 from moduli import kernels
-from moduli.kernels import _device_reduce, _foreach, _fuse
+from moduli.kernels import _foreach, _fuse, _torch_reduce
 from moduli.testing._operations import BINARY, TERNARY, UNARY
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -130,28 +130,28 @@ def test_reductions(kind, dtype):
             "dot": flat @ other,
             "amax": flat.max(),
         }[kind]
-        found = _device_reduce.reduce_on_device(kind, [xs, ys] if kind == "dot" else [xs])
+        found = _torch_reduce.reduce_on_device(kind, [xs, ys] if kind == "dot" else [xs])
         assert found.dtype is torch.float64
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_number_that_is_held_is_not_overwritten():
     xs = [torch.ones(4)]
-    first = _device_reduce.reduce_on_device("norm", [xs])
+    first = _torch_reduce.reduce_on_device("norm", [xs])
     xs[0].mul_(2)
-    second = _device_reduce.reduce_on_device("norm", [xs])
+    second = _torch_reduce.reduce_on_device("norm", [xs])
     assert (first, second) == (2.0, 4.0)
     del first, second
-    place = _device_reduce.reduce_on_device("norm", [xs]).data_ptr()
-    assert _device_reduce.reduce_on_device("norm", [xs]).data_ptr() == place
+    place = _torch_reduce.reduce_on_device("norm", [xs]).data_ptr()
+    assert _torch_reduce.reduce_on_device("norm", [xs]).data_ptr() == place
 
 
 @pytest.mark.parametrize("kind", ["norm", "squares", "absolutes", "largest", "sum", "amax"])
 def test_numbers_of_several_devices_are_one(kind):
     xs = [torch.linspace(-3, 1, 9), torch.ones(4), torch.full((2,), 2.0)]
-    whole = _device_reduce.reduce_on_device(kind, [xs])
-    parts = [_device_reduce.reduce_on_device(kind, [[x]]) for x in xs]
-    torch.testing.assert_close(_device_reduce.join_numbers(kind, parts, torch.device("cpu")), whole)
+    whole = _torch_reduce.reduce_on_device(kind, [xs])
+    parts = [_torch_reduce.reduce_on_device(kind, [[x]]) for x in xs]
+    torch.testing.assert_close(_torch_reduce.join_numbers(kind, parts, torch.device("cpu")), whole)
     if kind == "norm":
         broken = [torch.tensor(torch.inf), torch.tensor(torch.nan)]
-        assert _device_reduce.join_numbers(kind, broken, torch.device("cpu")).isnan()
+        assert _torch_reduce.join_numbers(kind, broken, torch.device("cpu")).isnan()

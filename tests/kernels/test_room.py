@@ -65,7 +65,7 @@ def test_the_room_explains_itself(backend, monkeypatch):
 def test_without_torchs_reader_of_tensors(backend, monkeypatch):
     """Older versions of torch lack it: addresses and shapes are then asked of each tensor."""
     kernels.reset()
-    monkeypatch.setattr("moduli.kernels._runtime.find_tensor_reader", lambda: None)
+    monkeypatch.setattr("moduli.kernels._backend.find_tensor_reader", lambda: None)
     fused = kernels.fuse(lambda x, y: x - y, inplace="x")
     xs, ys = [torch.ones(3), torch.ones(4)], [torch.ones(3), torch.ones(4)]
     for _ in range(3):

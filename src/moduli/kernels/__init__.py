@@ -15,7 +15,7 @@ Whole-model arithmetic and optimizer steps are pointwise functions applied to lo
 Read `_trace` (a function becomes a graph; `_reads` notices what it read besides its arguments), `_graph`, `_operations` (each
 operation in all languages), `_emit_c` (the graph as C), `_foreach`, `_plan` (what lists look like, where they are, which
 form; `_prepare` makes plans, `_call` runs them) and `_reduce`, in this order; then `_emit_triton` (the graph as a Triton
-kernel), `_table` (the addresses it reads, on the device) and `_triton` (launches, reductions).
+kernel) and `_triton` (the addresses it reads, on the device; launches, reductions).
 
 `MODULI_KERNELS` chooses: `auto` (compile where possible), `c` or `triton` (compile or raise), `foreach` (never compile;
 `eager` is its old name) or `plain`. Compiled kernels are kept in a directory that only the user can write to
@@ -26,8 +26,7 @@ from ._backend import KernelError, reset
 from ._explain import Explanation, explain
 from ._fuse import Bound, Fused, fuse
 from ._memory import pause_collection
-from ._reduce import amax, dot, norm, sum
-from ._sharded import over_processes, reducing_over
+from ._reduce import amax, dot, norm, over_processes, reducing_over, sum
 from ._trace import NotPointwiseError
 from ._triton import Launch, watch_launches
 

@@ -1,4 +1,7 @@
-"""One fused call: find or make the plan, see where the tensors are, run each piece, tell autograd what was written."""
+"""One fused call: find or make the plan, see where the tensors are, run each piece, tell autograd what was written.
+
+What has no other form runs plain: the function itself, tensor by tensor, which is the meaning of all others.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,12 @@ from torch.autograd.graph import increment_version
 
 from .._torch import has_dispatch_mode, in_forward_ad, in_transform
 from . import _backend
+from ._backend import Runtime
 from ._graph import Graph
 from ._memory import pause_collection
-from ._plain import run_directly, run_plain
 from ._plan import CallPlan, Output, Piece, PlanState, locate, make_tables
 from ._prepare import LAZY, find_end, prepare, refuse_graphs
 from ._reads import Reads
-from ._runtime import Runtime
-from ._triton import UnbuiltError, report_unbuilt
 
 if TYPE_CHECKING:
     from ._fuse import Fused, Plans
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
+_HALF = (torch.float16, torch.bfloat16)
 # From this size on fresh memory is asked for in huge pages.
 _LARGE = 4 << 20
 
@@ -38,7 +40,7 @@ def is_transformed() -> bool:
 def call(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None, plans: Plans) -> Any:
     """Run a fused function; the meaning of the arguments is told in `Fused.__call__`."""
     if is_transformed():
-        return run_directly(fused, args, out, flat, offsets)
+        return _run_directly(fused, args, out, flat, offsets)
     request = Request(fused, args, out, flat, offsets, plans.owned)
     plan, state = find_plan(request, plans)
     if torch.is_grad_enabled():
@@ -76,6 +78,7 @@ class Request:
             for item in self.outs
             if isinstance(item, torch.Tensor | list)
         ]
+        self.watched = has_dispatch_mode()
         self.key = (
             self.marks,
             len(self.roles[0]),
@@ -84,7 +87,7 @@ class Request:
             self.offsets,
             _backend.mode(),
             torch.is_inference_mode_enabled(),
-            has_dispatch_mode(),
+            self.watched,
             tuple(map(type, self.scalars)),
         )
 
@@ -102,11 +105,6 @@ class Request:
                 f"{self.fused.where}: the vector out= has {vector.numel()} elements, but the result needs {end}"
             )
         return part_vector(vector.detach(), sizes, self.offsets)
-
-    @property
-    def whole(self) -> tuple[bool, ...]:
-        """Which scalars are Python ints."""
-        return tuple(isinstance(value, int) for value in self.scalars)
 
 
 def find_plan(request: Request, plans: Plans) -> tuple[CallPlan, PlanState | None]:
@@ -184,24 +182,25 @@ def _execute(request: Request, plan: CallPlan, state: PlanState | None) -> Any:
     if state is not None and state.overlap:
         _run_plain(request, plan, targets, range(plan.count))
     else:
-        tables = state.tables if state is not None else [((), array("Q"))] * len(plan.pieces)
-        if tables is None and state is not None:
-            tables = make_tables(plan, state.addresses, fresh)
-        for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables or (), strict=True)):
-            indices = range(plan.count) if piece.indices is None else piece.indices
-            scalars = _bring([*request.scalars, *piece.numbers], piece.device)
-            if piece.form.kernel is not None:
+        tables: Any = [(None, None)] * len(plan.pieces)  # without memory to look at the tensors are fake
+        if state is not None:
+            tables = state.tables or make_tables(plan, state.columns, fresh)
+        for k, (piece, (columns, table)) in enumerate(zip(plan.pieces, tables, strict=True)):
+            form, indices = piece.form, piece.indices
+            scalars = [*_bring(request.scalars, piece.device), *piece.numbers]
+            if form.kernel is not None:
                 _count_versions(plan, targets, indices)
                 _run_kernel(piece, table, scalars)
                 continue
-            if piece.form.triton is not None and piece.form.triton.problem is None:
+            if form.triton is not None and form.triton.problem is None:
                 _count_versions(plan, targets, indices)
-                if _run_triton(plan, k, columns, scalars):
+                if k not in plan.devices:
+                    plan.devices[k] = form.triton.make_table(piece.device, piece.sizes)
+                if form.triton.run(plan.devices[k], columns, scalars):
                     continue
-            if piece.form.program is not None and not (state is not None and state.exact):
-                places = [_choose(target, indices, plan) for target in targets]
-                roles = [_choose(tensors, indices, plan) for tensors in request.roles]
-                piece.form.program.run(roles, places, scalars, piece.cuts)
+            if form.program is not None and not (state is not None and state.exact):
+                roles, places = ([_choose(each, indices, plan) for each in lists] for lists in (request.roles, targets))
+                form.program.run(roles, places, scalars, piece.cuts)
             else:
                 _run_plain(request, plan, targets, indices)
     returned = [request.given[at] if kind == "role" else results[at] for kind, at in plan.results]
@@ -225,38 +224,104 @@ def _run_kernel(piece: Piece, table: array[int], scalars: Sequence[Any]) -> None
         piece.sizes.buffer_info()[0],
         piece.starts.buffer_info()[0],
         numbers.buffer_info()[0],
-        _backend.threads(piece.elements),
+        _backend.threads(piece.starts[-1]),
     )
 
 
-def _run_triton(plan: CallPlan, k: int, kept: Any, scalars: Sequence[Any]) -> bool:
-    """One launch for all tensors of a piece; False where the kernel can't be compiled.
-
-    Without memory to look at the tensors are fake, and it is counted only.
-    """
-    piece = plan.pieces[k]
-    kernel = piece.form.triton
-    if kernel is None:
-        raise TypeError(f"piece {k} has no Triton kernel")
-    table = plan.devices.get(k)
-    if table is None:
-        table = plan.devices[k] = kernel.make_table(piece.device, piece.sizes)
-    try:
-        kernel.run(table, kept[1] if kept else None, scalars)
-    except UnbuiltError as problem:
-        report_unbuilt(problem)
-        kernel.problem = str(problem)
-    return kernel.problem is None
-
-
 def _run_plain(request: Request, plan: CallPlan, targets: Sequence[Any], indices: Sequence[int]) -> None:
-    def graph_of(i: int) -> Graph:
-        dtypes = tuple(tensors[i].dtype for tensors in request.roles)
-        return request.fused.trace(request.marks, dtypes, request.whole).graph
+    """Run the function over these elements of the lists, in order. A target without a tensor is given the value itself.
 
-    scalars, roles = request.scalars, request.roles
-    at_once = plan.opaque is not None
-    run_plain(request.fused, request.marks, graph_of, roles, targets, scalars, indices, at_once=at_once)
+    Of tensors whose operations may fail everything is computed before anything is written.
+    """
+    fused, marks = request.fused, request.marks
+    for group in [[i] for i in indices] if plan.opaque is None else [indices]:
+        computed = []
+        for i in group:
+            tensors = [role[i] for role in request.roles]
+            graph = fused.trace(marks, tuple(tensor.dtype for tensor in tensors)).graph
+            returned, changed = _apply(request, graph, tensors)
+            computed.append(
+                [
+                    changed[slot.position] if slot.mutated else returned[slot.position].to(graph.nodes[slot.node].dtype)
+                    for slot in fused.slots(marks, graph)
+                ]
+            )
+        # All values exist before the first is written, so results that overwrite arguments can't disturb each other.
+        for i, values in zip(group, computed, strict=True):
+            for target, value in zip(targets, values, strict=True):
+                if target[i] is None:
+                    target[i] = value
+                else:
+                    target[i].copy_(value if value.shape == target[i].shape else value.reshape(target[i].shape))
+
+
+def _apply(
+    request: Request, graph: Graph, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+    """Call the function on one tensor per role: what it returns, and the roles it changed.
+
+    Roles that the function changes are given as clones, so that nothing is changed before everything was computed.
+    """
+    shape = tensors[0].shape
+    # A tensor without axes would promote with numbers as no other does.
+    alike = all(tensor.shape == shape for tensor in tensors) and shape != ()
+    changed = {role for role, _ in graph.mutated}
+    roles = []
+    for position, tensor in enumerate(tensors):
+        value = tensor if alike else tensor.reshape(-1)
+        if value.dtype in _HALF:
+            value = value.float()
+        if position in changed and value.dtype is tensor.dtype:
+            value = value.clone()
+        roles.append(value)
+    # Numbers wrapped as torch wraps them in a trace; integer tensors promote by the kind of Python number instead.
+    floating = any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
+    values: list[Any] = []
+    remaining, numbers = iter(roles), iter(request.scalars)
+    for mark in request.marks:
+        if mark == "role":
+            values.append(next(remaining))
+        elif isinstance(mark, str):
+            number = next(numbers)
+            if floating and not isinstance(number, torch.Tensor):
+                number = torch.tensor(float(number), dtype=torch.float64, device="cpu")
+            values.append(number)
+        else:
+            values.append(mark[1])
+    result = request.fused.fn(*values)
+    results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    if not alike:
+        results = [value.reshape(shape) for value in results]
+    return results, {role: roles[role] for role in changed}
+
+
+def _run_directly(fused: Fused, args: Sequence[Any], out: Any, flat: bool, offsets: Sequence[int] | None) -> Any:
+    """The function itself, for torch.compile, torch.func and forward mode, which see its operations."""
+    if out is not None or offsets is not None:
+        raise ValueError(
+            f"{fused.where} was called with out= or offsets= inside torch.compile or a torch.func transform; call it "
+            "without, the transform decides where results live"
+        )
+    lists = [position for position, value in enumerate(args) if isinstance(value, list | tuple)]
+    if not lists:
+        raise TypeError(f"{fused.where} was given no list of tensors; give a list for each role")
+    columns: list[list[Any]] = []
+    single = False
+    for i in range(len(args[lists[0]])):
+        values = [value[i] if position in lists else value for position, value in enumerate(args)]
+        result = fused.fn(*values)
+        single = isinstance(result, torch.Tensor)
+        results = [] if result is None else [result] if single else list(result)
+        for position, name in enumerate(fused.inplace):
+            if name is not None:
+                place = args[fused.names.index(name)][i]
+                place.copy_(results[position])
+                results[position] = place
+        columns.append(results)
+    gathered: list[Any] = [list(column) for column in zip(*columns, strict=True)]
+    if flat:
+        gathered = [torch.cat([value.reshape(-1) for value in column]) for column in gathered]
+    return gathered[0] if single else tuple(gathered) if gathered else None
 
 
 def _choose(target: Any, indices: Sequence[int], plan: CallPlan) -> Sequence[torch.Tensor]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import torch
 
 from ._graph import Graph
-from ._operations import C, NoFormError, write_node
+from ._operations import FUNCTIONS_1, C, NoFormError, write_node
 
 _STORAGE = {
     torch.float64: ("double", "{p}[k]", "{v}"),
     torch.float32: ("float", "{p}[k]", "{v}"),
-    torch.float16: ("uint16_t", "m_from_half({p}[k])", "m_to_half({v})"),
-    torch.bfloat16: ("uint16_t", "m_from_bfloat({p}[k])", "m_to_bfloat({v})"),
+    torch.float16: ("uint16_t", "m_from_float16({p}[k])", "m_to_float16({v})"),
+    torch.bfloat16: ("uint16_t", "m_from_bfloat16({p}[k])", "m_to_bfloat16({v})"),
     torch.bool: ("uint8_t", "({p}[k] != 0)", "(uint8_t)({v})"),
 }
 
 # Integer arithmetic instead of a 16-bit float type: it vectorises everywhere and rounds to nearest even as torch does.
 HALF = """
 typedef union { uint32_t u; float f; } m_bits;
-static inline float m_from_bfloat(uint16_t h) { m_bits b; b.u = (uint32_t)h << 16; return b.f; }
-static inline uint16_t m_to_bfloat(float f) {
+static inline float m_from_bfloat16(uint16_t h) { m_bits b; b.u = (uint32_t)h << 16; return b.f; }
+static inline uint16_t m_to_bfloat16(float f) {
   m_bits b; b.f = f;
   uint32_t r = (b.u + 0x7fffu + ((b.u >> 16) & 1u)) >> 16;
   return (uint16_t)((b.u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : r);
 }
-static inline float m_from_half(uint16_t h) {
+static inline float m_from_float16(uint16_t h) {
   m_bits b, scale, top;
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
   scale.u = 0x77800000u; /* 2^112 moves the exponent bias of half to that of float, and normalises subnormals */
@@ -35,7 +35,7 @@ static inline float m_from_half(uint16_t h) {
   b.u = u | sign;
   return b.f;
 }
-static inline uint16_t m_to_half(float f) {
+static inline uint16_t m_to_float16(float f) {
   m_bits b, magic, small;
   b.f = f;
   uint32_t sign = (b.u >> 16) & 0x8000u;
@@ -51,9 +51,8 @@ static inline uint16_t m_to_half(float f) {
 """
 
 # Functions for which glibc has vector forms (libmvec); declaring them so lets the loop stay vectorised.
-_VECTOR = ["sin", "cos", "tan", "exp", "log", "exp2", "expm1", "log1p", "log2", "log10", "sinh", "cosh", "tanh"]
-_VECTOR += ["asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc"]
-_VECTOR_2 = ["pow", "atan2", "hypot"]
+_VECTOR = set(FUNCTIONS_1) - {"sqrt", "floor", "ceil", "trunc"}
+_VECTOR_2 = {"pow", "atan2", "hypot"}
 
 
 def headers() -> str:
@@ -66,7 +65,7 @@ def headers() -> str:
 
 def _vector_math(body: str) -> str:
     lines = []
-    for name in _VECTOR + _VECTOR_2:
+    for name in sorted(_VECTOR | _VECTOR_2):
         for function, kind in ((name, "double"), (f"{name}f", "float")):
             if f"{function}(" in body:
                 args = f"{kind}, {kind}" if name in _VECTOR_2 else kind
@@ -140,5 +139,5 @@ void moduli_run(int64_t n, const uint64_t *const *tables, const int64_t *sizes, 
   }}
 }}
 """
-    helpers = HALF if "m_from_half" in loop or "m_to_half" in loop or "bfloat" in loop else ""
+    helpers = HALF if "float16(" in loop else ""
     return headers() + _vector_math(loop) + helpers + loop

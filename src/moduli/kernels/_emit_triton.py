@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from ._graph import Graph, Node, Ref
+from ._graph import Graph
 from ._operations import TRITON, NoFormError, write_node
 
 _STORAGE = {
@@ -33,16 +33,12 @@ def find_needed_numbers(graph: Graph, placed: Collection[int]) -> list[int]:
     found = []
     for index in graph.find_needed():
         node = graph.nodes[index]
-        if node.vector or index in placed or _is_literal(node):
+        if node.vector or index in placed:
             continue
         readers = [i for i in graph.find_needed() if index in graph.nodes[i].refs()]
         if any(graph.nodes[i].vector or i in placed for i in readers):
             found.append(index)
     return found
-
-
-def _is_literal(node: Node) -> bool:
-    return node.op == "constant" and not isinstance(dict(node.args)["value"], Ref)
 
 
 def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed: Collection[int]) -> str:
@@ -73,7 +69,7 @@ def emit_triton(graph: Graph, outputs: Sequence[tuple[int, torch.dtype]], placed
         elif index in placed and node.op == "scalar":
             tensors.append(index)
             scalars.append(f"t{index} = tl.load(q{index}).to(tl.float64)")
-        elif index in placed or _is_literal(node):
+        elif index in placed:
             scalars.append(f"t{index} = {write_node(TRITON, graph, node)}")
     for position, (index, dtype) in enumerate(outputs):
         if dtype not in _STORAGE:
@@ -128,8 +124,8 @@ _TERMS = {
 }
 
 
-def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
-    """The first launch of a reduction: each program adds up some chunks, in double, into its own place.
+def emit_reduction(kind: str, dtypes: Sequence[torch.dtype], root: bool = False) -> str:
+    """The first launch of a reduction: each program adds up some chunks, in double, into its own place, or the root of that.
 
     `kernel(rows, chunks, partial, count, programs, ALIGNED, BLOCK)`.
     """
@@ -155,29 +151,13 @@ def emit_reduction(kind: str, dtypes: Sequence[torch.dtype]) -> str:
         "            mask = at < size",
         *(f"            {line}" for line in cut),
         f"        total = {join}",
-        *_finish(peak, "total", "partial + own"),
     ]
+    if peak:  # of numbers with a NaN it is NaN
+        lines += [
+            "    strange = tl.max((total != total).to(tl.int32), 0)",
+            '    tl.store(partial + own, tl.where(strange > 0, float("nan"), tl.max(total, 0)))',
+        ]
+    else:
+        found = "tl.sum(total, 0)"
+        lines.append(f"    tl.store(partial + own, {f'lib.sqrt({found})' if root else found})")
     return _HEAD + "\n".join(lines) + "\n"
-
-
-def emit_result(kind: str, root: bool) -> str:
-    """The second launch of a reduction: one program adds up what the others left. `kernel(partial, result, count, BLOCK)`."""
-    peak = kind in ("largest", "amax")
-    lines = [
-        'def kernel(partial, result, count: "i64", BLOCK: tl.constexpr):',
-        "    at = tl.arange(0, BLOCK)",
-        f"    total = tl.load(partial + at, mask=at < count, other={_STARTS.get(kind, '0.0')})",
-        *_finish(peak, "total", "result", "lib.sqrt({})" if root else "{}"),
-    ]
-    return _HEAD + "\n".join(lines) + "\n"
-
-
-def _finish(peak: bool, name: str, where: str, wrap: str = "{}") -> list[str]:
-    """One number from a block, put where it belongs; a maximum of numbers with a NaN is NaN."""
-    if not peak:
-        return [f"    tl.store({where}, {wrap.format(f'tl.sum({name}, 0)')})"]
-    return [
-        f"    strange = tl.max(({name} != {name}).to(tl.int32), 0)",
-        f"    peak = tl.max({name}, 0)",
-        f'    tl.store({where}, tl.where(strange > 0, float("nan"), peak))',
-    ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _backend, _cache, _compiler
+from . import _backend, _compiler
 from ._call import Request, find_plan, is_transformed
 from ._plan import CallPlan, PlanState, describe_dtypes
 from ._prepare import refuse_graphs
@@ -93,9 +93,9 @@ def explain_plan(plan: CallPlan, state: PlanState | None) -> Explanation:
         if state is not None and state.exact and name == "foreach":
             name, why = "plain", "a list is read and written at once"
         forms.add(name)
-        count = "" if piece.indices is None else f", for {len(piece.indices)} of {plan.count} tensors"
+        count = "" if len(piece.indices) == plan.count else f", for {len(piece.indices)} of {plan.count} tensors"
         dtypes = describe_dtypes(form.graph.role_dtypes)
-        lines.append(f"{_line(name, why, count, piece.elements)} ({dtypes})")
+        lines.append(f"{_line(name, why, count, piece.starts[-1])} ({dtypes})")
         slow += [lines[-1]] * (name not in ("c", "triton"))
         if form.kernel is not None and source is None:
             source, path = form.kernel.source, form.kernel.library.source
@@ -147,7 +147,7 @@ def explain(fused: Fused | None = None, *args: Any, out: Any = None, flat: bool 
             f"c: MODULI_KERNELS={setting}, {torch.get_num_threads()} threads"
             + ("" if library.threaded else " asked for, but built without OpenMP: one is used"),
             f"  compiler {' '.join(tool.command)} {' '.join(library.flags)}",
-            f"  cache {_cache.directory()}",
+            f"  cache {_compiler.directory()}",
             f"  kernels in this process: {len(_backend.list_built())}",
         ),
         library.source.read_text(encoding="utf-8") if library.source.exists() else None,

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ._contract import contract
-from ._graph import COMPUTE, Graph, Node, Ref
+from ._graph import COMPUTE, Graph, Node, Ref, contract
 from ._memory import KeptMemory, Memory
-from ._operations import OPERATIONS
+from ._operations import FOREACH
 from ._scalars import apply_node, evaluate_scalars, find_placed
 
 #: Elements in a block of a large tensor: few enough to stay in the cache between operations.
@@ -170,14 +169,15 @@ class _Sequence:
         for step in self._steps:
             node = step.node
             if node.op == "role":
-                values[step.index] = _widen(lists[step.operands[0]], step.slot, memory)
+                role = lists[step.operands[0]]
+                values[step.index] = role if step.slot is None else _copy(role, step.slot[0], step.slot, memory)
                 continue
             operands = [
                 _fit(read(operand), COMPUTE[node.dtype], (step.index, i), memory)
                 for i, operand in enumerate(step.operands)
             ]
             keyword = {} if step.keyword is None else {step.keyword[0]: read(step.keyword[1])}
-            if step.function is not None and _takes(node, operands, keyword):
+            if step.function is not None and _takes(step.function, operands, keyword):
                 values[step.index] = _run_step(step, operands, keyword, memory)
             else:
                 if memory is None:
@@ -214,16 +214,15 @@ class _Sequence:
 
     def _store(self, values: dict[int, Any], targets: Lists, memory: Memory | None) -> None:
         written = {role for _, role in self._outputs if role is not None}
-        found = []
-        for place, (index, role) in enumerate(self._outputs):
-            home = self._home[index]
-            moved = home is not None and home != role and home in written
-            found.append(
-                _copy(values[index], values[index][0].dtype, ("store", place), memory) if moved else values[index]
-            )
-        for (index, role), value, target in zip(self._outputs, found, targets, strict=True):
-            if role is None or self._home[index] != role:
-                torch._foreach_copy_(list(target), list(value))
+        waiting = []
+        for place, ((index, role), target) in enumerate(zip(self._outputs, targets, strict=True)):
+            value, home = values[index], self._home[index]
+            if home is not None and home != role and home in written:
+                value = _copy(value, value[0].dtype, ("store", place), memory)
+            if role is None or home != role:
+                waiting.append((list(target), list(value)))
+        for target, value in waiting:
+            torch._foreach_copy_(target, value)
 
     def _single(
         self, node: Node, values: dict[int, Any], i: int, like: torch.Tensor, out: torch.Tensor | None = None
@@ -254,31 +253,21 @@ class _Sequence:
 def _run_step(step: _Step, operands: list[Any], keyword: dict[str, Any], memory: Memory | None) -> Any:
     """One foreach function; a value that overwrites nothing goes to memory that is kept, by way of a copy."""
     in_place = step.in_place
-    if memory is not None and (held := memory.get(step.slot)) is not None:
-        torch._foreach_copy_(held, list(operands[0]))
-        operands, in_place = [held, *operands[1:]], True
+    if memory is not None and step.slot is not None:
+        operands, in_place = [_copy(operands[0], step.slot[0], step.slot, memory), *operands[1:]], True
     name = f"_foreach_{step.function}{'_' if in_place else ''}"
     function = getattr(torch, name)
     if isinstance(operands[-1], torch.Tensor):  # named, or torch would read it back as a number
         function = getattr(torch.ops.aten, name).Tensor
     result = function(*operands, **keyword)
-    result = operands[0] if in_place else result
-    if memory is not None and step.slot is not None:
-        memory[step.slot] = result
-    return result
+    return operands[0] if in_place else result
 
 
 def _fit(operand: Any, dtype: torch.dtype, key: Any, memory: Memory | None) -> Any:
     """A scalar on a device in the dtype of the list beside it: otherwise each tensor would be a launch of its own."""
     if not isinstance(operand, torch.Tensor) or operand.dtype is dtype:
         return operand
-    if memory is None:
-        return operand.to(dtype)
-    if key in memory:
-        torch._foreach_copy_([memory[key]], [operand])
-    else:
-        memory[key] = operand.to(dtype)
-    return memory[key]
+    return _copy([operand], dtype, key, memory)[0]
 
 
 def _origin(graph: Graph, index: int) -> int:
@@ -317,8 +306,7 @@ def _call(
     bounds = [bound for bound in ("min", "max") if args.get(bound) is not None]
     if name == "clamp" and len(bounds) == 1:
         name = f"clamp_{bounds[0]}"
-    operation = OPERATIONS.get(name)
-    call = None if operation is None else operation.foreach
+    call = FOREACH.get(name)
     if call is None:
         return None
     last_name = call.number or call.either
@@ -342,23 +330,15 @@ def _call(
     return name, tuple(operands), None if plain and call.keyword == "alpha" else keyword
 
 
-def _takes(node: Node, operands: Sequence[Any], keyword: dict[str, Any]) -> bool:
+def _takes(name: str, operands: Sequence[Any], keyword: dict[str, Any]) -> bool:
     """Whether the foreach function takes these scalars: a scalar on a device only in some places."""
-    if any(isinstance(value, torch.Tensor) for value in keyword.values()):
-        return False
-    call = OPERATIONS[node.op].foreach
-    return (call is not None and call.placed) or not any(isinstance(value, torch.Tensor) for value in operands)
-
-
-def _widen(
-    tensors: Sequence[torch.Tensor], slot: tuple[torch.dtype, int] | None, memory: Memory | None
-) -> Sequence[torch.Tensor]:
-    """A role in the dtype that it computes in: `slot` says which, where that is another."""
-    return tensors if slot is None else _copy(tensors, slot[0], slot, memory)
+    given = [*keyword.values(), *(() if FOREACH[name].placed else operands)]
+    return not any(isinstance(value, torch.Tensor) for value in given)
 
 
 def _copy(tensors: Sequence[torch.Tensor], dtype: torch.dtype, key: Any, memory: Memory | None) -> list[torch.Tensor]:
-    made = None if memory is None else memory.get(key)
+    """Tensors in another place or dtype, the same at every call where memory is kept."""
+    made: list[torch.Tensor] | None = None if memory is None else memory.get(key)
     if made is None:
         made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     if memory is not None:
@@ -367,9 +347,9 @@ def _copy(tensors: Sequence[torch.Tensor], dtype: torch.dtype, key: Any, memory:
     return made
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in some order of its axes."""
-    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+def preserve_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that torch gives to the result of a pointwise operation: its own, if its elements lie side by side."""
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -415,7 +395,7 @@ def _cut_lists(lists: Lists, targets: Lists) -> Cuts:
     held = 0
     for i, size in enumerate(sizes):
         layouts = {(tensors[i].is_contiguous() or tensors[i].stride()) for tensors in every}
-        if size * 4 > BLOCK and len(layouts) == 1 and _is_dense(lists[0][i]):
+        if size * 4 > BLOCK and len(layouts) == 1 and preserve_strides(lists[0][i]) == lists[0][i].stride():
             found.append(_Cut([i], [True], blocks=True))
         elif size:
             if held + size > GROUP:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .._torch import is_fake
 from . import _backend, _call
-from ._graph import Graph, find_changed_numbers, lift_numbers
+from ._graph import Graph, lift_numbers
 from ._plan import CallPlan, Form
 from ._reads import Reads
-from ._trace import NotPointwiseError, Scalar, Whole, trace
+from ._trace import NotPointwiseError, trace
 
 _RESERVED = {"out", "flat", "offsets"}
 _KEPT_PLANS = 8
@@ -32,23 +32,15 @@ class Slot:
     role: int | None  # that it overwrites
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A graph, what was read to make it, and the forms it was given.
+    """A graph, the numbers in it (further scalars of its kernel), what was read to make it, and the forms it was given."""
 
-    Numbers that were read and have changed before are further scalars of the graph, so that all of them share one kernel.
-    """
-
-    traced: Graph
+    graph: Graph
+    numbers: tuple[float, ...]
     reads: Reads
-    lifted: frozenset[tuple[int, str]]
     restless: str | None  # what it reads changed so often that compiling it again would not pay
-    graph: Graph = field(init=False)
-    numbers: tuple[float, ...] = field(init=False)
-    forms: dict[tuple[Any, ...], Form] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.graph, self.numbers = lift_numbers(self.traced, self.lifted)
+    forms: dict[tuple[Any, ...], Form]
 
 
 class Fused:
@@ -80,12 +72,10 @@ class Fused:
             if name in _RESERVED:
                 raise ValueError(f"{self.where} has a parameter {name!r}, which a fused call uses itself; rename it")
             self.names.append(name)
-        unknown = [name for name in inplace if name is not None and name not in self.names]
-        if unknown:
-            raise ValueError(f"inplace names {unknown[0]!r}, but {self.where} takes {', '.join(self.names)}")
-        strange = sorted(private - set(self.names))
-        if strange:
-            raise ValueError(f"private names {strange[0]!r}, but {self.where} takes {', '.join(self.names)}")
+        for which, given in (("inplace", inplace), ("private", sorted(private))):
+            for each in given:
+                if each is not None and each not in self.names:
+                    raise ValueError(f"{which} names {each!r}, but {self.where} takes {', '.join(self.names)}")
         named = [name for name in inplace if name is not None]
         if len(set(named)) != len(named):
             raise ValueError(f"inplace={inplace} names a role twice; two results can't be written to one place")
@@ -205,27 +195,27 @@ class Fused:
         return tuple(bound.arguments.values())
 
     def classify(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
-        """(mark of each argument, roles as lists, scalars)."""
+        """(mark of each argument, roles as lists, scalars). A `whole` scalar is an int, which matters beside integers."""
         marks: list[Any] = []
         roles: list[Any] = []
         scalars: list[Any] = []
         for position, value in enumerate(args):
             kind = type(value)
-            if kind is list:
+            if kind is not list and kind is not float and kind is not int:
+                if isinstance(value, _STATIC):
+                    marks.append(("constant", value))
+                    continue
+                value = self._convert_unusual(position, value)
+            if type(value) is list:
                 marks.append("role")
                 roles.append(value)
-            elif kind is float or kind is int:
-                marks.append("scalar")
-                scalars.append(value)
-            elif isinstance(value, _STATIC):
-                marks.append(("constant", value))
             else:
-                mark, value = self._convert_unusual(position, value)
-                marks.append(mark)
-                (roles if mark == "role" else scalars).append(value)
+                marks.append("whole" if isinstance(value, int) else "scalar")
+                scalars.append(value)
         return tuple(marks), roles, scalars
 
-    def _convert_unusual(self, position: int, value: Any) -> tuple[str, Any]:
+    def _convert_unusual(self, position: int, value: Any) -> Any:
+        """An argument as a list, a number or a 0-d tensor on a device."""
         name = self.names[position]
         if isinstance(value, torch.Tensor):
             if value.dim() == 0 and not value.dtype.is_complex:
@@ -236,50 +226,40 @@ class Fused:
                     )
                 value = value.detach()
                 here = value.device.type == "cpu" and not is_fake(value) and _backend.mode() != "triton"
-                return "scalar", value.item() if here else value
+                return value.item() if here else value
             raise TypeError(
                 f"{name!r} of {self.where} is a tensor of shape {tuple(value.shape)}; give a list of tensors, "
                 f"[{name}], or a number"
             )
         if isinstance(value, float | int) or (hasattr(value, "__float__") and getattr(value, "ndim", 1) == 0):
-            return "scalar", float(value)
+            return float(value)
         if isinstance(value, Iterable) and not isinstance(value, dict):
-            return "role", list(value)
+            return list(value)
         raise TypeError(
             f"{name!r} of {self.where} is a {type(value).__name__}; give a list of tensors, a number, a 0-d tensor, "
             "or a bool, None or string as a constant"
         )
 
-    def trace(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...], whole: tuple[bool, ...]) -> Trace:
+    def trace(self, marks: tuple[Any, ...], dtypes: tuple[torch.dtype, ...]) -> Trace:
         """The graph for these dtypes, and for what the function reads now."""
         if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
-            whole = ()  # whether a number is an int matters beside integers only
-        key = (marks, dtypes, whole)
-        known = self._traces.get(key, ())
+            marks = tuple("scalar" if mark == "whole" else mark for mark in marks)
+        known = self._traces.get((marks, dtypes), ())
         changed = None
         for each in known:
             changed = each.reads.find_change()
             if changed is None:
                 return each
-        remaining, kinds = iter(dtypes), iter(whole)
-        template: list[Any] = []
-        for mark in marks:
-            if mark == "role":
-                template.append(next(remaining))
-            elif mark == "scalar":
-                template.append(Whole if next(kinds, False) else Scalar)
-            else:
-                template.append(mark[1])
-        graph, reads = trace(self.fn, self.where, template)
+        graph, reads = trace(self.fn, self.where, marks, dtypes)
         self._check_outputs(graph, marks)
+        graph, numbers = lift_numbers(graph)
+        alike = next((each for each in known if each.graph == graph), None)
         restless = None
-        changes = find_changed_numbers(graph, known[0].traced) if known else None
-        lifted = frozenset() if changes is None else known[0].lifted | changes
-        if changes is None and len(known) >= _KEPT_TRACES:
+        if alike is None and len(known) >= _KEPT_TRACES:
             restless = f"{changed}, which it reads, changes from call to call"
-        made = Trace(graph, reads, lifted, restless)
+        made = Trace(graph, numbers, reads, restless, {} if alike is None else alike.forms)
         if reads.problem is None:
-            self._traces[key] = (made, *known)[: _KEPT_TRACES + 1]
+            self._traces[marks, dtypes] = (made, *known)[: _KEPT_TRACES + 1]
         return made
 
     def slots(self, marks: Sequence[Any], graph: Graph) -> list[Slot]:

@@ -1,12 +1,20 @@
-"""The graph of a pointwise function: what the tracer writes and every form reads."""
+"""The graph of a pointwise function: what the tracer writes and every form reads; and the same function in fewer operations.
+
+For the form that runs operations one by one a product by a number joins the operation that uses it: `x + s*y` is one foreach
+operation, `x + s*(a/b)` and `x + s*(a*b)` are, and `x - r*(y + d*x)`, a step with decoupled weight decay, is two. Compiled forms
+need none of this: there an operation costs no pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
+aten = torch.ops.aten
 
 #: The dtypes a compiled kernel loads and stores, and the dtype each one computes in.
 COMPUTE: dict[torch.dtype, torch.dtype] = {
@@ -79,40 +87,25 @@ class Graph:
         return sorted(needed)
 
 
-def find_changed_numbers(graph: Graph, other: Graph) -> frozenset[tuple[int, str]] | None:
-    """Where two graphs have other floats, as nodes and their arguments; None where they differ in anything else."""
-    if len(graph.nodes) != len(other.nodes) or replace(graph, nodes=()) != replace(other, nodes=()):
-        return None
-    found = set()
-    for index, (node, its) in enumerate(zip(graph.nodes, other.nodes, strict=True)):
-        args = dict(its.args)
-        for name, value in node.args:
-            if type(value) is float and type(args.get(name)) is float and value != args[name]:
-                found.add((index, name))
-                args[name] = value
-        if node != replace(its, args=tuple(args.items())):
-            return None
-    return frozenset(found)
+def lift_numbers(graph: Graph) -> tuple[Graph, tuple[float, ...]]:
+    """The graph with its floats as further scalars, and those: other numbers are no other kernel.
 
-
-def lift_numbers(graph: Graph, places: Collection[tuple[int, str]]) -> tuple[Graph, tuple[float, ...]]:
-    """The graph with the numbers at these places as further scalars, and the numbers: others are no other kernel."""
-    order = {place: k for k, place in enumerate(sorted(places))}
-    shift = len(order)
+    An exponent stays, since powers such as squares have words of their own.
+    """
+    shift = sum(_is_free(name, value) for node in graph.nodes for name, value in node.args)
     nodes = [
         Node("scalar", (("position", graph.scalars + k),), torch.float64, torch.float64, vector=False)
         for k in range(shift)
     ]
-    numbers = [0.0] * shift
-    for index, node in enumerate(graph.nodes):
+    numbers: list[float] = []
+    for node in graph.nodes:
         args = []
         for name, value in node.args:
-            if (index, name) in order:
-                numbers[order[index, name]] = value
-                value = Ref(order[index, name])
-            elif isinstance(value, Ref):
-                value = Ref(value.index + shift)
-            args.append((name, value))
+            if _is_free(name, value):
+                args.append((name, Ref(len(numbers))))
+                numbers.append(value)
+            else:
+                args.append((name, Ref(value.index + shift) if isinstance(value, Ref) else value))
         nodes.append(replace(node, args=tuple(args)))
     lifted = replace(
         graph,
@@ -122,3 +115,145 @@ def lift_numbers(graph: Graph, places: Collection[tuple[int, str]]) -> tuple[Gra
         mutated=tuple((role, node + shift) for role, node in graph.mutated),
     )
     return lifted, tuple(numbers)
+
+
+def _is_free(name: str, value: Any) -> bool:
+    return type(value) is float and name != "exponent"
+
+
+def contract(graph: Graph, placed: frozenset[int]) -> Graph:
+    """The same function in fewer operations. `placed` are scalars on a device: they can't be arguments by name."""
+    return _Contraction(graph, placed).run()
+
+
+class _Contraction:
+    def __init__(self, graph: Graph, placed: frozenset[int]) -> None:
+        self.graph = graph
+        self.nodes = list(graph.nodes)
+        self.placed = placed
+        live = graph.find_needed()
+        self.uses = Counter(index for i in live for index in graph.nodes[i].refs())
+        self.uses.update(graph.roots())
+        self.needed = live
+
+    def run(self) -> Graph:
+        for index in self.needed:
+            node = self.nodes[index]
+            if not node.vector or not COMPUTE.get(node.dtype, torch.bool).is_floating_point:
+                continue
+            if node.op in ("add", "sub"):
+                self._sum(index)
+            elif node.op == "addcmul":
+                self._product(index)
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _sum(self, index: int) -> None:
+        """`x + s*y`, `x - s*y`, `x + s*(a/b)`, `x - s*(a/b)`."""
+        node = self.nodes[index]
+        for first, second in self._orders(node):
+            outer, rest = self._split_scale(second, node)
+            if self._put_ratio(index, first, rest, outer):
+                return
+            if outer is not None:
+                self.nodes[index] = replace(node, args=(("self", first), ("other", rest), ("alpha", outer)))
+                self._decay(index)
+                return
+
+    def _put_ratio(self, index: int, first: Ref, rest: Ref, scale: Any) -> bool:
+        """`first + scale*rest`, or minus, where the rest is a ratio; False where it is not."""
+        node, ratio = self.nodes[index], self.nodes[rest.index]
+        if ratio.op != "div" or len(ratio.args) != 2 or not self._is_used_once(rest, node):
+            return False
+        over = dict(ratio.args)
+        inner, top = self._split_scale(over["self"], node)
+        if not self._is_vector(top) or not self._is_vector(over["other"]):
+            return False
+        value = self._multiply(scale, inner, -1 if node.op == "sub" else None)
+        args = (("self", first), ("tensor1", top), ("tensor2", over["other"]), ("value", value))
+        self.nodes[index] = replace(node, op="addcdiv", args=args, overload=aten.addcdiv.default)
+        return True
+
+    def _decay(self, index: int) -> None:
+        """`x - r*(y + d*x)` as `(1 - r*d)*x - r*y`."""
+        node, args = self.nodes[index], dict(self.nodes[index].args)
+        sum_, rate = args["other"], args["alpha"]
+        inner = self.nodes[sum_.index]
+        if node.op != "sub" or inner.op != "add" or not self._is_used_once(sum_, node):
+            return
+        below = dict(inner.args)
+        decay, same = below["alpha"], below["other"]
+        if same != args["self"] or (isinstance(decay, Ref) and decay.index in self.placed):
+            return
+        # The sum is no longer needed, so its place is free, and it is before this one.
+        left = self._subtract_from_one(self._multiply(rate, decay))
+        self.nodes[sum_.index] = replace(
+            node, op="mul", args=(("self", same), ("other", left)), overload=aten.mul.Tensor
+        )
+        if not self._put_ratio(index, sum_, below["self"], rate):
+            self.nodes[index] = replace(node, args=(("self", sum_), ("other", below["self"]), ("alpha", rate)))
+
+    def _product(self, index: int) -> None:
+        """`x + s*(a*b)`."""
+        node, args = self.nodes[index], dict(self.nodes[index].args)
+        if args.get("value", 1) != 1 or isinstance(args.get("value", 1), Ref):
+            return
+        for name in ("tensor1", "tensor2"):
+            scale, rest = self._split_scale(args[name], node)
+            if scale is not None:
+                self.nodes[index] = replace(node, args=tuple({**args, name: rest, "value": scale}.items()))
+                return
+
+    def _orders(self, node: Node) -> Iterator[tuple[Ref, Ref]]:
+        args = dict(node.args)
+        first, second, alpha = args["self"], args["other"], args.get("alpha", 1)
+        if isinstance(alpha, Ref) or alpha != 1 or not (self._is_vector(first) and self._is_vector(second)):
+            return
+        both = [(first, second), (second, first)] if node.op == "add" else [(first, second)]
+        # A product first: what remains of a sum with it may still be taken apart by its user.
+        yield from sorted(both, key=lambda pair: self.nodes[pair[1].index].op != "mul")
+
+    def _is_vector(self, value: Any) -> bool:
+        return isinstance(value, Ref) and self.nodes[value.index].vector
+
+    def _is_used_once(self, ref: Ref, user: Node) -> bool:
+        """Whether a value has one use only, and the dtype that its user computes in."""
+        node = self.nodes[ref.index]
+        return self.uses[ref.index] == 1 and node.dtype is user.dtype
+
+    def _split_scale(self, ref: Any, user: Node) -> tuple[Any, Any]:
+        """(s, y) where a value is s*y, used once; (None, the value) where it is not."""
+        if not self._is_vector(ref) or not self._is_used_once(ref, user) or self.nodes[ref.index].op != "mul":
+            return None, ref
+        args = dict(self.nodes[ref.index].args)
+        for scale, rest in ((args["self"], args["other"]), (args["other"], args["self"])):
+            number = isinstance(scale, int | float) and not isinstance(scale, bool)
+            named = isinstance(scale, Ref) and not self.nodes[scale.index].vector and scale.index not in self.placed
+            if (number or named) and self._is_vector(rest) and self.nodes[rest.index].dtype is user.dtype:
+                return scale, rest
+        return None, ref
+
+    def _add(self, op: str, overload: Any, *args: tuple[str, Any]) -> Ref:
+        """One more number."""
+        node = Node(op, args, torch.float64, torch.float64, vector=False, overload=overload)
+        self.nodes.append(node)
+        return Ref(len(self.nodes) - 1)
+
+    def _multiply(self, *factors: Any) -> Any:
+        """The product of numbers and scalars; None counts as one."""
+        number: Any = 1
+        found: Ref | None = None
+        for factor in factors:
+            if isinstance(factor, Ref):
+                found = (
+                    factor if found is None else self._add("mul", aten.mul.Tensor, ("self", found), ("other", factor))
+                )
+            elif factor is not None:
+                number = number * factor
+        if found is None or number == 1:
+            return number if found is None else found
+        return self._add("mul", aten.mul.Scalar, ("self", found), ("other", number))
+
+    def _subtract_from_one(self, value: Any) -> Any:
+        if not isinstance(value, Ref):
+            return 1 - value
+        return self._add("rsub", aten.rsub.Scalar, ("self", value), ("other", 1), ("alpha", 1))

@@ -1,7 +1,7 @@
 """The table of operations: each is one formula, which every language writes in its own words.
 
 A formula is Python over the arguments of a node. In C and in Triton the arguments are text (`ExpressionText`), so that the formula
-writes an expression; on the host they are numbers, and it computes the value. The second column says which foreach function of
+writes an expression; on the host they are numbers, and it computes the value. A second table says which foreach function of
 torch does the same. An operation that is not here runs as torch runs it.
 """
 
@@ -18,25 +18,26 @@ import torch
 from ._graph import COMPUTE, Graph, Node, Ref
 
 #: Functions of libm, of libdevice and of Python's `math`, most of them under the names of aten.
-_FUNCTIONS_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos"]
-_FUNCTIONS_1 += ["atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]
+FUNCTIONS_1 = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos"]
+FUNCTIONS_1 += ["atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"]
 _FUNCTIONS_2 = ["fmod", "hypot", "atan2", "copysign", "nextafter"]
-_FUNCTIONS = frozenset([*_FUNCTIONS_1, *_FUNCTIONS_2, "abs", "rint", "pow"])
+_FUNCTIONS = frozenset([*FUNCTIONS_1, *_FUNCTIONS_2, "abs", "rint", "pow"])
 
 
 class NoFormError(Exception):
     """A graph that a language has no words for; the message says which part."""
 
 
+@dataclass(frozen=True, slots=True)
 class Language:
     """How one language writes types, numbers, functions and choices: as terms that hold text."""
 
     types: dict[torch.dtype, str]
+    cast: str  # a value in another type that is not the one of truth values
+    narrow: str  # rounded to a dtype of two bytes and widened again
+    choice: str
     write_number: Callable[[Any, str], str]
-    cast: Callable[[str, str], str]  # a value in another type that is not the one of truth values
-    narrow: Callable[[str, torch.dtype], str]  # rounded to a dtype of two bytes and widened again
     write_call: Callable[[str, str, str], str]
-    write_choice: Callable[[str, str, str], str]
 
     def name_type(self, dtype: torch.dtype) -> str:
         """The type in which values of this dtype are computed."""
@@ -48,7 +49,7 @@ class Language:
         """The value of a node in another type."""
         if self.name_type(graph.nodes[index].dtype) == kind:
             return f"t{index}"
-        return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast(f"t{index}", kind)
+        return f"(t{index} != 0)" if kind == self.types[torch.bool] else self.cast.format(f"t{index}", kind)
 
     def read(self, graph: Graph, index: int, kind: str) -> ExpressionText:
         """The value of a node, for a formula."""
@@ -76,7 +77,7 @@ class Language:
 
     def choose(self, kind: str, *values: Any) -> ExpressionText:
         """By a condition, one of two values."""
-        return ExpressionText(self, kind, self.write_choice(*(self.take(value, kind) for value in values)))
+        return ExpressionText(self, kind, self.choice.format(*(self.take(value, kind) for value in values)))
 
 
 def _operator(sign: str, *, reverse: bool = False) -> Any:
@@ -110,59 +111,36 @@ class ExpressionText:
     __and__, __or__, __xor__ = map(_operator, ("&", "|", "^"))
 
 
-class _CLanguage(Language):
-    types = {torch.float64: "double", torch.float32: "float", torch.bool: "int"}
-
-    @staticmethod
-    def write_number(value: Any, kind: str) -> str:
-        number = float(value)
-        if math.isnan(number):
-            return f"({kind})NAN"
-        return f"({kind})({'-' * (number < 0)}INFINITY)" if math.isinf(number) else f"({kind})({number.hex()})"
-
-    @staticmethod
-    def cast(text: str, kind: str) -> str:
-        return f"(({kind}){text})"
-
-    @staticmethod
-    def narrow(text: str, dtype: torch.dtype) -> str:
-        kind = "half" if dtype is torch.float16 else "bfloat"
-        return f"m_from_{kind}(m_to_{kind}({text}))"
-
-    @staticmethod
-    def write_call(name: str, kind: str, args: str) -> str:
-        return f"{'fabs' if name == 'abs' else name}{'f' if kind == 'float' else ''}({args})"
-
-    @staticmethod
-    def write_choice(condition: str, a: str, b: str) -> str:
-        return f"({condition} ? {a} : {b})"
+def _write_c_number(value: Any, kind: str) -> str:
+    number = float(value)
+    if math.isnan(number):
+        return f"({kind})NAN"
+    return f"({kind})({'-' * (number < 0)}INFINITY)" if math.isinf(number) else f"({kind})({number.hex()})"
 
 
-class _TritonLanguage(Language):
-    types = {torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"}
+def _write_triton_number(value: Any, kind: str) -> str:
+    # A bare number would be one of float32.
+    number = bool(value) if kind == "tl.int1" else float(value)
+    text = repr(number) if math.isfinite(number) else f'float("{number}")'
+    return f"tl.full((), {text}, {kind})"
 
-    @staticmethod
-    def write_number(value: Any, kind: str) -> str:
-        # A bare number would be one of float32.
-        number = bool(value) if kind == "tl.int1" else float(value)
-        text = repr(number) if math.isfinite(number) else f'float("{number}")'
-        return f"tl.full((), {text}, {kind})"
 
-    @staticmethod
-    def cast(text: str, kind: str) -> str:
-        return f"{text}.to({kind})"
-
-    @staticmethod
-    def narrow(text: str, dtype: torch.dtype) -> str:
-        return f"({text}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
-
-    @staticmethod
-    def write_call(name: str, kind: str, args: str) -> str:
-        return f"{'tl' if name == 'abs' else 'lib'}.{name}({args})"
-
-    @staticmethod
-    def write_choice(condition: str, a: str, b: str) -> str:
-        return f"tl.where({condition}, {a}, {b})"
+C = Language(
+    types={torch.float64: "double", torch.float32: "float", torch.bool: "int"},
+    cast="(({1}){0})",
+    narrow="m_from_{1}(m_to_{1}({0}))",
+    choice="({0} ? {1} : {2})",
+    write_number=_write_c_number,
+    write_call=lambda name, kind, args: f"{'f' * (name == 'abs')}{name}{'f' * (kind == 'float')}({args})",
+)
+TRITON = Language(
+    types={torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bool: "tl.int1"},
+    cast="{0}.to({1})",
+    narrow="({0}).to(tl.{1}).to(tl.float32)",
+    choice="tl.where({0}, {1}, {2})",
+    write_number=_write_triton_number,
+    write_call=lambda name, kind, args: f"{'tl' if name == 'abs' else 'lib'}.{name}({args})",
+)
 
 
 class _HostLanguage:
@@ -191,9 +169,6 @@ class _HostLanguage:
         return a if condition else b
 
 
-C, TRITON = _CLanguage(), _TritonLanguage()
-
-
 def write_node(language: Language, graph: Graph, node: Node) -> str:
     """The expression of a constant, a cast or an operation, in the type of its own dtype."""
     args, own = dict(node.args), language.name_type(node.dtype)
@@ -206,9 +181,10 @@ def write_node(language: Language, graph: Graph, node: Node) -> str:
         text = language.convert(graph, source.index, own)
         # An explicit narrowing is part of the function: it rounds, although the sums around it stay in float32.
         narrow = node.dtype in (torch.float16, torch.bfloat16) and graph.nodes[source.index].dtype is not node.dtype
-        return language.narrow(text, node.dtype) if narrow and node.op == "cast" else text
+        name = str(node.dtype).removeprefix("torch.")
+        return language.narrow.format(text, name) if narrow and node.op == "cast" else text
     text = _apply_formula(language, graph, node).text
-    return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast(f"({text})", own)
+    return text if node.compute is node.dtype or node.dtype is torch.bool else language.cast.format(f"({text})", own)
 
 
 def compute_number(node: Node, values: Mapping[int, Any]) -> Any:
@@ -219,7 +195,7 @@ def compute_number(node: Node, values: Mapping[int, Any]) -> Any:
 def _apply_formula(language: Any, source: Any, node: Node) -> Any:
     if node.op not in OPERATIONS:
         raise NoFormError(f"aten.{node.op}")
-    return OPERATIONS[node.op].formula(NodeArguments(language, source, node))
+    return OPERATIONS[node.op](NodeArguments(language, source, node))
 
 
 class NodeArguments:
@@ -296,14 +272,6 @@ class ForeachCall(NamedTuple):
     keyword: str | None = None
     commutes: bool = False
     placed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One row: the formula, and the foreach function of the same name where torch has one."""
-
-    formula: Callable[[Any], Any]
-    foreach: ForeachCall | None = None
 
 
 def _scale_other(e: Any) -> Any:
@@ -426,109 +394,100 @@ def _signbit(e: Any) -> Any:
     return e.copysign(e.choose(e.x == e.x, 1, 1), e.x) < 0
 
 
-def _function_1(name: str) -> Operation:
-    return Operation(lambda e: getattr(e, name)(e.x))
+def _call_function(name: str, *arguments: str) -> Callable[[Any], Any]:
+    return lambda e: getattr(e, name)(*(e[argument] for argument in arguments))
 
 
-def _function_2(name: str) -> Operation:
-    return Operation(lambda e: getattr(e, name)(e.x, e.y))
-
-
-OPERATIONS: dict[str, Operation] = {name: _function_1(name) for name in _FUNCTIONS_1}
-OPERATIONS |= {name: _function_2(name) for name in _FUNCTIONS_2}
+#: For each operation its formula.
+OPERATIONS: dict[str, Callable[[Any], Any]] = {name: _call_function(name, "self") for name in FUNCTIONS_1}
+OPERATIONS |= {name: _call_function(name, "self", "other") for name in _FUNCTIONS_2}
 OPERATIONS |= {
-    "abs": Operation(lambda e: e.abs(e.x)),
-    "neg": Operation(lambda e: -e.x),
-    "sign": Operation(_sign),
-    "sgn": Operation(_sign),
-    "reciprocal": Operation(lambda e: 1 / e.x),
-    "rsqrt": Operation(lambda e: 1 / e.sqrt(e.x)),
-    "frac": Operation(lambda e: e.x - e.trunc(e.x)),
-    "round": Operation(_round),
-    "sigmoid": Operation(lambda e: 1 / (1 + e.exp(-e.x))),
-}
-_UNARY = [
-    "neg",
-    "abs",
-    "sqrt",
-    "exp",
-    "reciprocal",
-    "sign",
-    "log",
-    "tanh",
-    "sigmoid",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-]
-_UNARY += ["frac", "erf", "expm1", "log1p", "rsqrt"]
-OPERATIONS |= {name: Operation(OPERATIONS[name].formula, ForeachCall()) for name in _UNARY}
-OPERATIONS |= {
-    "add": Operation(_add, ForeachCall(either="other", keyword="alpha", commutes=True, placed=True)),
-    "sub": Operation(lambda e: e.x - _scale_other(e), ForeachCall(either="other", keyword="alpha")),
-    "rsub": Operation(lambda e: e.y - e.x * e["alpha"]),
-    "mul": Operation(_mul, ForeachCall(either="other", commutes=True, placed=True)),
-    "div": Operation(_div, ForeachCall(either="other", placed=True)),
-    "maximum": Operation(lambda e: e.max(e.x, e.y), ForeachCall(("self", "other"), commutes=True)),
-    "minimum": Operation(lambda e: e.min(e.x, e.y), ForeachCall(("self", "other"), commutes=True)),
-    "lerp": Operation(_lerp, ForeachCall(("self", "end"), number="weight")),
-    "pow": Operation(_pow, ForeachCall(number="exponent")),
-    "addcmul": Operation(
-        lambda e: e.x + e["value"] * e["tensor1"] * e["tensor2"],
-        ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
-    ),
-    "addcdiv": Operation(
-        lambda e: e.x + e["value"] * e["tensor1"] / e["tensor2"],
-        ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
-    ),
-    "clamp": Operation(_clamp),
-    "clamp_min": Operation(_clamp, ForeachCall(number="min")),
-    "clamp_max": Operation(_clamp, ForeachCall(number="max")),
-    "floor_divide": Operation(_floor_divide),
-    "remainder": Operation(_remainder),
-    "fmax": Operation(lambda e: e.choose((e.x >= e.y) | (e.y != e.y), e.x, e.y)),
-    "fmin": Operation(lambda e: e.choose((e.x <= e.y) | (e.y != e.y), e.x, e.y)),
-    "logaddexp": Operation(_logaddexp),
-    "xlogy": Operation(lambda e: e.choose(e.y != e.y, e.y, e.choose(e.x == 0, 0, e.x * e.log(e.y)))),
-    "sinc": Operation(_sinc),
-    "rad2deg": Operation(lambda e: e.x * (180 / math.pi)),
-    "deg2rad": Operation(lambda e: e.x * (math.pi / 180)),
-    "nan_to_num": Operation(_nan_to_num),
-    "logit": Operation(_logit),
-    "heaviside": Operation(lambda e: e.choose(e.x == 0, e["values"], e.choose(e.x > 0, 1, 0))),
+    "abs": lambda e: e.abs(e.x),
+    "neg": lambda e: -e.x,
+    "sign": _sign,
+    "sgn": _sign,
+    "reciprocal": lambda e: 1 / e.x,
+    "rsqrt": lambda e: 1 / e.sqrt(e.x),
+    "frac": lambda e: e.x - e.trunc(e.x),
+    "round": _round,
+    "sigmoid": lambda e: 1 / (1 + e.exp(-e.x)),
+    "add": _add,
+    "sub": lambda e: e.x - _scale_other(e),
+    "rsub": lambda e: e.y - e.x * e["alpha"],
+    "mul": _mul,
+    "div": _div,
+    "maximum": lambda e: e.max(e.x, e.y),
+    "minimum": lambda e: e.min(e.x, e.y),
+    "lerp": _lerp,
+    "pow": _pow,
+    "addcmul": lambda e: e.x + e["value"] * e["tensor1"] * e["tensor2"],
+    "addcdiv": lambda e: e.x + e["value"] * e["tensor1"] / e["tensor2"],
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp,
+    "floor_divide": _floor_divide,
+    "remainder": _remainder,
+    "fmax": lambda e: e.choose((e.x >= e.y) | (e.y != e.y), e.x, e.y),
+    "fmin": lambda e: e.choose((e.x <= e.y) | (e.y != e.y), e.x, e.y),
+    "logaddexp": _logaddexp,
+    "xlogy": lambda e: e.choose(e.y != e.y, e.y, e.choose(e.x == 0, 0, e.x * e.log(e.y))),
+    "sinc": _sinc,
+    "rad2deg": lambda e: e.x * (180 / math.pi),
+    "deg2rad": lambda e: e.x * (math.pi / 180),
+    "nan_to_num": _nan_to_num,
+    "logit": _logit,
+    "heaviside": lambda e: e.choose(e.x == 0, e["values"], e.choose(e.x > 0, 1, 0)),
     # Activations.
-    "silu": Operation(lambda e: e.x / (1 + e.exp(-e.x))),
-    "mish": Operation(lambda e: e.x * e.tanh(e.log1p(e.exp(e.x)))),
-    "gelu": Operation(_gelu),
-    "relu": Operation(lambda e: e.max(e.x, 0)),
-    "leaky_relu": Operation(lambda e: e.choose(e.x > 0, e.x, e.x * e["negative_slope"])),
-    "elu": Operation(_elu),
-    "celu": Operation(lambda e: e.choose(e.x > 0, e.x, e["alpha"] * e.expm1(e.x / e["alpha"]))),
-    "softplus": Operation(_softplus),
-    "log_sigmoid_forward": Operation(lambda e: e.min(e.x, 0) - e.log1p(e.exp(-e.abs(e.x)))),
-    "hardtanh": Operation(lambda e: e.min(e.max(e.x, e["min_val"]), e["max_val"])),
-    "hardsigmoid": Operation(lambda e: e.min(e.max(e.x + 3, 0), 6) / 6),
-    "hardswish": Operation(lambda e: e.x * e.min(e.max(e.x + 3, 0), 6) / 6),
-    "threshold": Operation(lambda e: e.choose(e.x <= e["threshold"], e["value"], e.x)),
+    "silu": lambda e: e.x / (1 + e.exp(-e.x)),
+    "mish": lambda e: e.x * e.tanh(e.log1p(e.exp(e.x))),
+    "gelu": _gelu,
+    "relu": lambda e: e.max(e.x, 0),
+    "leaky_relu": lambda e: e.choose(e.x > 0, e.x, e.x * e["negative_slope"]),
+    "elu": _elu,
+    "celu": lambda e: e.choose(e.x > 0, e.x, e["alpha"] * e.expm1(e.x / e["alpha"])),
+    "softplus": _softplus,
+    "log_sigmoid_forward": lambda e: e.min(e.x, 0) - e.log1p(e.exp(-e.abs(e.x))),
+    "hardtanh": lambda e: e.min(e.max(e.x, e["min_val"]), e["max_val"]),
+    "hardsigmoid": lambda e: e.min(e.max(e.x + 3, 0), 6) / 6,
+    "hardswish": lambda e: e.x * e.min(e.max(e.x + 3, 0), 6) / 6,
+    "threshold": lambda e: e.choose(e.x <= e["threshold"], e["value"], e.x),
     # Questions and choices.
-    "eq": Operation(lambda e: e.x == e.y),
-    "ne": Operation(lambda e: e.x != e.y),
-    "lt": Operation(lambda e: e.x < e.y),
-    "le": Operation(lambda e: e.x <= e.y),
-    "gt": Operation(lambda e: e.x > e.y),
-    "ge": Operation(lambda e: e.x >= e.y),
-    "isnan": Operation(lambda e: e.x != e.x),
-    "isinf": Operation(lambda e: e.abs(e.x) == math.inf),
-    "isposinf": Operation(lambda e: e.x == math.inf),
-    "isneginf": Operation(lambda e: e.x == -math.inf),
-    "signbit": Operation(_signbit),
-    "logical_and": Operation(lambda e: e.truth("self") & e.truth("other")),
-    "logical_or": Operation(lambda e: e.truth("self") | e.truth("other")),
-    "logical_xor": Operation(lambda e: e.truth("self") ^ e.truth("other")),
-    "logical_not": Operation(lambda e: e.truth("self") ^ e.truth(True)),
-    "where": Operation(lambda e: e.choose(e.truth("condition"), e.x, e.y)),
-    "masked_fill": Operation(lambda e: e.choose(e.truth("mask"), e["value"], e.x)),
+    "eq": lambda e: e.x == e.y,
+    "ne": lambda e: e.x != e.y,
+    "lt": lambda e: e.x < e.y,
+    "le": lambda e: e.x <= e.y,
+    "gt": lambda e: e.x > e.y,
+    "ge": lambda e: e.x >= e.y,
+    "isnan": lambda e: e.x != e.x,
+    "isinf": lambda e: e.abs(e.x) == math.inf,
+    "isposinf": lambda e: e.x == math.inf,
+    "isneginf": lambda e: e.x == -math.inf,
+    "signbit": _signbit,
+    "logical_and": lambda e: e.truth("self") & e.truth("other"),
+    "logical_or": lambda e: e.truth("self") | e.truth("other"),
+    "logical_xor": lambda e: e.truth("self") ^ e.truth("other"),
+    "logical_not": lambda e: e.truth("self") ^ e.truth(True),
+    "where": lambda e: e.choose(e.truth("condition"), e.x, e.y),
+    "masked_fill": lambda e: e.choose(e.truth("mask"), e["value"], e.x),
 }
 for _name in ("and", "or", "xor", "not"):  # of truth values; integers run as torch runs them
     OPERATIONS[f"bitwise_{_name}"] = OPERATIONS[f"logical_{_name}"]
+
+_UNARY = ["neg", "abs", "sqrt", "exp", "reciprocal", "sign", "log", "tanh", "sigmoid", "floor", "ceil", "round"]
+_UNARY += ["trunc", "frac", "erf", "expm1", "log1p", "rsqrt"]
+#: The foreach functions of torch.
+FOREACH: dict[str, ForeachCall] = {name: ForeachCall() for name in _UNARY}
+FOREACH |= {
+    "add": ForeachCall(either="other", keyword="alpha", commutes=True, placed=True),
+    "sub": ForeachCall(either="other", keyword="alpha"),
+    "mul": ForeachCall(either="other", commutes=True, placed=True),
+    "div": ForeachCall(either="other", placed=True),
+    "maximum": ForeachCall(("self", "other"), commutes=True),
+    "minimum": ForeachCall(("self", "other"), commutes=True),
+    "lerp": ForeachCall(("self", "end"), number="weight"),
+    "pow": ForeachCall(number="exponent"),
+    "addcmul": ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
+    "addcdiv": ForeachCall(("self", "tensor1", "tensor2"), keyword="value"),
+    "clamp_min": ForeachCall(number="min"),
+    "clamp_max": ForeachCall(number="max"),
+}

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 
 from . import _backend
-from ._backend import Kernel, KernelError
+from ._backend import Kernel, KernelError, Runtime
 from ._emit_c import emit
 from ._foreach import Cuts, Program
 from ._graph import COMPUTE, Graph
 from ._operations import NoFormError
 from ._reads import Reads
-from ._runtime import Runtime
-from ._table import Table
-from ._triton import NOT_INSTALLED, TritonKernel, find_problem
+from ._triton import NOT_INSTALLED, Table, TritonKernel, find_problem
 
 Tensors = tuple[torch.Tensor, ...]
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
+# For each piece the addresses that a kernel reads, and the table of their tables.
+Tables = list[tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,13 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of the lists that runs in one form; `indices` and `runs` are None for all of them."""
+    """Part of the lists that runs in one form: the positions of its tensors, and of their runs."""
 
     form: Form
-    indices: list[int] | None
-    runs: list[int] | None
+    indices: Sequence[int]
+    runs: Any  # as NumPy takes them
     sizes: array[int]  # of the runs
     starts: array[int]  # of each run among all elements, and the end
-    elements: int
     device: torch.device
     numbers: tuple[float, ...] = ()  # further scalars of its graph
     cuts: Cuts = field(default_factory=list)  # how foreach operations go through them, known after the first call
@@ -82,12 +81,11 @@ class Runs:
 
     owner: Any
     sizes: list[int]
-    shifts: list[Any]
+    shifts: Sequence[Any]
 
-    def follow(self, column: Addresses, k: int) -> Addresses:
-        """The address of each run of a list."""
-        found: Addresses = column[self.owner] + self.shifts[k]
-        return found
+    def follow(self, columns: Sequence[Addresses], first: int = 0) -> list[Addresses]:
+        """The address of each run of some lists, from one on."""
+        return [column[self.owner] + shift for column, shift in zip(columns, self.shifts[first:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +93,11 @@ class PlanState:
     """Where the lists were at the last call: replaced as a whole, never changed, so threads may share it."""
 
     addresses: array[int]
+    columns: list[Addresses]  # of the runs
     written: Ranges | None
     overlap: bool  # something written overlaps something else
     exact: bool  # something read is exactly something written
-    tables: list[tuple[Any, array[int]]] | None = None  # of each piece; None where an output is new at every call
+    tables: Tables | None = None  # of each piece; None where an output is new at every call
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +120,7 @@ class CallPlan:
     single: bool
     results: list[tuple[str, int]]
     allocates: bool  # whether some output is new at every call
-    runs: Runs | None = None  # None where each tensor is one
+    runs: Runs
     extents: list[Addresses] = field(default_factory=list)  # bytes from the first to the last element of each run
     state: PlanState | None = None
     devices: dict[int, Table] = field(default_factory=dict)  # the table on a device of each piece that has one
@@ -154,46 +153,32 @@ def form_of(
     if setting == "plain":
         return Form("plain", "MODULI_KERNELS=plain", graph)
     if device.type != "cpu" or setting == "triton":
-        found = _find_triton(graph, outputs, device, foreach, setting == "triton")
-        if isinstance(found, TritonKernel):
-            return Form("triton", "compiled", graph, program=Program(graph, outputs), triton=found)
-        reason = f"the tensors are on {device.type}, and {found}" if device.type != "cpu" else found
+        reason = find_problem(device, foreach)
+        if reason is None:
+            try:
+                kernel = TritonKernel(graph, outputs, "fused")
+                return Form("triton", "compiled", graph, program=Program(graph, outputs), triton=kernel)
+            except NoFormError as missing:
+                reason = f"{missing} has no Triton form"
+        elif setting == "triton":
+            raise KernelError(f"MODULI_KERNELS=triton, but {reason}")
+        elif reason == NOT_INSTALLED:
+            _backend.warn_once("Triton", f"the tensors are on {device.type}, and {reason}")
+        reason = f"the tensors are on {device.type}, and {reason}" if device.type != "cpu" else reason
     elif foreach is not None or setting == "foreach":
         reason = foreach or "MODULI_KERNELS=foreach"
     else:
         try:
             library = _backend.kernel(emit(graph, [(node, dtype) for node, dtype, _ in outputs]))
         except NoFormError as missing:
-            reason = f"{missing} has no C form"
+            library = f"{missing} has no C form"
         else:
-            if isinstance(library, Kernel):
-                return Form("c", "compiled", graph, kernel=library)
-            if setting == "c":
+            if setting == "c" and isinstance(library, str):
                 raise KernelError(f"MODULI_KERNELS=c, but the kernel can't be compiled: {library}")
-            reason = library
+        if isinstance(library, Kernel):
+            return Form("c", "compiled", graph, kernel=library)
+        reason = library
     return Form("foreach", reason, graph, program=Program(graph, outputs))
-
-
-def _find_triton(
-    graph: Graph,
-    outputs: Sequence[tuple[int, torch.dtype, int | None]],
-    device: torch.device,
-    foreach: str | None,
-    asked: bool,
-) -> TritonKernel | str:
-    """The Triton kernel of a graph on a device, or why there is none."""
-    problem = None if asked else foreach or (None if _backend.mode() == "auto" else f"MODULI_KERNELS={_backend.mode()}")
-    problem = problem or find_problem(device, asked)
-    if problem is None:
-        try:
-            return TritonKernel(graph, outputs, "fused")
-        except NoFormError as missing:
-            return f"{missing} has no Triton form"
-    if asked:
-        raise KernelError(f"MODULI_KERNELS=triton, but {problem}")
-    if problem == NOT_INSTALLED:
-        _backend.warn_once("Triton", f"the tensors are on {device.type}, and {problem}")
-    return problem
 
 
 _LOOKS = operator.attrgetter("__class__", "layout", "dtype", "device", "shape")
@@ -271,17 +256,23 @@ class Lists:
                 return None
         moved = -1 if state is None else moved
         for i in self._frozen if moved else ():
-            if moved >> min(i, 62) & 1 and (
+            if has_moved(moved, i) and (
                 True in map(torch.Tensor.is_inference, lists[i]) or not all(map(has_memory, lists[i]))
             ):
                 return None
         return moved, now
 
 
+def count_reach(tensor: torch.Tensor) -> int:
+    """How many elements there are in memory from the first to the last one of a tensor, with both."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage of a tensor holds all of its elements; one that was resized may not, and torch reads on."""
-    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    end = (tensor.storage_offset() + count_reach(tensor)) * tensor.element_size()
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= end
 
 
@@ -306,52 +297,40 @@ def locate(plan: CallPlan, moved: int, now: array[int]) -> PlanState:
     before = plan.state
     if before is not None and moved == 0:
         return before
-    columns = _columns(plan, now)
-    if plan.runs is not None:
-        columns = [plan.runs.follow(column, k) for k, column in enumerate(columns)]
+    columns = plan.runs.follow(list(np.frombuffer(now, np.uint64).reshape(-1, plan.count)))
     over = [output.role for output in plan.outputs if output.role is not None]
     written = [*over, *range(plan.roles, len(columns))]
     reads = [role for role in range(plan.roles) if role not in over]
-    if len(set(over)) != len(over):
-        state = PlanState(now, None, overlap=True, exact=False)
+    ranges = None if before is None or before.exact or before.overlap else before.written
+    if ranges is None or any(has_moved(moved, i) for i in written):
+        ranges = _sort_written(plan, columns, written)
     else:
-        ranges = None if before is None else before.written
-        if ranges is None or before is None or before.exact or before.overlap or any(moved >> i & 1 for i in written):
-            ranges = _sort_written(plan, columns, written)
-        else:
-            reads = [role for role in reads if moved >> min(role, 62) & 1]
-        found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else set()
-        state = PlanState(now, ranges, overlap=ranges is None or "overlap" in found, exact="exact" in found)
-    if not state.overlap and not plan.allocates:
-        state = PlanState(now, state.written, state.overlap, state.exact, make_tables(plan, now, []))
-    plan.state = state
-    return state
+        reads = [role for role in reads if has_moved(moved, role)]
+    found = {_clash(ranges, columns[role], plan.extents[role]) for role in reads} if ranges is not None else {"overlap"}
+    overlap = "overlap" in found
+    tables = None if overlap or plan.allocates else make_tables(plan, columns, [])
+    plan.state = PlanState(now, columns, ranges, overlap, "exact" in found, tables)
+    return plan.state
 
 
-def _columns(plan: CallPlan, now: array[int]) -> list[Addresses]:
-    """The address of each tensor: of the roles, then of the outputs whose storage was given."""
-    return list(np.frombuffer(now, np.uint64).reshape(-1, plan.count))
+def has_moved(moved: int, i: int) -> int:
+    """Whether a list is not where it was; lists beyond the 62nd share a bit."""
+    return moved >> min(i, 62) & 1
 
 
-def make_tables(
-    plan: CallPlan, now: array[int], fresh: Sequence[Sequence[torch.Tensor]]
-) -> list[tuple[Any, array[int]]]:
-    """For each piece what must stay alive, and the table of the tables that a kernel reads."""
-    columns = _columns(plan, now)
-    columns += [np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in fresh]
-    if plan.runs is not None:
-        columns = [plan.runs.follow(column, k) for k, column in enumerate(columns)]
-    given = iter(columns[plan.roles : len(columns) - len(fresh)])
-    made = iter(columns[len(columns) - len(fresh) :])
+def make_tables(plan: CallPlan, columns: list[Addresses], fresh: Sequence[Sequence[torch.Tensor]]) -> Tables:
+    """The tables of lists at these addresses, and of new outputs."""
+    made = [np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in fresh]
+    given, new = iter(columns[plan.roles :]), iter(plan.runs.follow(made, len(columns)))
     every = columns[: plan.roles]
     for output in plan.outputs:
         every.append(
-            columns[output.role] if output.role is not None else next(given if output.kind == "given" else made)
+            columns[output.role] if output.role is not None else next(given if output.kind == "given" else new)
         )
     tables = []
     for piece in plan.pieces:
-        keep = every if piece.runs is None else [column[piece.runs] for column in every]
-        tables.append(((now, keep), array("Q", [column.ctypes.data for column in keep])))
+        keep = [column[piece.runs] for column in every]
+        tables.append((keep, array("Q", [column.ctypes.data for column in keep])))
     return tables
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ import torch
 
 from .._torch import is_fake
 from . import _backend
-from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, form_of, has_memory
-from ._runtime import Runtime
+from ._backend import Runtime
+from ._foreach import preserve_strides
+from ._plan import CallPlan, Form, Lists, Output, Piece, Runs, count_reach, form_of, has_memory
 
 if TYPE_CHECKING:
     from ._call import Request
@@ -35,33 +37,33 @@ def prepare(request: Request) -> CallPlan:
     names = [fused.role_name(role, marks) for role in range(len(roles))]
     for name, tensors in zip(names, roles, strict=True):
         _check_list(fused, name, tensors, count, names[0], roles[0])
-    places = _places(request, count, names[0])
+    for item in request.outs:
+        if not isinstance(item, torch.Tensor | list | None):
+            raise TypeError(f"{fused.where}: out= is a {type(item).__name__}; give a list of tensors or one vector")
+    listed = request.lists[len(roles) :]
+    for place in listed:
+        _check_list(fused, "out", place, count, names[0], roles[0])
     signatures: dict[tuple[Any, ...], list[int]] = {}
-    listed = [place for place in places if place is not None]
     for i in range(count):
-        signature = (roles[0][i].device, *(tensors[i].dtype for tensors in itertools.chain(roles, listed)))
+        signature = (roles[0][i].device, *(tensors[i].dtype for tensors in request.lists))
         signatures.setdefault(signature, []).append(i)
     if not signatures:
         signatures[(torch.device("cpu"), *([torch.float32] * len(roles)))] = []
-    traces = {s: fused.trace(marks, s[1 : len(roles) + 1], request.whole) for s in signatures}
+    traces = {s: fused.trace(marks, s[1 : len(roles) + 1]) for s in signatures}
     first = next(iter(traces.values()))
     slots = fused.slots(marks, first.graph)
     _check_places(request, slots)
     sizes = [tensor.numel() for tensor in roles[0]]
-    outputs = _outputs(request, slots, places, traces, signatures)
-    written = [(names[o.role], roles[o.role]) for o in outputs if o.role is not None]
-    for name, tensors in [*written, *(("out", place) for place in listed)]:
-        _check_writable(fused, name, tensors)
-    fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
-    opaque = None if fake else _explain_opaque(request.lists)
-    memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
-    for name, tensors in zip([*names, *["out"] * len(listed)], request.lists if memory else (), strict=False):
-        _check_memory(fused, name, tensors)
-    runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
-    private = {names.index(name) for name in fused.private if name in names}
-    watched = [r for r in range(len(request.lists)) if r not in private]
+    outputs = _outputs(request, slots, traces, signatures)
     over = {output.role for output in outputs if output.role is not None}
-    frozen = [r for r in watched if r in over or r >= len(roles)]
+    frozen = [r for r in range(len(request.lists)) if r in over or r >= len(roles)]
+    fake = any(is_fake(tensor) for tensors in request.lists for tensor in tensors)
+    opaque = None if fake else explain_opaque(request.lists)
+    memory = opaque is None and not fake and roles[0][:1] != () and roles[0][0].device.type != "meta"
+    for r, (name, tensors) in enumerate(zip([*names, *["out"] * len(listed)], request.lists, strict=True)):
+        _check_access(fused, name, tensors, written=r in frozen, memory=memory)
+    runtime = _backend.runtime() if memory and _backend.mode() in ("auto", "c") else None
+    watched = [r for r in range(len(request.lists)) if r >= len(roles) or names[r] not in fused.private]
     plan = CallPlan(
         key=request.key,
         count=count,
@@ -70,7 +72,7 @@ def prepare(request: Request) -> CallPlan:
             request.lists,
             runtime if isinstance(runtime, Runtime) else None,
             watched if memory else (),
-            () if torch.is_inference_mode_enabled() else frozen,
+            () if torch.is_inference_mode_enabled() else [r for r in frozen if r in watched],
             owned=[r for r, name in enumerate(names) if name in request.owned],
             memory=memory,
         ),
@@ -86,15 +88,16 @@ def prepare(request: Request) -> CallPlan:
         single=first.graph.single,
         results=_results(slots, first.graph.same),
         allocates=any(output.kind == "new" for output in outputs),
+        runs=Runs(slice(None), sizes, [0] * (len(request.lists) + len(outputs))),
     )
     loose: list[int] = []
     if opaque is None:
-        plan.strides = [_preserve_strides(tensor) for tensor in roles[0]]
+        plan.strides = [preserve_strides(tensor) for tensor in roles[0]]
         loose = _find_runs(plan, request.lists, memory)
     for kind, indices in signatures.items():
         tight = [i for i in indices if i not in loose]
         if tight:
-            form = _form(request, traces[kind], slots, outputs, tight, kind[0], opaque)
+            form = _form(request, traces[kind], [output.dtypes[tight[0]] for output in outputs], kind[0], opaque)
             plan.pieces.append(_piece(plan, form, tight, kind[0], traces[kind].numbers))
     if loose:
         form = Form("plain", f"{len(loose)} of {count} tensors are not contiguous", first.graph)
@@ -105,36 +108,35 @@ def prepare(request: Request) -> CallPlan:
 def _piece(
     plan: CallPlan, form: Form, indices: list[int], device: torch.device, numbers: tuple[float, ...] = ()
 ) -> Piece:
-    every = len(indices) == plan.count
-    sizes, runs = plan.sizes, indices
-    if plan.runs is not None:
-        runs = np.flatnonzero(np.isin(plan.runs.owner, indices)).tolist()
-        sizes = plan.runs.sizes
-    chosen = list(sizes) if every else [sizes[i] for i in runs]
+    runs: Any = slice(None)
+    chosen = plan.runs.sizes
+    if len(indices) != plan.count:
+        owner = np.arange(plan.count)[plan.runs.owner]
+        runs = np.flatnonzero(np.isin(owner, indices))
+        chosen = [chosen[i] for i in runs]
     starts = array("q", itertools.accumulate(chosen, initial=0))
-    own = None if every else indices
-    return Piece(form, own, None if every else runs, array("q", chosen), starts, starts[-1], device, numbers)
+    return Piece(form, indices, runs, array("q", chosen), starts, device, numbers)
 
 
 def _find_runs(plan: CallPlan, lists: Sequence[Tensors], memory: bool) -> list[int]:
     """Describe the tensors as runs, in the plan; the positions of those that are not worth it."""
     fresh = [output for output in plan.outputs if output.kind == "new"]
+    flat = any(output.vector is not None for output in fresh)
+    start = np.zeros(1, np.int64)
     loose: list[int] = []
     found: list[tuple[int, list[Any]]] = []
     for i in range(plan.count):
         strided = [(tensors[i].shape, tensors[i].stride()) for tensors in lists]
-        shape, strides = strided[0]
-        plain = all(tensors[i].is_contiguous() for tensors in lists)
-        dense = plain or (plan.strides[i] == strides and all(each == (shape, strides) for each in strided))
-        # A new vector is filled in the order in which elements are read.
-        vectors = not plain and any(output.vector is not None for output in fresh)
-        strided += [(shape, plan.strides[i])] * len(fresh)
-        runs = (plan.sizes[i], [np.zeros(1, np.int64)] * len(strided)) if dense and not vectors else None
-        if runs is None and not vectors and all(each == shape for each, _ in strided):
-            runs = _part_rows(shape, [own for _, own in strided])
+        strided += [(strided[0][0], plan.strides[i])] * len(fresh)
+        dense = all(tensors[i].is_contiguous() for tensors in lists)
+        runs = None
+        if dense or (not flat and plan.strides[i] == strided[0][1] and len(set(strided)) == 1):
+            runs = (plan.sizes[i], [start] * len(strided))
+        elif not flat and len({shape for shape, _ in strided}) == 1:  # a vector is filled in the order of reading
+            runs = _part_rows(strided[0][0], [own for _, own in strided])
         if runs is None:
             loose.append(i)
-            runs = (plan.sizes[i], [np.zeros(1, np.int64)] * len(strided))
+            runs = (plan.sizes[i], [start] * len(strided))
         found.append(runs)
     counts = [len(shifts[0]) for _, shifts in found]
     for tensors in lists if memory else ():
@@ -169,24 +171,16 @@ def _part_rows(shape: torch.Size, strides: Sequence[tuple[int, ...]]) -> tuple[i
 
 
 def _form(
-    request: Request,
-    trace: Trace,
-    slots: Sequence[Slot],
-    outputs: Sequence[Output],
-    indices: Sequence[int],
-    device: torch.device,
-    opaque: str | None,
+    request: Request, trace: Trace, dtypes: Sequence[torch.dtype], device: torch.device, opaque: str | None
 ) -> Form:
-    described = []
-    for slot, output in zip(request.fused.slots(request.marks, trace.graph), outputs, strict=True):
-        dtype = output.dtypes[indices[0]] if indices else trace.graph.nodes[slot.node].dtype
-        described.append((slot.node, dtype, output.role))
-    watched = "a dispatch mode sees its operations" if request.key[-2] else None
-    key = (tuple(described), device.type, _backend.mode(), watched, opaque)
+    slots = request.fused.slots(request.marks, trace.graph)
+    outputs = [(slot.node, dtype, slot.role) for slot, dtype in zip(slots, dtypes, strict=True)]
+    watched = "a dispatch mode sees its operations" if request.watched else None
+    key = (tuple(outputs), device.type, _backend.mode(), watched, opaque)
     form = trace.forms.get(key)
     if form is None:
         plain = opaque or trace.reads.problem
-        form = trace.forms[key] = form_of(trace.graph, described, device, plain, watched or trace.restless)
+        form = trace.forms[key] = form_of(trace.graph, outputs, device, plain, watched or trace.restless)
     return form
 
 
@@ -215,22 +209,6 @@ def _check_list(fused: Fused, name: str, tensors: Tensors, count: int, first: st
                 f"{fused.where}: {name}[{i}] is on {tensor.device} and {first}[{i}] on {reference[i].device}; "
                 "move one of them"
             )
-
-
-def _places(request: Request, count: int, first: str) -> list[Tensors | None]:
-    """Storage that was given, as lists (a vector as its pieces), and None for new storage."""
-    remaining = iter(request.lists[len(request.roles) :])
-    places: list[Tensors | None] = []
-    for item in request.outs:
-        if not isinstance(item, torch.Tensor | list | None):
-            raise TypeError(
-                f"{request.fused.where}: out= is a {type(item).__name__}; give a list of tensors or one vector"
-            )
-        place = None if item is None else next(remaining)
-        if place is not None:
-            _check_list(request.fused, "out", place, count, first, request.roles[0])
-        places.append(place)
-    return places
 
 
 def _check_places(request: Request, slots: Sequence[Slot]) -> None:
@@ -265,13 +243,13 @@ def find_end(fused: Fused, sizes: Sequence[int], offsets: Sequence[int] | None, 
 def _outputs(
     request: Request,
     slots: Sequence[Slot],
-    places: Sequence[Tensors | None],
     traces: dict[tuple[Any, ...], Trace],
     signatures: dict[tuple[Any, ...], list[int]],
 ) -> list[Output]:
     """Where each value goes, and the dtype of the storage of each tensor."""
     fused, marks = request.fused, request.marks
-    remaining = iter(places)
+    given = iter(request.lists[len(request.roles) :])
+    free = iter(request.outs)
     found: list[Output] = []
     for j, slot in enumerate(slots):
         natural: list[torch.dtype] = [torch.float32] * len(request.roles[0])
@@ -281,12 +259,11 @@ def _outputs(
             every.append(graph.nodes[fused.slots(marks, graph)[j].node].dtype)
             for i in indices:
                 natural[i] = every[-1]
-        place = next(remaining, None) if slot.role is None else request.roles[slot.role]
-        if place is None:
+        if slot.role is None and next(free, None) is None:
             vector = functools.reduce(torch.promote_types, every) if request.flat else None
             found.append(Output("new", natural if vector is None else [vector] * len(natural), vector=vector))
             continue
-        dtypes = [tensor.dtype for tensor in place]
+        dtypes = [tensor.dtype for tensor in (next(given) if slot.role is None else request.roles[slot.role])]
         for i, (source, target) in enumerate(zip(natural, dtypes, strict=True)):
             if source is not target and not torch.can_cast(source, target):
                 raise RuntimeError(
@@ -298,7 +275,7 @@ def _outputs(
     return found
 
 
-def _explain_opaque(lists: Sequence[Tensors]) -> str | None:
+def explain_opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
     """Why the memory of some tensor can't be read as plain numbers, if so."""
     for tensors in lists:
         for tensor in tensors:
@@ -311,29 +288,22 @@ def _explain_opaque(lists: Sequence[Tensors]) -> str | None:
     return None
 
 
-def _preserve_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that torch gives to the result of a pointwise operation: those of a dense tensor."""
-    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-
-
-def _check_writable(fused: Fused, name: str, tensors: Sequence[torch.Tensor]) -> None:
+def _check_access(fused: Fused, name: str, tensors: Tensors, *, written: bool, memory: bool) -> None:
+    """Refuse what must not be written, and what has no memory where there should be some."""
     for i, tensor in enumerate(tensors):
         strided = tensor.layout is torch.strided and type(tensor) in _TYPES and not tensor.is_contiguous()
-        if strided and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        twice = strided and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        if written and twice:
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] is expanded: more than one element of the written-to tensor refers to a "
                 "single memory location. Clone it first"
             )
-        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        if written and tensor.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] is an inference tensor: an in-place update of it outside InferenceMode is "
                 "not allowed. Clone it first, or call inside torch.inference_mode()"
             )
-
-
-def _check_memory(fused: Fused, name: str, tensors: Tensors) -> None:
-    for i, tensor in enumerate(tensors):
-        if not has_memory(tensor):
+        if memory and not has_memory(tensor):
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] has no memory for its {tensor.numel()} elements: its storage was resized to "
                 f"{tensor.untyped_storage().nbytes()} bytes, and has to be resized back"
@@ -342,27 +312,27 @@ def _check_memory(fused: Fused, name: str, tensors: Tensors) -> None:
 
 def refuse_graphs(request: Request, plan: CallPlan) -> str | None:
     """Why autograd would have to record this call, if so; asked while grad mode is on."""
-    fused, marks, roles = request.fused, request.marks, request.roles
-    over = {output.role for output in plan.outputs if output.role is not None}
-    named = [(fused.role_name(role, marks), tensors) for role, tensors in enumerate(roles)]
-    written = [entry for role, entry in enumerate(named) if role in over]
-    outs = [[item] if isinstance(item, torch.Tensor) else item for item in request.outs if item is not None]
-    for name, tensors in [*written, *(("out", tensors) for tensors in outs)]:
+    fused = request.fused
+    over = {output.role for output in plan.outputs}
+    named: list[tuple[bool, str, Sequence[torch.Tensor]]] = [
+        (role not in over, fused.role_name(role, request.marks), tensors) for role, tensors in enumerate(request.roles)
+    ]
+    named += [(False, "out", [x] if isinstance(x, torch.Tensor) else x) for x in request.outs if x is not None]
+    for only_read, name, tensors in sorted(named, key=operator.itemgetter(0)):
         for i, tensor in enumerate(tensors):
-            if tensor.requires_grad:
-                what = (
-                    "a leaf Variable that requires grad is being used in an in-place operation"
-                    if tensor.is_leaf
-                    else "a tensor that requires grad is being written without recording a graph"
-                )
-                return f"{what}: {name}[{i}] of {fused.where}. Call it under torch.no_grad()"
-    for name, tensors in named:
-        for i, tensor in enumerate(tensors):
-            if tensor.requires_grad:
+            if not tensor.requires_grad:
+                continue
+            if only_read:
                 return (
                     f"{name}[{i}] of {fused.where} requires grad and grad mode is on, but a fused pass records no "
                     "graph. Call it under torch.no_grad(), or call the function itself"
                 )
+            what = (
+                "a leaf Variable that requires grad is being used in an in-place operation"
+                if tensor.is_leaf
+                else "a tensor that requires grad is being written without recording a graph"
+            )
+            return f"{what}: {name}[{i}] of {fused.where}. Call it under torch.no_grad()"
     return None
 
 
@@ -371,7 +341,4 @@ def _reach(tensor: torch.Tensor) -> int:
 
     A tensor that is not contiguous gets one byte more: its range must never pass for "exactly the same elements".
     """
-    if tensor.numel() == 0 or tensor.is_contiguous():
-        return tensor.numel() * tensor.element_size()
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size() + 1
+    return count_reach(tensor) * tensor.element_size() + (not tensor.is_contiguous() and tensor.numel() > 0)

@@ -15,7 +15,7 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -47,7 +47,6 @@ _HOLDERS = frozenset({"collections", "_collections_abc", "os", "weakref", "confi
 # They name what they look up, or keep what they found, where it is not seen.
 _LOOKUPS = (operator.attrgetter, operator.itemgetter, operator.methodcaller, type(functools.lru_cache(len)))
 _MOST = 4000
-_SMALL = 4096
 
 
 def _is_of_library(name: str | None) -> bool:
@@ -103,14 +102,7 @@ class Reads:
 
     def __init__(self, fn: Callable[..., Any], first: Watcher, second: Watcher) -> None:
         """From two runs: an object that both were given existed before, so it is not a result of what was read."""
-        self.problem: str | None = None
-        self.attributes: list[tuple[Any, str]] = []
-        self.items: list[tuple[Mapping[Any, Any], Any]] = []
-        self.slots: list[tuple[Any, str]] = []
-        self.cells: list[Any] = []
-        self.sequences: list[Any] = []
-        self.arrays: list[np.ndarray[Any, Any]] = []
-        walk = _Walk(self)
+        walk = _Walk()
         walk.follow(fn, frozenset(("__call__",)), getattr(fn, "__name__", type(fn).__name__))
         known = {id(value) for _, _, given in first.frames for value in given}
         seen: set[tuple[int, ...]] = set()
@@ -121,73 +113,84 @@ class Reads:
                 seen.add(key)
                 walk.frame(code, space, objects)
         walk.closures({code for code, _, _ in second.frames})
-        self._before = self._read()
+        self.problem = walk.problem
+        self._dtype = torch.get_default_dtype()
+        self._places = [(how, holder, names) for (how, _), (holder, names) in walk.places.items()]
+        self._before = self._look()
 
-    def _read(self) -> list[list[Any]]:
-        """Everything that is compared, in the order of the lists. Every call reads it, so it is written to be quick."""
-        return [
-            [torch.get_default_dtype()],
-            [holder.__dict__.get(name, _MISSING) for holder, name in self.attributes],
-            [mapping.get(key, _MISSING) for mapping, key in self.items],
-            [getattr(holder, name, _MISSING) for holder, name in self.slots],
-            [_content(cell) for cell in self.cells],
-            [tuple(held) for held in self.sequences],
-            [array.tobytes() for array in self.arrays],
-        ]
+    def _look(self) -> list[Any]:
+        found: list[Any] = []
+        for how, holder, names in self._places:
+            found += how(holder, names)
+        return found
 
     def is_stale(self) -> bool:
         """Whether what was read is not as it was, or can't be compared."""
         return self.problem is not None or self.find_change() is not None
 
     def find_change(self) -> str | None:
-        """What is not as it was, in words; None where everything is."""
-        for k, (values, before) in enumerate(zip(self._read(), self._before, strict=True)):
-            if all(map(operator.is_, values, before)):
-                continue
-            for i, (now, value) in enumerate(zip(values, before, strict=True)):
-                if now is not value and not _equal(now, value):
-                    return self._name(k, i)
+        """What is not as it was, in words; None where everything is. Every call asks, by identity first."""
+        if torch.get_default_dtype() is not self._dtype:
+            return "the default dtype"
+        now = self._look()
+        if len(now) == len(self._before) and all(map(operator.is_, now, self._before)):
+            return None
+        before = iter(self._before)
+        for how, holder, names in self._places:
+            words = list(names.values())
+            for i, value in enumerate(how(holder, names)):
+                if not _equal(value, next(before, _MISSING)):
+                    return words[min(i, len(words) - 1)]
         return None
-
-    def _name(self, kind: int, i: int) -> str:
-        if kind in (1, 3):
-            holder, name = (self.attributes if kind == 1 else self.slots)[i]
-            return f"{(holder if isinstance(holder, type) else type(holder)).__name__}.{name}"
-        if kind == 2:
-            return f"{self.items[i][1]!r}"
-        if kind == 5:
-            return f"a {type(self.sequences[i]).__name__}"
-        return {0: "the default dtype", 4: "a variable of the closure"}.get(kind, "an array")
 
 
 def _equal(now: Any, value: Any) -> bool:
     """Whether two objects are the same plain value; what is not a plain value is the same by identity only."""
-    if type(now) is tuple and type(value) is tuple:  # what a container held
-        if len(now) != len(value):
-            return False
-        same = map(operator.is_, now, value)
-        return all(same) or all(a is b or _equal(a, b) for a, b in zip(now, value, strict=True))
-    if type(now) is not type(value) or not isinstance(now, _VALUES):
-        return False
+    if now is value or type(now) is not type(value) or not isinstance(now, _VALUES):
+        return now is value
     # By its text a float is told from one of the other sign, and a NaN is itself.
     return repr(now) == repr(value) if isinstance(now, float) else bool(now == value)
 
 
-def _content(cell: Any) -> Any:
+# Ways to look: each gives what a holder has under names, which are keys here and words about them as values.
+
+
+def _look_in_dict(holder: Any, names: Mapping[str, str]) -> Sequence[Any]:
+    """Attributes of an object or a class itself: no property runs, and no base is asked."""
+    own = holder.__dict__
+    return [own.get(name, _MISSING) for name in names]
+
+
+def _look_in_slots(holder: Any, names: Mapping[str, str]) -> Sequence[Any]:
+    return [getattr(holder, name, _MISSING) for name in names]
+
+
+def _look_in_mapping(mapping: Mapping[Any, Any], keys: Mapping[Any, str]) -> Sequence[Any]:
+    return [mapping.get(key, _MISSING) for key in keys]
+
+
+def _look_in_cell(cell: Any, names: Mapping[str, str]) -> Sequence[Any]:
     try:
-        return cell.cell_contents
+        return (cell.cell_contents,)
     except ValueError:  # not assigned yet
-        return _MISSING
+        return (_MISSING,)
+
+
+def _look_at_function(function: FunctionType, names: Mapping[str, str]) -> Sequence[Any]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _look_at_all(held: Collection[Any], names: Mapping[str, str]) -> Sequence[Any]:
+    return (len(held), *held)
 
 
 def _names(code: CodeType) -> frozenset[str]:
     """The names and strings in the code: what it may look up in an object."""
     found = set(code.co_names)
     for constant in code.co_consts:
-        if isinstance(constant, str):
-            found.add(constant)
-        elif isinstance(constant, tuple):
-            found.update(item for item in constant if isinstance(item, str))
+        found.update(
+            each for each in (constant if isinstance(constant, tuple) else [constant]) if isinstance(each, str)
+        )
     return frozenset(found)
 
 
@@ -199,10 +202,11 @@ _ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter"})
 class _Walk:
     """Follows names from objects to the values they stand for."""
 
-    def __init__(self, reads: Reads) -> None:
-        self.reads = reads
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        #: By way of looking and id: the object, and what is looked up in it.
+        self.places: dict[tuple[Callable[..., Sequence[Any]], int], tuple[Any, dict[Any, str]]] = {}
         self.seen: dict[tuple[int, frozenset[str]], Any] = {}  # the objects are held, so that an id is a name
-        self.told: set[tuple[Any, ...]] = set()
         self.functions: dict[CodeType, list[FunctionType]] = {}
 
     def frame(self, code: CodeType, space: dict[str, Any], objects: Iterable[Any]) -> None:
@@ -211,96 +215,76 @@ class _Walk:
         where = code.co_qualname
         for name in code.co_names:
             if name in space:
-                self._item(space, name, names, f"{name} of {where}")
+                self._note(_look_in_mapping, space, name, names, f"{name} of {where}")
             elif name in sys.modules:  # it may import it
-                self._item(sys.modules, name, names, f"{name} of {where}")
+                self._note(_look_in_mapping, sys.modules, name, names, f"{name} of {where}")
         for held in objects:
             self.follow(held, names, where)
 
     def closures(self, codes: set[CodeType]) -> None:
         """The variables around the functions that ran and were found; others were made by one that ran."""
         done: set[int] = set()
-        while True:
-            waiting = [f for code in codes for f in self.functions.get(code, ()) if id(f) not in done]
-            if not waiting:
-                return
+        while waiting := [f for code in codes for f in self.functions.get(code, ()) if id(f) not in done]:
             for function in waiting:
                 done.add(id(function))
-                names = _names(function.__code__)
-                for name in ("__code__", "__defaults__", "__kwdefaults__"):
-                    self.reads.slots.append((function, name))
+                names, where = _names(function.__code__), function.__qualname__
+                self._note(_look_at_function, function, None, names, where)
                 for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                    self.reads.cells.append(cell)
-                    self.follow(_content(cell), names, f"{name} of {function.__qualname__}")
-                self.follow(function.__defaults__, names, function.__qualname__)
-                self.follow(function.__kwdefaults__, names, function.__qualname__)
+                    self._note(_look_in_cell, cell, name, names, f"{name} of {where}")
 
     def follow(self, value: Any, names: frozenset[str], where: str) -> None:
         """Note what can be reached from a value by these names."""
         kind = type(value)
-        if value is _MISSING or isinstance(value, (*_VALUES, *_TENSORS)):
+        if value is _MISSING or isinstance(value, (*_VALUES, *_TENSORS, CodeType)):
             return
-        if (id(value), names) in self.seen or self.reads.problem is not None:
+        if (id(value), names) in self.seen or self.problem is not None:
             return
         self.seen[id(value), names] = value
         if len(self.seen) > _MOST:
-            self.reads.problem = f"{where} reads from more objects than can be watched"
+            self.problem = f"{where} reads from more objects than can be watched"
         elif isinstance(value, FunctionType):
             self.functions.setdefault(value.__code__, []).append(value)
-        elif isinstance(value, MethodType):
-            self.follow(value.__func__, names, where)
-            self.follow(value.__self__, names, where)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self.follow(part, names, where)
-        elif isinstance(value, ModuleType):
-            if not _is_of_library(value.__name__):
-                for name in names & vars(value).keys():
-                    self._item(vars(value), name, names, f"{value.__name__}.{name}")
-        elif isinstance(value, type):
-            self._class(value, names, where)
         elif isinstance(value, _LOOKUPS):
-            self.reads.problem = f"{where} reads through a {kind.__name__}, and what it finds can't be seen"
-        elif isinstance(value, weakref.ref):
-            self.follow(value(), names, where)
-        elif isinstance(value, dict | MappingProxyType):
-            # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
-            if not any(isinstance(key, torch.Tensor) for key in value):
-                self._add_once(self.reads.sequences, value)
-                for key in list(value):
-                    self._item(value, key, names, f"{key!r} of {where}")
-            if hasattr(value, "__dict__"):
-                self._instance(value, names)
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            if not isinstance(value, tuple | frozenset):
-                self._add_once(self.reads.sequences, value)
-            for item in value:
-                self.follow(item, names, where)
-            if hasattr(value, "__dict__"):
-                self._instance(value, names)
-        elif isinstance(value, np.ndarray):
-            if value.dtype.hasobject or value.nbytes > _SMALL:
-                self.reads.problem = f"{where} reads an array of {value.nbytes} bytes"
-            else:
-                self._add_once(self.reads.arrays, value)
+            self.problem = f"{where} reads through a {kind.__name__}, and what it finds can't be seen"
+        elif isinstance(value, ModuleType):
+            for name in () if _is_of_library(value.__name__) else names & vars(value).keys():
+                self._note(_look_in_dict, value, name, names, f"{value.__name__}.{name}")
+        elif isinstance(value, type):
+            self._class(value, names)
+        elif (parts := _find_parts(value)) is not None:
+            for part in parts:
+                self.follow(part, names, where)
+        elif isinstance(value, dict | MappingProxyType | list | tuple | set | frozenset | deque):
+            self._container(value, names, where)
         elif hasattr(value, "__dict__") or hasattr(kind, "__slots__"):
             self._instance(value, names)
         elif not (callable(value) or hasattr(kind, "__get__")):
-            self.reads.problem = f"{where} reads a {kind.__name__}, whose changes can't be seen"
-        elif isinstance(value, BuiltinFunctionType):
-            self.follow(value.__self__, names, where)
+            self.problem = f"{where} reads a {kind.__name__}, whose changes can't be seen"
 
-    def _add_once(self, entries: list[Any], entry: Any, *key: Any) -> None:
-        told = key or (id(entry), "whole")
-        if told not in self.told:
-            self.told.add(told)
-            entries.append(entry)
-
-    def _item(self, mapping: Mapping[Any, Any], key: Any, names: frozenset[str], where: str) -> None:
-        value = mapping.get(key, _MISSING)
+    def _note(
+        self, how: Callable[..., Sequence[Any]], holder: Any, key: Any, names: frozenset[str], words: str
+    ) -> None:
+        """Have what is found under a key compared, and follow it."""
+        looked = {key: words}
         if key != "__builtins__":
-            self._add_once(self.reads.items, (mapping, key), id(mapping), key)
-        self.follow(value, names, where)
+            self.places.setdefault((how, id(holder)), (holder, {}))[1].update(looked)
+        for value in how(holder, looked):
+            self.follow(value, names, words)
+
+    def _container(self, value: Any, names: frozenset[str], where: str) -> None:
+        keyed = isinstance(value, dict | MappingProxyType)
+        # What is kept for each tensor is out of reach: a traced function is given stand-ins of them.
+        if keyed and any(isinstance(key, torch.Tensor) for key in value):
+            return
+        if isinstance(value, tuple | frozenset):
+            for item in value:
+                self.follow(item, names, where)
+        else:
+            self._note(_look_at_all, value, None, names, f"a {type(value).__name__}")
+        for key in list(value) if keyed else ():
+            self._note(_look_in_mapping, value, key, names, f"{key!r} of {where}")
+        if hasattr(value, "__dict__"):
+            self._instance(value, names)
 
     def _instance(self, value: Any, names: frozenset[str]) -> None:
         kind = type(value)
@@ -308,29 +292,32 @@ class _Walk:
         slots = {name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, _DESCRIPTORS)}
         for name in state.keys() | slots if names & _ANY else names:
             if name in slots:
-                held = getattr(value, name, _MISSING)
-                self._add_once(self.reads.slots, (value, name), id(value), name)
-                self.follow(held, names, f"{kind.__name__}.{name}")
-                continue
-            inherited = any(name in vars(base) for base in kind.__mro__)
-            if name not in state and not inherited:
-                continue
-            if hasattr(value, "__dict__"):
-                self._add_once(self.reads.attributes, (value, name), id(value), name)
-            self.follow(state.get(name, _MISSING), names, f"{kind.__name__}.{name}")
-        self._class(kind, names, kind.__name__)
+                self._note(_look_in_slots, value, name, names, f"{kind.__name__}.{name}")
+            elif name in state or (hasattr(value, "__dict__") and any(name in vars(base) for base in kind.__mro__)):
+                self._note(_look_in_dict, value, name, names, f"{kind.__name__}.{name}")
+        self._class(kind, names)
 
-    def _class(self, kind: type, names: frozenset[str], where: str) -> None:
+    def _class(self, kind: type, names: frozenset[str]) -> None:
         own = [base for base in kind.__mro__ if not _is_of_library(base.__module__)]
         for name in names:
             if (name.startswith("__") and name != "__call__") or not any(name in vars(base) for base in own):
                 continue
             held = next(vars(base)[name] for base in own if name in vars(base))
             if getattr(kind, name, _MISSING) is held:  # one look at the class is one at all its bases
-                self._add_once(self.reads.slots, (kind, name), id(kind), name)
-                self.follow(held, names, f"{where}.{name}")
+                self._note(_look_in_slots, kind, name, names, f"{kind.__name__}.{name}")
                 continue
             for base in own:
-                self._item(vars(base), name, names, f"{where}.{name}")
+                self._note(_look_in_dict, base, name, names, f"{kind.__name__}.{name}")
                 if name in vars(base):
                     break
+
+
+def _find_parts(value: Any) -> tuple[Any, ...] | None:
+    """What stands behind a callable or a reference that is not a Python function itself."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, weakref.ref):
+        return (value(),)
+    return (value.__self__,) if isinstance(value, BuiltinFunctionType) else None

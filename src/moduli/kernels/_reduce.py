@@ -1,4 +1,4 @@
-"""Reductions over lists: one number from many tensors, accumulated in double."""
+"""Reductions over lists: one number from many tensors, accumulated in double; also of tensors that processes hold in pieces."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import itertools
 import math
 import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 
 from .._torch import has_dispatch_mode, is_fake
 from ..layout import is_sharded
 from . import _backend
-from ._backend import KernelError
+from ._backend import CODES, KINDS, KernelError, Runtime
 from ._call import is_transformed
-from ._compensated_sum import reduce_without_compiler
-from ._device_reduce import join_numbers, reduce_on_device
 from ._plan import Lists, has_memory
-from ._runtime import CODES, KINDS, Runtime
-from ._sharded import over_processes, reduce_counted
+from ._prepare import explain_opaque
+from ._torch_reduce import join_numbers, reduce_on_device, reduce_without_compiler
 from ._triton import find_problem, reduce_lists
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -27,6 +28,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 _SMALLEST, _LARGEST = 1e-280, 1e300
 _DEVICE, _PLACE = operator.attrgetter("device"), operator.attrgetter("device", "layout")
 _sum = sum
+_PEAKS = ("amax", "largest")
 
 
 class _Known:
@@ -108,15 +110,11 @@ def _are_elsewhere(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a list is of one dtype, and lies on the CPU as it reads."""
-    return bool(tensors) and all(
-        type(tensor) in _TYPES
-        and tensor.dtype is tensors[0].dtype
+    return explain_opaque([tensors]) is None and all(
+        tensor.dtype is tensors[0].dtype
         and tensor.dtype in CODES
-        and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not (tensor.numel() and tensor._is_zerotensor())
         and has_memory(tensor)
         for tensor in tensors
     )
@@ -125,7 +123,7 @@ def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 def _reduce(kind: str, given: Sequence[Sequence[torch.Tensor]], scale: float = 1.0) -> torch.Tensor:
     lists = [tuple(tensors) for tensors in given]
     if over_processes() is not None:
-        return reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
+        return _reduce_counted(kind, lists, lambda held: _reduce(kind, held, scale))
     found = _recognize(kind, lists)
     if found is not None:
         return torch.tensor(_run_compiled(kind, *found, scale), dtype=torch.float64, device="cpu")
@@ -301,12 +299,8 @@ def _reduce_on_device(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> tor
 
 
 def _chooses_triton(device: torch.device) -> bool:
-    setting = _backend.mode()
-    asked = setting == "triton"
-    watched = has_dispatch_mode() and not asked
-    if setting not in ("auto", "triton") or watched or (device.type == "cpu" and not asked):
-        return False
-    return find_problem(device, asked) is None and not is_transformed()
+    watched = "a dispatch mode" if has_dispatch_mode() else None
+    return find_problem(device, watched) is None and not is_transformed()
 
 
 def _join_devices(kind: str, lists: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
@@ -353,3 +347,74 @@ def amax(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     if over_processes() is None and not _sum(tensor.numel() for tensor in found):
         raise ValueError("amax: there are no elements, so there is no largest; give at least one")
     return _reduce("amax", [found])
+
+
+# -- over processes --------------------------------------------------------------------------------------------------------
+
+# The process group (None for all processes), and for each tensor of a list whether this process counts it.
+_scope: ContextVar[tuple[Any, Sequence[bool]] | None] = ContextVar("reducing over processes", default=None)
+
+
+@contextmanager
+def reducing_over(group: Any, counted: Sequence[bool]) -> Iterator[None]:
+    """A block in which reductions are over the lists of all processes of a group, each of which holds other pieces.
+
+    Args:
+        group: The processes; None for all.
+        counted: For each position of the lists whether this process counts its tensor: of a tensor that several have, one
+            does.
+
+    Example:
+        >>> import torch
+        >>> from moduli import kernels
+        >>> torch.distributed.is_initialized()  # otherwise: with kernels.reducing_over(None, [True]): kernels.norm([shard])
+        False
+    """
+    token = _scope.set((group, counted))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def over_processes() -> tuple[Any, Sequence[bool]] | None:
+    """The group and the flags of the block around this call, see `reducing_over`; None outside one.
+
+    Example:
+        >>> from moduli import kernels
+        >>> kernels.over_processes() is None
+        True
+    """
+    return _scope.get()
+
+
+def _reduce_counted(
+    kind: str, lists: Sequence[Sequence[torch.Tensor]], reduce: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Reduce what this process counts, then over the processes of the block around this call."""
+    scope = _scope.get()
+    if scope is None:
+        raise RuntimeError("there are no other processes to reduce over; use kernels.reducing_over")
+    group, counted = scope
+    if all(counted):
+        flags: Sequence[bool] = [True] * len(lists[0])
+    elif len(counted) == len(lists[0]):
+        flags = counted
+    else:
+        raise ValueError(
+            f"a reduction over {len(lists[0])} tensors, but there are {len(counted)} pieces, of which other processes count "
+            "some; reduce lists with one tensor for each parameter"
+        )
+    held = [i for i, tensor in enumerate(lists[0]) if flags[i] and tensor.numel()]
+    token = _scope.set(None)
+    try:
+        if held:
+            found = reduce([tuple(tensors[i] for i in held) for tensors in lists]).clone()
+        else:
+            device = lists[0][0].device if lists[0] else None
+            found = torch.tensor(-torch.inf if kind == "amax" else 0.0, dtype=torch.float64, device=device)
+    finally:
+        _scope.reset(token)
+    how = torch.distributed.ReduceOp.MAX if kind in _PEAKS else torch.distributed.ReduceOp.SUM
+    torch.distributed.all_reduce(found, how, group=group)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ _FACTORIES = {
 _ALSO_POINTWISE = {"clone", "_to_copy", "rsub", "log_sigmoid_forward", "floor_divide", "hardswish"}
 # Tagged pointwise by torch, though one value per element would be drawn from a generator.
 _RANDOM = {"bernoulli", "normal", "uniform", "rand_like", "randn_like", "native_dropout", "dropout", "rrelu_with_noise"}
+_WHY = "each element of the result must depend on the same element of the arguments only"
 _READS = {"__bool__", "__float__", "__int__", "__index__", "__complex__", "item", "tolist", "numpy", "__array__"}
 
 
@@ -54,14 +56,6 @@ class NotPointwiseError(ValueError):
         ...     print(str(error).split(":")[0])
         '<lambda>' uses aten.mean, which is not pointwise
     """
-
-
-class Scalar:
-    """The mark that stands for a scalar argument in a signature."""
-
-
-class Whole(Scalar):
-    """The same for a Python int, where it matters: beside integer tensors only."""
 
 
 class _Cell:
@@ -153,8 +147,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._record_in_place(func, packet, name, bound, args, kwargs)
         tagged = torch.Tag.pointwise in func.tags
         if name in _RANDOM or not (tagged or name in _ALSO_POINTWISE):
-            why = "each element of the result must depend on the same element of the arguments only"
-            raise self.refuse(name, why + ". Do this part outside the fused function (reductions: kernels.sum, norm)")
+            raise self.refuse(name, _WHY + ". Do this part outside the fused function (reductions: kernels.sum, norm)")
         result = func(*args, **kwargs)
         first = result[0] if isinstance(result, tuple) and name == "log_sigmoid_forward" else result
         if not isinstance(first, torch.Tensor):
@@ -218,8 +211,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if functional is None or plain in _RANDOM:
                 raise self.refuse(name, "it has no form that returns its value")
             if torch.Tag.pointwise not in functional.tags and plain not in _ALSO_POINTWISE:
-                why = "each element of the result must depend on the same element of the arguments only"
-                raise self.refuse(plain, why)
+                raise self.refuse(plain, _WHY)
             value = functional(*args, **kwargs)
             node = self._record(functional, plain, _bind(functional, args, kwargs), value)
         if self.nodes[node].dtype != target.dtype or self.nodes[node].vector != (target.dim() > 0):
@@ -266,60 +258,50 @@ def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _stand_in(dtype: torch.dtype, shape: tuple[int, ...], position: int) -> torch.Tensor:
-    count = 1
-    for size in shape:
-        count *= size
-    values = torch.linspace(0.25, 0.75, count, dtype=torch.float64, device="cpu") + position / 16
     if not (dtype.is_floating_point or dtype.is_complex):
-        values = torch.ones(count, device="cpu")
+        return torch.ones(shape, dtype=dtype, device="cpu")
+    values = torch.linspace(0.25, 0.75, math.prod(shape), dtype=torch.float64, device="cpu") + position / 16
     return values.to(dtype).reshape(shape)
 
 
 def _trace_once(
     fn: Callable[..., Any],
     where: str,
-    template: Sequence[Any],
+    marks: Sequence[Any],
+    dtypes: Sequence[torch.dtype],
     shape: tuple[int, ...],
     salt: float,
     watcher: Watcher,
 ) -> Graph:
     recorder = _Recorder(where, shape, salt)
     values: list[Any] = []
-    dtypes: list[torch.dtype] = []
     cells: list[_Cell] = []
     scalars = 0
     # Beside a floating role a 0-d double promotes as a Python number does; beside integers only the default dtype does.
-    kinds = [entry for entry in template if isinstance(entry, torch.dtype)]
-    floating = any(kind.is_floating_point or kind.is_complex for kind in kinds)
-    number = torch.float64 if floating else torch.get_default_dtype()
-    for entry in template:
-        if isinstance(entry, torch.dtype):
-            node = recorder.add(Node("role", (("position", len(dtypes)),), entry, entry, vector=True))
-            cells.append(_Cell(node, len(dtypes)))
-            values.append(recorder.own(_stand_in(entry, shape, len(dtypes)), cells[-1]))
-            dtypes.append(entry)
-        elif entry is Scalar or entry is Whole:
-            kind = number
-            value = torch.tensor(0.5 + scalars / 64, dtype=torch.float64, device="cpu").to(kind)
-            if entry is Whole and number is not torch.float64:
-                kind = torch.int64
-                value = torch.tensor(2 + scalars, device="cpu")
+    floating = any(kind.is_floating_point or kind.is_complex for kind in dtypes)
+    for mark in marks:
+        if mark == "role":
+            role, dtype = len(cells), dtypes[len(cells)]
+            cells.append(_Cell(recorder.add(Node("role", (("position", role),), dtype, dtype, vector=True)), role))
+            values.append(recorder.own(_stand_in(dtype, shape, role), cells[-1]))
+        elif isinstance(mark, str):
+            whole = mark == "whole"
+            kind = torch.int64 if whole else torch.float64 if floating else torch.get_default_dtype()
+            value = torch.tensor(2 + scalars if whole else 0.5 + scalars / 64, dtype=kind, device="cpu")
             node = recorder.add(Node("scalar", (("position", scalars),), kind, kind, vector=False))
             values.append(recorder.own(value, _Cell(node)))
             scalars += 1
         else:
-            values.append(entry)
+            values.append(mark[1])
     first = [cell.node for cell in cells]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of deprecated calls in fn once more when fn itself runs
         with recorder, _NoReads(where):
             result = watcher.run(lambda: fn(*values))
-    mutated = tuple((cell.role, cell.node) for cell, node in zip(cells, first, strict=True) if cell.node != node)
+    mutated = tuple((role, cell.node) for role, cell in enumerate(cells) if cell.node != first[role])
     single = isinstance(result, torch.Tensor)
-    results = [result] if single else list(result) if isinstance(result, tuple | list) else result
-    if results is None:
-        results = []
-    if not isinstance(results, list) or not all(isinstance(value, torch.Tensor) for value in results):
+    results: Any = [result] if single else [] if result is None else result
+    if not isinstance(results, list | tuple) or not all(isinstance(value, torch.Tensor) for value in results):
         given = type(result).__name__
         raise TypeError(f"{where} returned a {given}; return a tensor or a tuple, or None after changes in place")
     returned, same = [], []
@@ -332,37 +314,32 @@ def _trace_once(
         returned.append(cell.node)
         is_role = cell.role is not None and cell.node != first[cell.role]
         same.append(cell.role if is_role else None)
-    return Graph(
-        tuple(recorder.nodes),
-        len(dtypes),
-        scalars,
-        tuple(returned),
-        tuple(same),
-        tuple((role, node) for role, node in mutated if role is not None),
-        single,
-        tuple(dtypes),
-    )
+    nodes = tuple(recorder.nodes)
+    return Graph(nodes, len(dtypes), scalars, tuple(returned), tuple(same), mutated, single, tuple(dtypes))
 
 
-def trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:
-    """The graph of `fn`, whose arguments are described by `template`, and what it read besides them.
+def trace(
+    fn: Callable[..., Any], where: str, marks: Sequence[Any], dtypes: Sequence[torch.dtype]
+) -> tuple[Graph, Reads]:
+    """The graph of `fn`, whose arguments are marked as `Fused.classify` does, and what it read besides them.
 
-    An entry of the template is a dtype (a role of that dtype), `Scalar`, or a constant handed on as it is. The function
-    runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
+    The function runs twice, on stand-ins of different shape and values: a function whose operations depend on the shape, the
     number of elements or a value is thereby found out and refused, instead of being compiled for one of the cases.
     """
     if sys.getprofile() is None:
-        return run_outside(_trace, fn, where, template)
+        return run_outside(_trace, fn, where, marks, dtypes)
     # A profiler is at work, and what the function reads is seen by one: a thread of its own has none.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_trace, fn, where, template).result()
+        return thread.submit(_trace, fn, where, marks, dtypes).result()
 
 
-def _trace(fn: Callable[..., Any], where: str, template: Sequence[Any]) -> tuple[Graph, Reads]:
+def _trace(
+    fn: Callable[..., Any], where: str, marks: Sequence[Any], dtypes: Sequence[torch.dtype]
+) -> tuple[Graph, Reads]:
     watchers = Watcher(), Watcher()
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
-        first = _trace_once(fn, where, template, (5,), 1.0 / 3.0, watchers[0])
-        second = _trace_once(fn, where, template, (2, 3), 2.0 / 7.0, watchers[1])
+        first = _trace_once(fn, where, marks, dtypes, (5,), 1.0 / 3.0, watchers[0])
+        second = _trace_once(fn, where, marks, dtypes, (2, 3), 2.0 / 7.0, watchers[1])
     if first != second:
         raise NotPointwiseError(
             f"{where} does something else for another shape or value of a scalar, so it can't be compiled once. "

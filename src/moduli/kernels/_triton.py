@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import math
+import os
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,10 @@ import torch
 
 from .._torch import is_fake
 from ._backend import KernelError, mode, warn_once
-from ._emit_triton import emit_reduction, emit_result, emit_triton, find_needed_numbers
+from ._emit_triton import emit_reduction, emit_triton, find_needed_numbers
 from ._graph import COMPUTE, Graph
 from ._memory import Memory, take_result
 from ._scalars import evaluate_scalars, find_placed
-from ._table import Table, choose_block
 
 _PROGRAMS = 1024
 _DEVICES = ("cuda", "xpu")
@@ -90,19 +90,23 @@ def watch_launches() -> Iterator[list[Launch]]:
         _watchers.remove(found)
 
 
-def find_problem(device: torch.device, asked: bool) -> str | None:
-    """Why there is no Triton for this device, if so. `asked`: whether the user chose this form."""
-    if asked and device.type not in ("cpu", "meta", "mps"):
-        return None  # fake tensors need no Triton; without it a launch says so
+def find_problem(device: torch.device, watched: str | None) -> str | None:
+    """Why no Triton kernel runs on this device, if so. `watched`: why operations have to be seen, if they have."""
+    setting, kind = mode(), device.type
+    if setting == "triton":
+        if kind not in ("cpu", "meta", "mps"):
+            return None  # fake tensors need no Triton; without it a launch says so
+    elif watched is not None or setting != "auto":
+        return watched or f"MODULI_KERNELS={setting}"
+    elif kind == "cpu":
+        return "the tensors are on the CPU"
+    if kind not in (*_DEVICES, "cpu"):
+        return f"Triton has no kernels for {kind}"
     if importlib.util.find_spec("triton") is None:
-        return NOT_INSTALLED if device.type in (*_DEVICES, "cpu") else f"Triton has no kernels for {device.type}"
-    if device.type in _DEVICES:
-        return None
-    if device.type == "cpu" and asked and _is_interpreted():
-        return None
-    if device.type == "cpu":
+        return NOT_INSTALLED
+    if kind == "cpu" and not _is_interpreted():
         return "the tensors are on the CPU, where Triton runs under TRITON_INTERPRET=1 only"
-    return f"Triton has no kernels for {device.type}"
+    return None
 
 
 def _is_interpreted() -> bool:
@@ -179,6 +183,101 @@ def _launch(
         watcher.append(Launch(name, table.device, programs, size))
 
 
+def choose_block(compute: torch.dtype, roles: int) -> tuple[int, int]:
+    """Elements of a chunk, and warps of a program, by two rules.
+
+    A thread holds eight elements of each role where values are computed in float32, so that accesses are 16 bytes wide and
+    two of them are under way; four in float64, whose values take two registers; half as many where there are more than
+    eight roles and outputs, which would leave too few registers. A program has four warps, so that several programs
+    share a processor and hide each other's waiting. `MODULI_TRITON_BLOCK` sets the number of elements.
+    """
+    given = os.environ.get("MODULI_TRITON_BLOCK")
+    if given is not None:
+        block = int(given) if given.isdecimal() else 0
+        if not 64 <= block <= 65536 or block & (block - 1):
+            raise ValueError(f"MODULI_TRITON_BLOCK is {given!r}; give a power of two from 64 to 65536, or unset it")
+        return block, 4 if block < 4096 else 8
+    each = 4 if compute is torch.float64 else 8
+    return 128 * (each if roles <= 8 else each // 2), 4
+
+
+class Table:
+    """Rows (size and addresses of each tensor) and chunks (tensor and first element), on a device.
+
+    Made again only for other sizes. Where addresses change the rows are copied again, from pinned memory, without waiting.
+    """
+
+    def __init__(self, device: torch.device, sizes: Sequence[int], columns: int, block: int) -> None:
+        self.device = device
+        self.block = block
+        self.sizes = np.asarray(sizes, np.int64)
+        self.elements = int(self.sizes.sum())
+        self.host = np.zeros((len(self.sizes), columns + 1), np.int64)
+        self.host[:, 0] = self.sizes
+        each = -(-self.sizes // block)
+        #: How many programs it takes.
+        self.programs = int(each.sum())
+        first = np.repeat(np.cumsum(each) - each, each)
+        self._starts = (np.arange(self.programs) - first) * block
+        self._owners = np.repeat(np.arange(len(self.sizes)), each)
+        self.rows: torch.Tensor | None = None
+        self.chunks: torch.Tensor | None = None
+        self.aligned = False
+        self.lock = threading.Lock()
+        #: How often rows were copied to the device.
+        self.uploads = 0
+        self._stream: Any = None
+        self._addresses: Any = None
+        self._kept: list[torch.Tensor] = []
+
+    def point(self, addresses: Sequence[np.ndarray[Any, Any]] | None) -> None:
+        """Have the rows say where the tensors are now: an array for each column; None for tensors that are nowhere."""
+        if addresses is None:
+            if self.rows is None:
+                self.rows = torch.empty(self.host.shape, dtype=torch.int64, device=self.device)
+                self.chunks = torch.empty((self.programs, 2), dtype=torch.int64, device=self.device)
+            return
+        stream, capturing = _find_stream(self.device)
+        same = self.rows is not None and stream == self._stream
+        if same and addresses is self._addresses and not capturing:
+            return
+        self._addresses = addresses
+        now = np.stack([column.astype(np.uint64).view(np.int64) for column in addresses], 1)
+        if same and np.array_equal(now, self.host[:, 1:]):
+            return
+        self.host[:, 1:] = now
+        self.aligned = not bool((now[self.sizes > 0] & 15).any())
+        if not same or capturing:
+            # Another stream may still read the old rows, and a captured copy reads its source again at every replay.
+            self.rows = self.chunks = None
+        self.uploads += 1
+        if self.chunks is None:
+            self.chunks = self._send(np.stack([self._owners, self._starts], 1), None, capturing)
+        self.rows = self._send(self.host, self.rows, capturing)
+        self._stream = stream
+
+    def _send(self, values: np.ndarray[Any, Any], over: torch.Tensor | None, capturing: bool) -> torch.Tensor:
+        source = torch.from_numpy(values.copy())
+        if self.device.type == "cpu":
+            return source
+        source = source.pin_memory()
+        if over is None:
+            over = torch.empty(source.shape, dtype=torch.int64, device=self.device)
+        over.copy_(source, non_blocking=True)
+        if capturing:
+            self._kept += [source, over]
+        return over
+
+
+def _find_stream(device: torch.device) -> tuple[Any, bool]:
+    """The current stream of a device, and whether it is being captured in a graph."""
+    if device.type == "cpu":
+        return None, False
+    stream = torch.accelerator.current_stream(device)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return stream.stream_id, capturing
+
+
 class _Source(NamedTuple):
     """A kernel as text, the scalar nodes that the host computes, those it is given, and the scalars given as tensors."""
 
@@ -202,20 +301,11 @@ class TritonKernel:
         live = [graph.nodes[i] for i in graph.find_needed()]
         wide = any(COMPUTE.get(node.dtype) is torch.float64 and node.vector for node in live)
         read = {dict(node.args)["position"] for node in live if node.op == "role"}
-        self.block, self.warps = choose_block(
-            torch.float64 if wide else torch.float32, len(read | self._find_written(outputs))
-        )
+        written = {graph.roles + i if role is None else role for i, (_, _, role) in enumerate(outputs)}
+        self.block, self.warps = choose_block(torch.float64 if wide else torch.float32, len(read | written))
         #: Bytes that are read and written for each element.
         self.width = sum(graph.role_dtypes[role].itemsize for role in read)
         self.width += sum(dtype.itemsize for _, dtype in self._outputs)
-
-    def _find_written(self, outputs: Sequence[tuple[int, torch.dtype, int | None]]) -> set[int]:
-        return {self.graph.roles + i if role is None else role for i, (_, _, role) in enumerate(outputs)}
-
-    @property
-    def columns(self) -> int:
-        """How many addresses a row of its table has."""
-        return self.graph.roles + len(self._outputs)
 
     def source(self, tensors: tuple[bool, ...]) -> _Source:
         """The kernel for this choice of scalars that are tensors."""
@@ -233,32 +323,36 @@ class TritonKernel:
 
     def make_table(self, device: torch.device, sizes: Sequence[int]) -> Table:
         """A table for tensors of these sizes."""
-        return Table(device, sizes, self.columns, self.block)
+        return Table(device, sizes, self.graph.roles + len(self._outputs), self.block)
 
-    def run(self, table: Table, addresses: Sequence[np.ndarray[Any, Any]] | None, scalars: Sequence[Any]) -> None:
-        """Launch it; without addresses the tensors are fake, and what would be launched is reported only."""
+    def run(self, table: Table, addresses: Sequence[np.ndarray[Any, Any]] | None, scalars: Sequence[Any]) -> bool:
+        """Launch it; without addresses the tensors are fake, and what would be launched is reported only.
+
+        Returns:
+            Whether it could be compiled.
+        """
         source = self.source(tuple([isinstance(value, torch.Tensor) for value in scalars]))
         found = evaluate_scalars(self.graph, source.host, scalars, frozenset())
         numbers = [float(found[index]) for index in source.numbers]
+        tensors = [scalars[position] for position in source.tensors]
         with table.lock:
-            if addresses is None:
-                table.pretend()
-                kernel = None
-            else:
-                table.point(addresses)
-                kernel = build(source.text)
-            tensors = [scalars[position] for position in source.tensors]
-            _launch(
-                self.name,
-                kernel,
-                table,
-                table.programs,
-                self.width * table.elements,
-                [table.rows, table.chunks, *numbers, *tensors],
-                ALIGNED=table.aligned,
-                BLOCK=table.block,
-                num_warps=self.warps,
-            )
+            table.point(addresses)
+            try:
+                _launch(
+                    self.name,
+                    None if addresses is None else build(source.text),
+                    table,
+                    table.programs,
+                    self.width * table.elements,
+                    [table.rows, table.chunks, *numbers, *tensors],
+                    ALIGNED=table.aligned,
+                    BLOCK=table.block,
+                    num_warps=self.warps,
+                )
+            except UnbuiltError as problem:
+                report_unbuilt(problem)
+                self.problem = str(problem)
+        return self.problem is None
 
 
 # ---------------------------------------------------------------------- reductions
@@ -317,24 +411,14 @@ def _reduce_checked(
                 _tables.clear()
             found = _tables[key] = _Partial(Table(first.device, sizes, len(lists), block))
     table = found.table
-    kernels = (None, None) if fake else (build(emit_reduction(kind, dtypes)), build(emit_result(kind, root)))
+    kernel = None if fake else build(emit_reduction(kind, dtypes, root))
     with table.lock:
-        if fake:
-            table.pretend()
-        else:
-            table.point([np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in lists])
+        table.point(None if fake else [np.array([t.data_ptr() for t in tensors], np.uint64) for tensors in lists])
         programs = min(table.programs, _PROGRAMS)
         size = table.elements * sum(dtype.itemsize for dtype in dtypes)
         args = [table.rows, table.chunks, found.partial, table.programs, programs]
-        _launch(kind, kernels[0], table, programs, size, args, ALIGNED=table.aligned, BLOCK=block, num_warps=warps)
-        result = take_result(found.result, table.device)
-        _launch(
-            f"{kind}, result",
-            kernels[1],
-            table,
-            1,
-            8 * programs + 8,
-            [found.partial, result, programs],
-            BLOCK=_PROGRAMS,
-        )
-        return result
+        _launch(kind, kernel, table, programs, size, args, ALIGNED=table.aligned, BLOCK=block, num_warps=warps)
+        result, partial = take_result(found.result, table.device), found.partial.narrow(0, 0, programs)
+        if kind in ("largest", "amax"):
+            return torch.amax(partial, 0, out=result)
+        return torch.linalg.vector_norm(partial, out=result) if root else torch.sum(partial, 0, out=result)

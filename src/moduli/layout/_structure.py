@@ -124,7 +124,6 @@ class _Key(NamedTuple):
 class _Scan(NamedTuple):
     """A breadth-first walk over live modules; what has several names occurs once for each of them."""
 
-    names: list[object]
     parameters: list[Any]
     buffers: list[Any]
     modules: list[Any]
@@ -159,28 +158,26 @@ def read(root: nn.Module) -> Reading:
     """
     last = _LAST.get(id(root))
     before = last[1] if last is not None and last[0]() is root else None
-    key = None
+    found = None
     try:
-        scan = _scan(root, _MOST_MODULES if before is None else before._limit)
-        if scan is not None:
-            if before is not None and _agrees(scan, before._key):
-                return before._pick_from(scan)
-            key = _key_of(scan)
+        found = _scan(root, _MOST_MODULES if before is None else before._limit)
+        if found is not None and before is not None and found[1] == before._key:
+            return before._pick_from(found[0])
     except (AttributeError, RuntimeError):
-        scan = None
-    if scan is None or key is None:
+        found = None
+    if found is None:
         _slots(root)  # says what is wrong, if anything is
-        scan = _scan(root, 1 << 60)
-        if scan is None:
-            raise _make_change_error(root)
-        key = _key_of(scan)
-        if key is None:
-            raise _make_change_error(root)
-    return _find(root, scan, key)._pick_from(scan)
+        try:
+            found = _scan(root, 1 << 60)
+        except RuntimeError:
+            found = None
+    if found is None:
+        raise _make_change_error(root)
+    return _find(root, *found)._pick_from(found[0])
 
 
-def _scan(root: nn.Module, limit: int) -> _Scan | None:
-    """Walk over the tree; None if it has more than `limit` places.
+def _scan(root: nn.Module, limit: int) -> tuple[_Scan, _Key] | None:
+    """Walk over the tree: what is there, and what is compared; None if it has more than `limit` places.
 
     This is the hot loop of the room: it runs at each reading. Slots that hold None count as names. The keys are asked for
     by name because TorchScript has objects in the place of dicts that cannot be iterated over.
@@ -215,39 +212,15 @@ def _scan(root: nn.Module, limit: int) -> _Scan | None:
             if len(queue) > limit:
                 return None
         names.append(module.__class__)
-    return _Scan(names, parameters, buffers, queue)
+    sizes, ties = _sizes(parameters), _find_first_places(parameters)
+    buffer_sizes, buffer_ties = (_sizes(buffers), _find_first_places(buffers)) if buffers else ([], [])
+    key = _Key(names, sizes, buffer_sizes, ties, buffer_ties, _find_first_places(queue))
+    return _Scan(parameters, buffers, queue), key
 
 
 def _read_owned(module: nn.Module) -> list[dict[str, Any]]:
     """The parameters, buffers and children of a module that may make its dicts only when asked for them."""
     return [held if isinstance(held, dict) else dict(held.items()) for held in _OWNED(module)]
-
-
-def _key_of(scan: _Scan) -> _Key | None:
-    """What is compared; None if a parameter is lazy and has no sizes yet."""
-    try:
-        return _Key(
-            scan.names,
-            _sizes(scan.parameters),
-            _sizes(scan.buffers),
-            _find_first_places(scan.parameters),
-            _find_first_places(scan.buffers),
-            _find_first_places(scan.modules),
-        )
-    except RuntimeError:
-        return None
-
-
-def _agrees(scan: _Scan, key: _Key) -> bool:
-    """Whether a scan has a key, asked in the order of how often the answer is no."""
-    names, parameters, buffers, modules = scan
-    return (
-        names == key.names
-        and _sizes(parameters) == key.sizes
-        and _find_first_places(parameters) == key.ties
-        and _find_first_places(modules) == key.module_ties
-        and (not buffers or (_sizes(buffers) == key.buffer_sizes and _find_first_places(buffers) == key.buffer_ties))
-    )
 
 
 def _sizes(tensors: list[Any]) -> list[Any]:
