@@ -265,8 +265,8 @@ class Lists:
 
 def count_reach(tensor: torch.Tensor) -> int:
     """How many elements there are in memory from the first to the last one of a tensor, with both."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.numel()
     return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -291,9 +291,8 @@ def explain_opaque(lists: Sequence[Sequence[torch.Tensor]]) -> str | None:
 def _check_access(fused: Fused, name: str, tensors: Tensors, *, written: bool, memory: bool) -> None:
     """Refuse what must not be written, and what has no memory where there should be some."""
     for i, tensor in enumerate(tensors):
-        strided = tensor.layout is torch.strided and type(tensor) in _TYPES and not tensor.is_contiguous()
-        twice = strided and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        if written and twice:
+        strided = written and type(tensor) in _TYPES and tensor.layout is torch.strided and not tensor.is_contiguous()
+        if strided and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
             raise RuntimeError(
                 f"{fused.where}: {name}[{i}] is expanded: more than one element of the written-to tensor refers to a "
                 "single memory location. Clone it first"

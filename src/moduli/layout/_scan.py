@@ -57,7 +57,7 @@ def layout_and_tensors(source: Source) -> tuple[Layout, list[Tensor]]:
         seen = read(source)
         return seen.structure.layout, seen.parameters
     pairs = _name_tensors(source)
-    layout, chosen = lay_out(pairs, [])
+    layout, chosen, _ = lay_out(pairs, [])
     return layout, [pairs[i][1] for i in chosen]
 
 

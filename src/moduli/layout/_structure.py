@@ -268,13 +268,11 @@ def _make(root: nn.Module, scan: _Scan, key: _Key) -> Structure:
     buffer_order = sorted(
         (p for p, held in enumerate(scan.buffers) if held is not None), key=lambda p: buffer_slots[p][0]
     )
-    layout, chosen = lay_out(
+    layout, chosen, kept = lay_out(
         [(slots[p][1], scan.parameters[p]) for p in order],
         [(buffer_slots[p][1], scan.buffers[p], buffer_slots[p][2]) for p in buffer_order],
     )
-    parameters = [order[i] for i in chosen]
-    known: set[int] = set()
-    buffers = [p for p in buffer_order if not (id(scan.buffers[p]) in known or known.add(id(scan.buffers[p])))]  # type: ignore[func-returns-value]
+    parameters, buffers = [order[i] for i in chosen], [buffer_order[i] for i in kept]
     firsts = key.module_ties or range(len(scan.modules))
     modules = [p for p, first in enumerate(firsts) if first == p and scan.modules[p] is not None]
     structure = Structure()
@@ -348,11 +346,13 @@ def _make_change_error(root: nn.Module) -> LayoutError:
     return LayoutError(f"{type(root).__name__} changed while its layout was read; edit it from one thread at a time")
 
 
-def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]) -> tuple[Layout, list[int]]:
+def lay_out(
+    parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tensor, bool]]
+) -> tuple[Layout, list[int], list[int]]:
     """Lay out named tensors.
 
     Returns:
-        The layout, and the positions in `parameters` of the tensors that its entries stand for.
+        The layout, and the positions in `parameters` and in `buffers` of the tensors that its entries stand for.
     """
     names, chosen = _group_names([name for name, _ in parameters], [tensor for _, tensor in parameters])
     entries: list[Entry] = []
@@ -374,7 +374,7 @@ def lay_out(parameters: list[tuple[str, Tensor]], buffers: list[tuple[str, Tenso
         BufferEntry(name, tuple(t.shape), t.dtype, t.device, t.numel(), persistent, tuple(names[id(t)][1:]))
         for name, t, persistent in (buffers[position] for position in kept)
     )
-    return Layout(tuple(entries), buffer_entries), chosen
+    return Layout(tuple(entries), buffer_entries), chosen, kept
 
 
 def _group_names(names: list[str], tensors: list[Tensor]) -> tuple[dict[int, list[str]], list[int]]:
