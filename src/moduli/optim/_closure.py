@@ -118,17 +118,15 @@ def run_without_graph(ask: Callable[[], Any], fn: Callable[..., Any]) -> Any:
     which is remembered for its code.
     """
     key = getattr(fn, "__code__", None)
-    if key in _differentiating:
-        with torch.enable_grad():
-            return ask()
-    try:
-        with torch.no_grad():
-            return ask()
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-    if key is not None:
-        _differentiating.add(key)
+    if key not in _differentiating:
+        try:
+            with torch.no_grad():
+                return ask()
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+        if key is not None:
+            _differentiating.add(key)
     with torch.enable_grad():
         return ask()
 

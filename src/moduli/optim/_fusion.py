@@ -142,7 +142,7 @@ class FusedRun:
             for link, count, due in zip(self.links, cohort.counts, owed, strict=True):
                 if due and link.counts:
                     for param in cohort.params:
-                        link._state[param].set_counter("step", count)
+                        dict.__setitem__(link._state[param], "step", count)  # no cached list holds it
 
     def _settle(self) -> None:
         for link in self.links:

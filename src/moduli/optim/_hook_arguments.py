@@ -34,6 +34,12 @@ class HookArguments(NamedTuple):
     states: States
     settings: Sequence[Setting]
 
+    def pick(self, places: Sequence[int]) -> HookArguments:
+        """Those of some of the tensors."""
+        lists = (self.tensors, self.params, self.grads or [], self.states, self.settings)
+        tensors, params, grads, states, settings = ([held[i] for i in places] if held else [] for held in lists)
+        return HookArguments(tensors, params, None if self.grads is None else grads, self.loss, states, settings)  # type: ignore[arg-type]
+
 
 def gather_arguments(
     link: TensorTransform, objective: Objective, states: States, settings: Sequence[Setting], owned: bool
@@ -119,9 +125,8 @@ def _measure(link: TensorTransform, objective: Objective, given: HookArguments, 
     """The settings, with what the link's `measure` finds over all tensors for which they are the same."""
     out = list(given.settings)
     for alike in find_alike(given.settings):
-        tensors, params = [given.tensors[i] for i in alike], [given.params[i] for i in alike]
-        grads = None if given.grads is None else [given.grads[i] for i in alike]
-        found = measure(link, objective, [kept[i] for i in alike], out[alike[0]], tensors, params, grads)
+        part = given.pick(alike)
+        found = measure(link, objective, [kept[i] for i in alike], out[alike[0]], part.tensors, part.params, part.grads)
         for i in alike if found else ():
             numbers = found if objective.members is None else _per_member(found or {}, given.tensors[i], False)
             out[i] = {**out[i], **(numbers or {})}

@@ -26,7 +26,6 @@ class LinkState(LinkSettings):
     _state: StateStore
     _projected: dict[str, list[str]]
     _pending: weakref.WeakMethod[Callable[[], None]] | None
-    _followed: tuple[Sequence[Tensor], list[str], list[int]] | None
 
     @property
     def state(self) -> StateStore:
@@ -152,18 +151,12 @@ class LinkState(LinkSettings):
         Their state is over all parameters concatenated, so it means nothing once one is added, frozen or thawed.
         """
         held = self.global_state.get(VECTOR)
-        sizes = [param.numel() for param in params]
-        known = self._followed
-        # An optimizer gives the same list while its parameters are the same ones.
-        if held is not None and known is not None and known[0] is params and known[1] is held and known[2] == sizes:
-            return
         binding = self.settings.binding
         here = describe_params(params, {} if binding is None else binding.names)
         if held != here:
             if held is not None:
                 self.reset()
-            self.global_state[VECTOR] = held = here
-        self._followed = (params, held, sizes)
+            self.global_state[VECTOR] = here
 
 
 def _initial(init: Any, param: Tensor) -> Any:

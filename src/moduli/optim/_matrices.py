@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,7 +102,8 @@ class MemberMatrices:
         self._known = (leaves, present, pointers)
         for block in self.blocks:
             matrix = self.population.matrices[block.group]
-            block.whole = sum(block.sizes) == matrix.shape[1] and matrix.is_contiguous() and block.is_in_order()
+            offsets = [leaf.storage_offset() for leaf in block.leaves]
+            block.whole = sum(block.sizes) == matrix.shape[1] and matrix.is_contiguous() and offsets == sorted(offsets)
             moved = block.tensor.shape != matrix.shape or block.tensor.data_ptr() != matrix.data_ptr()
             if block.whole and moved:
                 block.tensor.data = matrix
@@ -131,12 +132,25 @@ class MemberMatrices:
         """Give every leaf its own state again."""
         for block in self.blocks:
             self.binding.sources.pop(block.tensor, None)
-            for link in self.links:
-                link._settle()
-                row = link._state.pop(block.tensor, None)
-                for i, leaf in enumerate(block.leaves) if row else ():
-                    link._state[leaf] = {name: copy_columns(block.column(value, i)) for name, value in row.items()}
+        for link in self.links:
+            states = dict(self.list_states(link))
+            for block in self.blocks:
+                link._state.pop(block.tensor, None)
+            for leaf, row in states.items():
+                if leaf not in link._state:
+                    link._state[leaf] = row
         self.blocks, self.leaves, self._tensors, self._known, self._keys = [], [], [], None, []
+
+    def list_states(self, link: Module) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """The state of a link by leaf; columns as tensors of their own."""
+        blocks: dict[Tensor, Block] = {block.tensor: block for block in self.blocks}
+        for param, row in link.state.items():
+            if param not in blocks:
+                yield param, row
+                continue
+            for i, leaf in enumerate(blocks[param].leaves):
+                columns = {name: blocks[param].column(value, i) for name, value in row.items()}
+                yield leaf, map_tensors(columns, Tensor.contiguous)
 
     def pull(self) -> None:
         """Read the columns of blocks that are not the storage itself."""
@@ -259,11 +273,6 @@ class Block:
             torch.empty(0, dtype=leaves[0].dtype, device=leaves[0].device), requires_grad=leaves[0].requires_grad
         )
 
-    def is_in_order(self) -> bool:
-        """Whether the columns are those of the storage, in its order."""
-        places = [leaf.storage_offset() for leaf in self.leaves]
-        return places == sorted(places)
-
     def split(self, matrix: Tensor) -> list[Tensor]:
         """The columns of each leaf, as a view in the leaf's shape."""
         return [
@@ -338,11 +347,6 @@ class ColumnState(ParamState):
                 f"the same shape, or set it for all with link.state[objective.params[0]]"
             )
         held.copy_(value)
-
-
-def copy_columns(value: Any) -> Any:
-    """Columns as tensors of their own."""
-    return map_tensors(value, Tensor.contiguous)
 
 
 def describe_row(row: Any) -> Any:

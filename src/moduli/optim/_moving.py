@@ -98,14 +98,7 @@ class Moving:
         me = cast("Objective", self)
         ask = me._closure("evaluations at other points")
         if graph:
-            raw = ask.graph()
-            with torch.enable_grad():
-                loss = me._scalar(raw)
-                found = me._differentiate(loss)
-            self._elsewhere_graph = (
-                loss,
-                [torch.zeros_like(p) if g is None else g for g, p in zip(found, me.params, strict=True)],
-            )
+            raw, _, self._elsewhere_graph = me._ask_graph(ask)
             return me._value(raw)
         if backward:
             return me._value(ask.gradient(me.params, me._scalar))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._needs import Across, ChainError, Need, keeps_graph
 from ._shards import find_across
+from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -72,7 +73,7 @@ def reduce_gradients(
     """
     if not isinstance(reduce, OverProcesses):
         return list(found)
-    own = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+    own = fill_zeros(found, params)
     whole = reduce.reduce(own)
     return [_WithValues.apply(g, w) for g, w in zip(own, whole, strict=True)]  # type: ignore[no-untyped-call]
 

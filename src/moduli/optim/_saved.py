@@ -41,12 +41,10 @@ def pack(optimizer: Optimizer) -> dict[str, Any]:
     names = {**binding.names, **_stand_in_names(optimizer)}
     shards = optimizer.shards
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    if optimizer.rows is not None:
-        optimizer.rows.dissolve()  # saved by leaf; the next step puts them together again
     state: dict[str, dict[str, Any]] = {}
     links: dict[str, Any] = {}
     for path, link in optimizer._links:
-        for param, row in link.state.items():
+        for param, row in link.state.items() if optimizer.rows is None else optimizer.rows.list_states(link):
             if not row or param not in names:
                 continue
             # Where a link runs member by member, each has a vector of its own.

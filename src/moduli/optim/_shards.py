@@ -37,14 +37,10 @@ def are_in_pieces(groups: Iterable[dict[str, Any]]) -> bool:
 
 def find_across(link: Module) -> Across:
     """What a link and those inside it need across processes; inner links see what theirs sees, in one process as in many."""
-    return Across.EVERYTHING if link.children and not _runs_children_apart(link) else link.across
-
-
-def _runs_children_apart(link: Module) -> bool:
-    """Whether each child is run by itself, so that each may need something else."""
     from .chain import Chain
 
-    return isinstance(link, Chain) or link.divides_params
+    run_apart = isinstance(link, Chain) or link.divides_params  # each child by itself may need something else
+    return Across.EVERYTHING if link.children and not run_apart else link.across
 
 
 class ShardedParams:

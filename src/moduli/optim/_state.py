@@ -40,10 +40,6 @@ class ParamState(dict[str, Any]):
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
 
-    def set_counter(self, key: str, value: Any) -> None:
-        """Set a number that no cached list holds (a counter)."""
-        super().__setitem__(key, value)
-
     def __reduce__(self) -> Any:
         return (ParamState, (self._changes, dict(self)))
 

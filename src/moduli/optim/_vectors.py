@@ -21,6 +21,11 @@ def restore_complex(tensor: Tensor, param: Tensor) -> Tensor:
     return tensor
 
 
+def fill_zeros(found: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients, with zeros for parameters that have none."""
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+
+
 def to_vector(tensors: Sequence[Tensor]) -> Tensor:
     """All elements in order, as one vector of their common dtype."""
     if len(tensors) == 1:

@@ -95,7 +95,6 @@ class Module(LinkState, metaclass=LinkType):
         self._pending: weakref.WeakMethod[Callable[[], None]] | None = None
         self._owner: weakref.ref[Any] | None = None
         self._segments: Any = None
-        self._followed: tuple[Sequence[Tensor], list[str], list[int]] | None = None
 
     # ------------------------------------------------------------------ looking
 
@@ -287,7 +286,7 @@ class Module(LinkState, metaclass=LinkType):
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
         # A copy belongs to no optimizer yet; that of a whole optimizer says so itself.
-        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None, "_followed": None}
+        return {**self.__dict__, "_pending": None, "_owner": None, "_segments": None}
 
 
 Chainable = Module | Sequence[Module]

@@ -16,6 +16,7 @@ from ._closure import Evaluator, add_up, check_losses
 from ._curvature import Curvature
 from ._needs import ClosureError, Need, keeps_graph
 from ._processes import reduce_gradients
+from ._vectors import fill_zeros
 
 if TYPE_CHECKING:
     from ..population import Population
@@ -177,10 +178,7 @@ class Objective(Curvature):
         self.present = None
         if any(map(operator.is_, found, itertools.repeat(None))):
             self.present = [grad is not None for grad in found]
-            found = [
-                torch.zeros_like(param) if grad is None else grad
-                for grad, param in zip(found, self.params, strict=True)
-            ]
+            found = fill_zeros(found, self.params)
         # Sparse gradients are those of matrices (embeddings), so vectors need not be asked: asking costs 0.07 us each.
         asked = found if self.matrices is None else [found[i] for i in self.matrices]
         if asked and set(map(_layout, asked)) != _STRIDED:
@@ -233,22 +231,25 @@ class Objective(Curvature):
     def _with_graph(self, ask: Evaluator) -> None:
         if self.differentiable:
             with _differentiable.keep_values(self.params):
-                raw = ask.graph()
-                found = self._differentiate(self._scalar(raw))
+                raw, found, _ = self._ask_graph(ask)
             self.loss = self._value(raw)
             self.set_gradients(found)
             return
-        raw = ask.graph()
-        with torch.enable_grad():
-            if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
-                self._residuals = raw
-            loss = self._scalar(raw)
-            found = self._differentiate(loss)
-        self._graph = (loss, [torch.zeros_like(p) if g is None else g for g, p in zip(found, self.params, strict=True)])
+        raw, found, self._graph = self._ask_graph(ask)
+        if isinstance(raw, Tensor) and raw.dim() > 0 and Need.RESIDUALS in self.needs:
+            self._residuals = raw
         self.loss = self._value(raw)
         self.set_gradients([None if grad is None else grad.detach() for grad in found])
         for param, grad in zip(self.params, found, strict=True):
             param.grad = None if grad is None else grad.detach().clone()
+
+    def _ask_graph(self, ask: Evaluator) -> tuple[Any, list[Tensor | None], tuple[Tensor, list[Tensor]]]:
+        """What the closure returns, the gradient that was found, and the loss with its gradient, zeros where there is none."""
+        raw = ask.graph()
+        with torch.enable_grad():
+            loss = self._scalar(raw)
+            found = self._differentiate(loss)
+        return raw, found, (loss, fill_zeros(found, self.params))
 
     def _differentiate(self, loss: Tensor) -> list[Tensor | None]:
         found = torch.autograd.grad(loss, self.params, create_graph=True, allow_unused=True)
@@ -272,7 +273,7 @@ class Objective(Curvature):
             loss = self._evaluate_elsewhere(True, graph)
             if graph:
                 return loss, [] if self._elsewhere_graph is None else self._elsewhere_graph[1]
-            return loss, [torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in self.params]
+            return loss, list(map(_dense, fill_zeros(self._gradients(), self.params)))
         if self.grads is None or (graph and self._graph is None):
             self._evaluate(True, graph)
         if create_graph and self._graph is not None:

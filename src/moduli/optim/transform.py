@@ -248,16 +248,9 @@ class TensorTransform(Transform):
         new = [i for i, state in enumerate(given.states) if not state]
         if not new:
             return
-        states = [given.states[i] for i in new]
-        self.multi_tensor_initialize(
-            [given.tensors[i] for i in new],
-            [given.params[i] for i in new],
-            None if given.grads is None else [given.grads[i] for i in new],
-            given.loss,
-            states,
-            [given.settings[i] for i in new],
-        )
-        for state in states if self.counts else ():
+        fresh = given.pick(new)
+        self.multi_tensor_initialize(*fresh)
+        for state in fresh.states if self.counts else ():
             state.setdefault("step", 0)
 
     def update_states(self, objective: Objective, states: States, settings: Sequence[Setting]) -> None:
