@@ -22,7 +22,7 @@ def test_history_is_out_of_reach_of_later_links():
         found.append(out.item())
         out.mul_(100.0)
     assert found == [1.0, 1.0, 1.0, 2.0]
-    with pytest.raises(ValueError, match="at least one step"):
+    with pytest.raises(ValueError, match="at least 1"):
         m.Previous(0)
 
 

@@ -107,7 +107,7 @@ def test_patience_is_saved():
 
 
 def test_mistakes():
-    with pytest.raises(ValueError, match="at least one step"):
+    with pytest.raises(ValueError, match="at least 1"):
         m.TerminateByGradientNorm(n=0)
     with pytest.raises(TypeError, match="TerminateAny takes criteria, got LR"):
         m.TerminateAny(m.LR(0.1))

@@ -11,11 +11,11 @@ Curvature and globalisation:
 
 * `second_order`: Newton's method and its relatives; `quasi_newton`: curvature learnt from differences of gradients;
 * `conjugate_gradient`: nonlinear conjugate gradients; `least_squares`: for closures that return residuals;
-* `line_search` and `trust_region`: how far to go along an update, or how far to trust a model of the loss.
+* `line_search` and `trust_region`: how far to go along an update, or how far to trust a model of the loss;
+* `constraints`: the method of multipliers, for losses under conditions.
 
 Without gradients:
 
-* `constraints`: the method of multipliers;
 * `grad_approximation`: gradients from values; `smoothing`: of updates, or of the loss over a neighbourhood;
 * `evolution`: search distributions around one model; `population`: members of a population that learn from each other.
 

@@ -5,10 +5,13 @@ A schedule (a function of the step) is not checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+
+Ranges = Mapping[Callable[..., None], tuple[str, ...]]
+"""The arguments of a link that a check is for, by check."""
 
 
 def collect_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
@@ -19,6 +22,13 @@ def collect_settings(arguments: Mapping[str, Any], *others: str) -> dict[str, An
         *others: Names to leave out.
     """
     return {key: value for key, value in arguments.items() if key not in ("self", "__class__", *others)}
+
+
+def check_settings(link: Any, arguments: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """`collect_settings`, after the checks in the link's table `ranges`."""
+    for check, keys in link.ranges.items():
+        check(type(link).__name__, **{key: arguments[key] for key in keys})
+    return collect_settings(arguments, *others)
 
 
 def _read_numbers(value: Any) -> list[float] | None:
@@ -66,11 +76,26 @@ def positive(link: str, **settings: Any) -> None:
         _check(link, key, value, lambda x: x > 0, "a number above zero")
 
 
+def above_one(link: str, **settings: Any) -> None:
+    """Numbers above one."""
+    for key, value in settings.items():
+        _check(link, key, value, lambda x: x > 1, "a number above 1")
+
+
 def check_at_least_one(link: str, **settings: Any) -> None:
     """Whole numbers from one."""
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{link}: {key} is {value!r}; give a whole number, at least 1")
+
+
+def allow_none(check: Callable[..., None]) -> Callable[..., None]:
+    """A check that lets None pass."""
+
+    def check_given(link: str, **settings: Any) -> None:
+        check(link, **{key: value for key, value in settings.items() if value is not None})
+
+    return check_given
 
 
 def choice(link: str, key: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -123,6 +123,11 @@ def sizes(tensors: Sequence[Tensor], tensorwise: bool, ord: Any = 2, members: in
     return [found] * len(tensors)
 
 
+def group_tensors(count: int, tensorwise: bool) -> list[list[int]]:
+    """The positions of tensors that are measured together: each by itself, or all."""
+    return [[i] for i in range(count)] if tensorwise else [list(range(count))]
+
+
 def shape_like(value: Tensor, like: Tensor) -> Tensor:
     """A number, or one per member, in the precision of this tensor and shaped to multiply it."""
     value = value.to(like.dtype.to_real() if like.is_complex() else like.dtype)

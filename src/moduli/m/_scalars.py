@@ -56,3 +56,9 @@ def divide(a: Any, b: Any, otherwise: Any) -> Any:
 def root(a: Any) -> Any:
     """The square root of a number that is not negative."""
     return a**0.5
+
+
+def rise(t: Any, steps: int) -> Any:
+    """min(t / steps, 1), written so that t may be a symbol."""
+    rising = (t < steps) * 1.0
+    return rising * t / steps + (1 - rising)

@@ -8,10 +8,8 @@ Example:
     True
 """
 
-from ._adaptive import adagrad, adam, adamw, adan, lion, mars, rmsprop, rprop, sam
-from ._descent import momentum, nesterov, sgd
-from ._free import dadapt, prodigy, schedule_free, schedule_free_sgd
-from ._layers import lamb, lars
+from ._adaptive import adagrad, adam, adamw, adan, lamb, lars, lion, mars, rmsprop, rprop, sam
+from ._descent import dadapt, momentum, nesterov, prodigy, schedule_free, schedule_free_sgd, sgd
 from ._matrices import dion, kl_shampoo, muon, muonclip, normuon, psgd, scion, shampoo, soap, splus
 from ._memory import adafactor, adam8bit, apollo, came, fira, galore
 from ._moments import adabelief, adadelta, adam_mini, adamax, ademamix, adopt, laprop, nadam, radam

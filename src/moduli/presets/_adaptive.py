@@ -1,10 +1,10 @@
-"""Adaptive optimizers, pointwise."""
+"""Adaptive optimizers, pointwise or with a step size for each layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..m import LR, SAM, Adagrad, Adam, Adan, HeavyBall, Lion, MARSCorrection, RMSprop, Rprop, WeightDecay
+from .. import m
 from ..optim import Module
 from ._descent import _decay
 
@@ -33,7 +33,7 @@ def adam(
         >>> optim.Chain(presets.adam(1e-3))
         Chain(Adam, LR)
     """
-    return [*_decay(weight_decay), Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), LR(lr)]
+    return [*_decay(weight_decay), m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), m.LR(lr)]
 
 
 def adamw(
@@ -60,7 +60,7 @@ def adamw(
         >>> optim.Chain(presets.adamw(1e-3, weight_decay=0.1))
         Chain(Adam, WeightDecay, LR)
     """
-    return [Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), WeightDecay(weight_decay), LR(lr)]
+    return [m.Adam(beta1=beta1, beta2=beta2, eps=eps, amsgrad=amsgrad), m.WeightDecay(weight_decay), m.LR(lr)]
 
 
 def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: Any = 0.0) -> list[Module]:
@@ -77,7 +77,7 @@ def lion(lr: Any = 1e-4, *, beta1: Any = 0.9, beta2: Any = 0.99, weight_decay: A
         >>> optim.Chain(presets.lion(1e-4, weight_decay=0.1))
         Chain(Lion, WeightDecay, LR)
     """
-    return [Lion(beta1=beta1, beta2=beta2), *_decay(weight_decay), LR(lr)]
+    return [m.Lion(beta1=beta1, beta2=beta2), *_decay(weight_decay), m.LR(lr)]
 
 
 def rmsprop(
@@ -105,8 +105,8 @@ def rmsprop(
         Chain(RMSprop, HeavyBall, LR)
     """
     still = isinstance(momentum, int | float) and momentum == 0
-    ball = [] if still else [HeavyBall(momentum)]
-    return [*_decay(weight_decay), RMSprop(smoothing=smoothing, eps=eps, centered=centered), *ball, LR(lr)]
+    ball = [] if still else [m.HeavyBall(momentum)]
+    return [*_decay(weight_decay), m.RMSprop(smoothing=smoothing, eps=eps, centered=centered), *ball, m.LR(lr)]
 
 
 def adagrad(
@@ -131,8 +131,8 @@ def adagrad(
         >>> optim.Chain(presets.adagrad(1e-2))
         Chain(Adagrad, LR)
     """
-    link = Adagrad(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
-    return [*_decay(weight_decay), link, LR(lr)]
+    link = m.Adagrad(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
+    return [*_decay(weight_decay), link, m.LR(lr)]
 
 
 def adan(
@@ -159,7 +159,7 @@ def adan(
         >>> optim.Chain(presets.adan(1e-3))
         Chain(Adan, LR)
     """
-    return [Adan(beta1=beta1, beta2=beta2, beta3=beta3, eps=eps), *_decay(weight_decay), LR(lr)]
+    return [m.Adan(beta1=beta1, beta2=beta2, beta3=beta3, eps=eps), *_decay(weight_decay), m.LR(lr)]
 
 
 def rprop(lr: Any = 1e-2, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6, ub: Any = 50.0) -> list[Module]:
@@ -177,7 +177,7 @@ def rprop(lr: Any = 1e-2, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6
         >>> optim.Chain(presets.rprop())
         Chain(Rprop)
     """
-    return [Rprop(alpha=lr, nplus=nplus, nminus=nminus, lb=lb, ub=ub, backtrack=False)]
+    return [m.Rprop(alpha=lr, nplus=nplus, nminus=nminus, lb=lb, ub=ub, backtrack=False)]
 
 
 def mars(
@@ -204,8 +204,8 @@ def mars(
         >>> optim.Chain(presets.mars())
         Chain(MARSCorrection, Adam, LR)
     """
-    links = [MARSCorrection(beta=beta1, scaling=scaling), Adam(beta1=beta1, beta2=beta2, eps=eps)]
-    return [*links, *_decay(weight_decay), LR(lr)]
+    links = [m.MARSCorrection(beta=beta1, scaling=scaling), m.Adam(beta1=beta1, beta2=beta2, eps=eps)]
+    return [*links, *_decay(weight_decay), m.LR(lr)]
 
 
 def sam(lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: Any = 0.0) -> list[Module]:
@@ -222,4 +222,50 @@ def sam(lr: Any = 1e-2, *, rho: Any = 0.05, momentum: Any = 0.9, weight_decay: A
         >>> optim.Chain(presets.sam())
         Chain(SAM, HeavyBall, LR)
     """
-    return [SAM(rho=rho), *_decay(weight_decay), HeavyBall(momentum), LR(lr)]
+    return [m.SAM(rho=rho), *_decay(weight_decay), m.HeavyBall(momentum), m.LR(lr)]
+
+
+def lamb(
+    lr: Any = 1e-3, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-6, weight_decay: Any = 0.0
+) -> list[Module]:
+    """LAMB: Adam with decoupled weight decay, each layer's step a fraction of the layer's norm.
+
+    Args:
+        lr: The fraction.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights enters each step.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.lamb(weight_decay=0.01))
+        Chain(Adam, WeightDecay, TrustRatio, LR)
+
+    References:
+        Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, Algorithm 2.
+    """
+    return [m.Adam(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.TrustRatio(), m.LR(lr)]
+
+
+def lars(
+    lr: Any = 1.0, *, momentum: Any = 0.9, trust: Any = 1e-3, weight_decay: Any = 0.0, eps: Any = 1e-8
+) -> list[Module]:
+    """LARS: momentum of gradients that are a fraction of each layer's norm.
+
+    Args:
+        lr: The step size.
+        momentum: How much of the last step is kept.
+        trust: The fraction.
+        weight_decay: An L2 penalty that takes part in the ratio of norms.
+        eps: Added to the norm of the gradient.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.lars())
+        Chain(TrustRatio, HeavyBall, LR)
+
+    References:
+        Y. You, I. Gitman, B. Ginsburg, "Large batch training of convolutional networks", 2017, Algorithm 1.
+    """
+    return [m.TrustRatio(trust=trust, weight_decay=weight_decay, eps=eps), m.HeavyBall(momentum), m.LR(lr)]

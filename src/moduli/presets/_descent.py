@@ -1,10 +1,10 @@
-"""Descent and its momenta."""
+"""Descent and its momenta, and optimizers without a step size or a schedule to tune."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..m import LR, NAG, HeavyBall, WeightDecay
+from .. import m
 from ..optim import Module
 from ..optim.schedules import After
 
@@ -13,7 +13,7 @@ def _decay(weight_decay: Any, after: int = 0) -> list[Module]:
     """Weight decay, if any, after some steps without."""
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return []
-    return [WeightDecay(After(after, weight_decay) if after else weight_decay)]
+    return [m.WeightDecay(After(after, weight_decay) if after else weight_decay)]
 
 
 def sgd(lr: Any = 1e-2, *, weight_decay: Any = 0.0) -> list[Module]:
@@ -28,7 +28,7 @@ def sgd(lr: Any = 1e-2, *, weight_decay: Any = 0.0) -> list[Module]:
         >>> presets.sgd(0.1)
         [LR(lr=0.1)]
     """
-    return [*_decay(weight_decay), LR(lr)]
+    return [*_decay(weight_decay), m.LR(lr)]
 
 
 def momentum(lr: Any = 1e-2, *, momentum: Any = 0.9, dampening: Any = 0.0, weight_decay: Any = 0.0) -> list[Module]:
@@ -45,7 +45,7 @@ def momentum(lr: Any = 1e-2, *, momentum: Any = 0.9, dampening: Any = 0.0, weigh
         >>> optim.Chain(presets.momentum(0.1))
         Chain(HeavyBall, LR)
     """
-    return [*_decay(weight_decay), HeavyBall(momentum, dampening=dampening), LR(lr)]
+    return [*_decay(weight_decay), m.HeavyBall(momentum, dampening=dampening), m.LR(lr)]
 
 
 def nesterov(lr: Any = 1e-2, *, momentum: Any = 0.9, weight_decay: Any = 0.0) -> list[Module]:
@@ -61,4 +61,100 @@ def nesterov(lr: Any = 1e-2, *, momentum: Any = 0.9, weight_decay: Any = 0.0) ->
         >>> optim.Chain(presets.nesterov(0.1))
         Chain(NAG, LR)
     """
-    return [*_decay(weight_decay), NAG(momentum), LR(lr)]
+    return [*_decay(weight_decay), m.NAG(momentum), m.LR(lr)]
+
+
+def schedule_free(
+    lr: Any = 2.5e-3,
+    *,
+    momentum: Any = 0.9,
+    beta2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    warmup: int = 0,
+) -> list[Module]:
+    """Schedule-free AdamW: averaging in place of momentum and of a schedule.
+
+    The result of training is the average: `with opt.modules[-1].averaged(net.parameters()): ...` to evaluate or save.
+
+    Args:
+        lr: The step size.
+        momentum: Where between the steps and their average the gradient is taken.
+        beta2: Memory of the mean square.
+        eps: Added to the denominator.
+        weight_decay: How much of the weights each step takes away, times `lr`.
+        warmup: Steps over which the step size rises; the average weighs them by the square of it.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.schedule_free())
+        Chain(Adam, LR, ScheduleFree)
+
+    References:
+        A. Defazio et al., "The road less scheduled", NeurIPS 2024.
+    """
+    links = [m.Adam(beta1=0.0, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
+    return [*links, m.ScheduleFree(momentum, warmup=warmup)]
+
+
+def schedule_free_sgd(lr: Any = 1.0, *, momentum: Any = 0.9, weight_decay: Any = 0.0, warmup: int = 0) -> list[Module]:
+    """Schedule-free descent: averaging in place of momentum and of a schedule.
+
+    The result of training is the average: `with opt.modules[-1].averaged(net.parameters()): ...` to evaluate or save.
+
+    Args:
+        lr: The step size; ten to fifty times that of descent with a schedule.
+        momentum: Where between the steps and their average the gradient is taken.
+        weight_decay: An L2 penalty.
+        warmup: Steps over which the step size rises; the average weighs them by the square of it.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.schedule_free_sgd())
+        Chain(LR, ScheduleFree)
+
+    References:
+        A. Defazio et al., "The road less scheduled", NeurIPS 2024.
+    """
+    return [*_decay(weight_decay), m.LR(lr), m.ScheduleFree(momentum, warmup=warmup)]
+
+
+def prodigy(
+    lr: Any = 1.0, *, beta1: float = 0.9, beta2: float = 0.999, d0: float = 1e-6, weight_decay: Any = 0.0
+) -> list[Module]:
+    """Prodigy: Adam that estimates its step size.
+
+    Args:
+        lr: A factor of the estimate; 1, or a schedule that ends at 0.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        d0: The first estimate.
+        weight_decay: How much of the weights each step takes away, times `lr` and the estimate (decoupled).
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.prodigy())
+        Chain(Prodigy, LR)
+    """
+    return [m.Prodigy(beta1=beta1, beta2=beta2, d0=d0, weight_decay=weight_decay), m.LR(lr)]
+
+
+def dadapt(
+    lr: Any = 1.0, *, beta1: float = 0.9, beta2: float = 0.999, d0: float = 1e-6, weight_decay: Any = 0.0
+) -> list[Module]:
+    """D-Adaptation for Adam: a step size from a lower bound of the distance to the solution.
+
+    Args:
+        lr: A factor of the steps that is part of the estimate; 1, or a schedule that ends at 0. What a scheduler of torch
+            changes is a second factor, of which the estimate does not know.
+        beta1: Memory of the mean.
+        beta2: Memory of the mean square.
+        d0: The first bound.
+        weight_decay: An L2 penalty.
+
+    Example:
+        >>> from moduli import optim, presets
+        >>> optim.Chain(presets.dadapt())
+        Chain(DAdaptAdam, LR)
+    """
+    return [*_decay(weight_decay), m.DAdaptAdam(beta1=beta1, beta2=beta2, d0=d0, gamma=lr), m.LR(1.0)]

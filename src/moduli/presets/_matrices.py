@@ -9,25 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..m import (
-    EMA,
-    LMO,
-    LR,
-    NAG,
-    SOAP,
-    Adam,
-    Dion,
-    HeavyBall,
-    KLShampoo,
-    NeuronNormalize,
-    Orthogonalize,
-    PSGDKronWhiten,
-    QKClip,
-    Shampoo,
-    Split,
-    SPlus,
-    WeightDecay,
-)
+from .. import m
 from ..optim import Module
 from ._descent import _decay
 
@@ -49,7 +31,7 @@ class _IsHidden:
 
 
 def _muon(matrices: Sequence[Module], rest: Module, adam: str, weight_decay: Any, lr: Any) -> list[Module]:
-    return [Split(_IsHidden(adam), list(matrices), rest), *_decay(weight_decay), LR(lr)]
+    return [m.Split(_IsHidden(adam), list(matrices), rest), *_decay(weight_decay), m.LR(lr)]
 
 
 def muon(
@@ -92,8 +74,8 @@ def muon(
         J. Liu et al., "Muon is scalable for LLM training", 2025.
         N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025.
     """
-    matrices = [NAG(momentum, lerp=True), Orthogonalize(steps=steps, method=method, adjust_lr=True)]  # type: ignore[arg-type]
-    return _muon(matrices, Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr)
+    matrices = [m.NAG(momentum, lerp=True), m.Orthogonalize(steps=steps, method=method, adjust_lr=True)]  # type: ignore[arg-type]
+    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2, eps=eps), adam, weight_decay, lr)
 
 
 def normuon(
@@ -125,8 +107,8 @@ def normuon(
     References:
         Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
     """
-    matrices = [EMA(momentum), Orthogonalize(), NeuronNormalize(beta=row_beta)]
-    return _muon(matrices, Adam(beta1=beta1, beta2=beta2), adam, weight_decay, lr)
+    matrices = [m.EMA(momentum), m.Orthogonalize(), m.NeuronNormalize(beta=row_beta)]
+    return _muon(matrices, m.Adam(beta1=beta1, beta2=beta2), adam, weight_decay, lr)
 
 
 def muonclip(
@@ -160,7 +142,7 @@ def muonclip(
     References:
         Kimi Team, "Kimi K2: open agentic intelligence", 2025, Algorithm 1.
     """
-    return [*muon(lr, momentum=momentum, weight_decay=weight_decay, adam=adam), QKClip(pairs, logits, tau=tau)]
+    return [*muon(lr, momentum=momentum, weight_decay=weight_decay, adam=adam), m.QKClip(pairs, logits, tau=tau)]
 
 
 def dion(
@@ -190,7 +172,7 @@ def dion(
     References:
         K. Ahn et al., "Dion: distributed orthonormalized updates", 2025, Algorithm 1.
     """
-    return _muon([Dion(momentum=momentum, rank=rank, seed=seed)], Adam(alpha=0.1), adam, weight_decay, lr)
+    return _muon([m.Dion(momentum=momentum, rank=rank, seed=seed)], m.Adam(alpha=0.1), adam, weight_decay, lr)
 
 
 def scion(
@@ -220,8 +202,8 @@ def scion(
     References:
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Algorithms 1 and 2.
     """
-    balls = Split(_IsHidden(adam), LMO("spectral", radius=radius), LMO("sign", radius=head_radius))
-    return [EMA(momentum), balls, *([WeightDecay(1.0)] if constrained else []), LR(lr)]
+    balls = m.Split(_IsHidden(adam), m.LMO("spectral", radius=radius), m.LMO("sign", radius=head_radius))
+    return [m.EMA(momentum), balls, *([m.WeightDecay(1.0)] if constrained else []), m.LR(lr)]
 
 
 def splus(
@@ -241,7 +223,7 @@ def splus(
         >>> optim.Chain(presets.splus())
         Chain(SPlus, WeightDecay, LR)
     """
-    return [SPlus(beta1=beta1, beta2=beta2, precond_freq=precond_freq), *_decay(weight_decay), LR(lr)]
+    return [m.SPlus(beta1=beta1, beta2=beta2, precond_freq=precond_freq), *_decay(weight_decay), m.LR(lr)]
 
 
 def kl_shampoo(
@@ -261,7 +243,7 @@ def kl_shampoo(
         >>> optim.Chain(presets.kl_shampoo())
         Chain(KLShampoo, EMA, WeightDecay, LR)
     """
-    return [KLShampoo(beta=beta, precond_freq=precond_freq), EMA(momentum), *_decay(weight_decay), LR(lr)]
+    return [m.KLShampoo(beta=beta, precond_freq=precond_freq), m.EMA(momentum), *_decay(weight_decay), m.LR(lr)]
 
 
 def soap(
@@ -286,9 +268,9 @@ def soap(
         >>> optim.Chain(presets.soap(1e-3))
         Chain(SOAP, WeightDecay, LR)
     """
-    link = SOAP(beta1=beta1, beta2=beta2, shampoo_beta=beta2, precond_freq=precond_freq)
+    link = m.SOAP(beta1=beta1, beta2=beta2, shampoo_beta=beta2, precond_freq=precond_freq)
     # The authors' code skips its first step, weight decay and all.
-    return [link, *_decay(weight_decay, after=1), LR(lr)]
+    return [link, *_decay(weight_decay, after=1), m.LR(lr)]
 
 
 def shampoo(lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weight_decay: Any = 0.0) -> list[Module]:
@@ -305,7 +287,7 @@ def shampoo(lr: Any = 0.1, *, momentum: Any = 0.9, precond_freq: int = 10, weigh
         >>> optim.Chain(presets.shampoo())
         Chain(Shampoo, HeavyBall, LR)
     """
-    return [*_decay(weight_decay), Shampoo(precond_freq=precond_freq), HeavyBall(momentum), LR(lr)]
+    return [*_decay(weight_decay), m.Shampoo(precond_freq=precond_freq), m.HeavyBall(momentum), m.LR(lr)]
 
 
 def psgd(lr: Any = 1e-3, *, momentum: Any = 0.9, weight_decay: Any = 0.0, seed: int | None = None) -> list[Module]:
@@ -322,4 +304,4 @@ def psgd(lr: Any = 1e-3, *, momentum: Any = 0.9, weight_decay: Any = 0.0, seed: 
         >>> optim.Chain(presets.psgd(1e-3))
         Chain(PSGDKronWhiten, LR)
     """
-    return [PSGDKronWhiten(inner=EMA(momentum, debias=True), seed=seed), *_decay(weight_decay), LR(lr)]
+    return [m.PSGDKronWhiten(inner=m.EMA(momentum, debias=True), seed=seed), *_decay(weight_decay), m.LR(lr)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..m import APOLLO, CAME, LR, Adafactor, Adam, Fira, GaLore, Quantized
+from .. import m
 from ..optim import Module
 from ._descent import _decay
 
@@ -23,8 +23,8 @@ def adafactor(lr: Any = None, *, decay: Any = 0.8, clip: float | None = 1.0, wei
         >>> optim.Chain(presets.adafactor(1e-2))
         Chain(Adafactor, LR)
     """
-    link = Adafactor(decay=decay, clip=clip, relative_step=lr is None)
-    return [link, *_decay(weight_decay), LR(1.0 if lr is None else lr)]
+    link = m.Adafactor(decay=decay, clip=clip, relative_step=lr is None)
+    return [link, *_decay(weight_decay), m.LR(1.0 if lr is None else lr)]
 
 
 def came(
@@ -44,7 +44,7 @@ def came(
         >>> optim.Chain(presets.came())
         Chain(CAME, LR)
     """
-    return [CAME(beta1=beta1, beta2=beta2, beta3=beta3), *_decay(weight_decay), LR(lr)]
+    return [m.CAME(beta1=beta1, beta2=beta2, beta3=beta3), *_decay(weight_decay), m.LR(lr)]
 
 
 def adam8bit(
@@ -64,7 +64,7 @@ def adam8bit(
         >>> optim.Chain(presets.adam8bit())
         Chain(Quantized, LR)
     """
-    return [Quantized(Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay), LR(lr)]
+    return [m.Quantized(m.Adam(beta1=beta1, beta2=beta2, eps=eps)), *_decay(weight_decay), m.LR(lr)]
 
 
 def galore(
@@ -84,7 +84,7 @@ def galore(
         >>> optim.Chain(presets.galore())
         Chain(GaLore, LR)
     """
-    return [GaLore(Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), LR(lr)]
+    return [m.GaLore(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), m.LR(lr)]
 
 
 def fira(
@@ -104,7 +104,7 @@ def fira(
         >>> optim.Chain(presets.fira())
         Chain(Fira, LR)
     """
-    return [Fira(Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), LR(lr)]
+    return [m.Fira(m.Adam(), rank=rank, update_gap=update_gap, scale=scale), *_decay(weight_decay), m.LR(lr)]
 
 
 def apollo(
@@ -132,8 +132,8 @@ def apollo(
         Chain(APOLLO, LR)
     """
     link = (
-        APOLLO(Adam(), rank=1, update_gap=update_gap, scale=128**0.5, tensorwise=True, seed=seed)
+        m.APOLLO(m.Adam(), rank=1, update_gap=update_gap, scale=128**0.5, tensorwise=True, seed=seed)
         if mini
-        else APOLLO(Adam(), rank=rank, update_gap=update_gap, seed=seed)
+        else m.APOLLO(m.Adam(), rank=rank, update_gap=update_gap, seed=seed)
     )
-    return [link, *_decay(weight_decay), LR(lr)]
+    return [link, *_decay(weight_decay), m.LR(lr)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..m import ADOPT, EMA, LR, AdaBelief, Adadelta, Adamax, AdamMini, AdEMAMix, NAdam, RAdam, RMSprop
+from .. import m
 from ..optim import Module
 from ._descent import _decay
 
@@ -26,7 +26,7 @@ def adopt(
         >>> optim.Chain(presets.adopt())
         Chain(ADOPT, LR)
     """
-    return [ADOPT(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+    return [m.ADOPT(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
 
 
 def ademamix(
@@ -55,7 +55,11 @@ def ademamix(
         >>> optim.Chain(presets.ademamix())
         Chain(AdEMAMix, LR)
     """
-    return [AdEMAMix(beta1=beta1, beta2=beta2, beta3=beta3, alpha=alpha, warmup=warmup), *_decay(weight_decay), LR(lr)]
+    return [
+        m.AdEMAMix(beta1=beta1, beta2=beta2, beta3=beta3, alpha=alpha, warmup=warmup),
+        *_decay(weight_decay),
+        m.LR(lr),
+    ]
 
 
 def nadam(
@@ -82,7 +86,7 @@ def nadam(
         >>> optim.Chain(presets.nadam())
         Chain(NAdam, LR)
     """
-    return [*_decay(weight_decay), NAdam(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay), LR(lr)]
+    return [*_decay(weight_decay), m.NAdam(beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay), m.LR(lr)]
 
 
 def radam(
@@ -102,7 +106,7 @@ def radam(
         >>> optim.Chain(presets.radam())
         Chain(RAdam, LR)
     """
-    return [*_decay(weight_decay), RAdam(beta1=beta1, beta2=beta2, eps=eps), LR(lr)]
+    return [*_decay(weight_decay), m.RAdam(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
 
 
 def adadelta(lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0.0) -> list[Module]:
@@ -119,7 +123,7 @@ def adadelta(lr: Any = 1.0, *, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: An
         >>> optim.Chain(presets.adadelta())
         Chain(Adadelta, LR)
     """
-    return [*_decay(weight_decay), Adadelta(rho=rho, eps=eps), LR(lr)]
+    return [*_decay(weight_decay), m.Adadelta(rho=rho, eps=eps), m.LR(lr)]
 
 
 def adamax(
@@ -139,7 +143,7 @@ def adamax(
         >>> optim.Chain(presets.adamax())
         Chain(Adamax, LR)
     """
-    return [*_decay(weight_decay), Adamax(beta1=beta1, beta2=beta2, eps=eps), LR(lr)]
+    return [*_decay(weight_decay), m.Adamax(beta1=beta1, beta2=beta2, eps=eps), m.LR(lr)]
 
 
 def adabelief(
@@ -159,7 +163,7 @@ def adabelief(
         >>> optim.Chain(presets.adabelief())
         Chain(AdaBelief, LR)
     """
-    return [AdaBelief(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+    return [m.AdaBelief(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]
 
 
 def laprop(
@@ -179,7 +183,12 @@ def laprop(
         >>> optim.Chain(presets.laprop())
         Chain(RMSprop, EMA, LR)
     """
-    return [RMSprop(smoothing=beta2, eps=eps, debias=True), EMA(beta1, debias=True), *_decay(weight_decay), LR(lr)]
+    return [
+        m.RMSprop(smoothing=beta2, eps=eps, debias=True),
+        m.EMA(beta1, debias=True),
+        *_decay(weight_decay),
+        m.LR(lr),
+    ]
 
 
 def adam_mini(
@@ -199,4 +208,4 @@ def adam_mini(
         >>> optim.Chain(presets.adam_mini())
         Chain(AdamMini, LR)
     """
-    return [AdamMini(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), LR(lr)]
+    return [m.AdamMini(beta1=beta1, beta2=beta2, eps=eps), *_decay(weight_decay), m.LR(lr)]

@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from ..m import (
-    BFGS,
-    LBFGS,
-    LR,
-    SPSA,
-    AdaHessian,
-    Backtracking,
-    ConjugateGradient,
-    GaussNewton,
-    LevenbergMarquardt,
-    Newton,
-    NewtonCG,
-    SophiaH,
-    StrongWolfe,
-    TrustCG,
-    TrustExact,
-)
+from .. import m
 from ..optim import Module
 
 
@@ -33,7 +17,7 @@ def lbfgs(*, history_size: int = 10) -> list[Module]:
         >>> optim.maybe_chain(presets.lbfgs(), [])  # doctest: +ELLIPSIS
         Chain(LBFGS, StrongWolfe)
     """
-    return [LBFGS(history_size=history_size), StrongWolfe()]
+    return [m.LBFGS(history_size=history_size), m.StrongWolfe()]
 
 
 def bfgs() -> list[Module]:
@@ -44,7 +28,7 @@ def bfgs() -> list[Module]:
         >>> optim.maybe_chain(presets.bfgs(), [])  # doctest: +ELLIPSIS
         Chain(BFGS, StrongWolfe)
     """
-    return [BFGS(), StrongWolfe()]
+    return [m.BFGS(), m.StrongWolfe()]
 
 
 def cg(rule: str = "polak-ribiere") -> list[Module]:
@@ -58,7 +42,7 @@ def cg(rule: str = "polak-ribiere") -> list[Module]:
         >>> optim.maybe_chain(presets.cg(), [])  # doctest: +ELLIPSIS
         Chain(ConjugateGradient, StrongWolfe)
     """
-    return [ConjugateGradient(rule, clip_beta=rule == "polak-ribiere"), StrongWolfe(c2=0.1, a_init="first-order")]
+    return [m.ConjugateGradient(rule, clip_beta=rule == "polak-ribiere"), m.StrongWolfe(c2=0.1, a_init="first-order")]
 
 
 def newton(*, damping: float = 0.0) -> list[Module]:
@@ -72,7 +56,7 @@ def newton(*, damping: float = 0.0) -> list[Module]:
         >>> optim.maybe_chain(presets.newton(), [])  # doctest: +ELLIPSIS
         Chain(Newton, Backtracking)
     """
-    return [Newton(damping=damping), Backtracking()]
+    return [m.Newton(damping=damping), m.Backtracking()]
 
 
 def newton_cg(*, maxiter: int | None = None) -> list[Module]:
@@ -86,7 +70,7 @@ def newton_cg(*, maxiter: int | None = None) -> list[Module]:
         >>> optim.maybe_chain(presets.newton_cg(), [])  # doctest: +ELLIPSIS
         Chain(NewtonCG, Backtracking)
     """
-    return [NewtonCG(maxiter=maxiter, tol=None), Backtracking()]
+    return [m.NewtonCG(maxiter=maxiter, tol=None), m.Backtracking()]
 
 
 def trust_cg(*, radius: float = 1.0) -> list[Module]:
@@ -100,7 +84,7 @@ def trust_cg(*, radius: float = 1.0) -> list[Module]:
         >>> optim.maybe_chain(presets.trust_cg(), [])  # doctest: +ELLIPSIS
         TrustCG(...)
     """
-    return [TrustCG(NewtonCG(reg=0.0), cg_tol=None, init=radius)]
+    return [m.TrustCG(m.NewtonCG(reg=0.0), cg_tol=None, init=radius)]
 
 
 def trust_exact(*, radius: float = 1.0) -> list[Module]:
@@ -114,7 +98,7 @@ def trust_exact(*, radius: float = 1.0) -> list[Module]:
         >>> optim.maybe_chain(presets.trust_exact(), [])  # doctest: +ELLIPSIS
         TrustExact(...)
     """
-    return [TrustExact(Newton(), init=radius)]
+    return [m.TrustExact(m.Newton(), init=radius)]
 
 
 def gauss_newton(*, reg: float = 1e-8) -> list[Module]:
@@ -128,7 +112,7 @@ def gauss_newton(*, reg: float = 1e-8) -> list[Module]:
         >>> optim.maybe_chain(presets.gauss_newton(), [])  # doctest: +ELLIPSIS
         Chain(GaussNewton, Backtracking)
     """
-    return [GaussNewton(reg=reg), Backtracking()]
+    return [m.GaussNewton(reg=reg), m.Backtracking()]
 
 
 def levenberg_marquardt(*, damping: float = 1.0) -> list[Module]:
@@ -142,7 +126,7 @@ def levenberg_marquardt(*, damping: float = 1.0) -> list[Module]:
         >>> optim.maybe_chain(presets.levenberg_marquardt(), [])  # doctest: +ELLIPSIS
         LevenbergMarquardt(...)
     """
-    return [LevenbergMarquardt(GaussNewton(), init=1 / damping)]
+    return [m.LevenbergMarquardt(m.GaussNewton(), init=1 / damping)]
 
 
 def spsa(lr: float = 1e-2, *, h: float = 1e-3, n_samples: int = 1, seed: int | None = None) -> list[Module]:
@@ -159,7 +143,7 @@ def spsa(lr: float = 1e-2, *, h: float = 1e-3, n_samples: int = 1, seed: int | N
         >>> optim.maybe_chain(presets.spsa(), [])  # doctest: +ELLIPSIS
         Chain(SPSA, LR)
     """
-    return [SPSA(h=h, n_samples=n_samples, seed=seed), LR(lr)]
+    return [m.SPSA(h=h, n_samples=n_samples, seed=seed), m.LR(lr)]
 
 
 def adahessian(lr: float = 1e-1, *, seed: int | None = None) -> list[Module]:
@@ -174,7 +158,7 @@ def adahessian(lr: float = 1e-1, *, seed: int | None = None) -> list[Module]:
         >>> optim.maybe_chain(presets.adahessian(), [])  # doctest: +ELLIPSIS
         Chain(AdaHessian, LR)
     """
-    return [AdaHessian(seed=seed), LR(lr)]
+    return [m.AdaHessian(seed=seed), m.LR(lr)]
 
 
 def sophia(lr: float = 1e-3, *, seed: int | None = None) -> list[Module]:
@@ -189,4 +173,4 @@ def sophia(lr: float = 1e-3, *, seed: int | None = None) -> list[Module]:
         >>> optim.maybe_chain(presets.sophia(), [])  # doctest: +ELLIPSIS
         Chain(SophiaH, LR)
     """
-    return [SophiaH(seed=seed), LR(lr)]
+    return [m.SophiaH(seed=seed), m.LR(lr)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, positive
+from .._transforms import BufferTransform
 
 
-class Adadelta(TensorTransform):
+class Adadelta(BufferTransform):
     r"""Scales the update by the ratio of two root mean squares: of the steps so far and of the updates so far.
 
     $v_t = \rho v_{t-1} + (1-\rho) u_t^2,\quad \Delta_t = \sqrt{\frac{d_{t-1}+\epsilon}{v_t+\epsilon}}\,u_t,\quad
@@ -34,34 +33,22 @@ class Adadelta(TensorTransform):
     """
 
     elementwise = True
+    buffers = {"square_avg": "grad_sq", "acc_delta": "grad_sq"}
+    ranges = {fraction: ("rho",), positive: ("rho", "eps")}
 
     def __init__(self, *, rho: Any = 0.9, eps: Any = 1e-6) -> None:
-        fraction("Adadelta", rho=rho)
-        positive("Adadelta", rho=rho, eps=eps)
-        super().__init__({"rho": rho, "eps": eps})
-        self.add_projected_keys("grad_sq", "square_avg", "acc_delta")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["square_avg"] = torch.zeros_like(tensor)
-        state["acc_delta"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         rho, eps = setting["rho"], setting["eps"]
         state["square_avg"].mul_(rho).addcmul_(tensor, tensor * (1 - rho))
         ratio = tensor * tensor / (state["square_avg"] + eps)
         state["acc_delta"] = state["acc_delta"] * rho + (state["acc_delta"] + eps) * ratio * (1 - rho)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         rho, eps = setting["rho"], setting["eps"]
         below = state["square_avg"] + eps
         ratio = tensor * tensor / below
         # d_t = rho d + (1 - rho)(d + eps) ratio, solved for the d of before this step, which then need not be kept.
         before = (state["acc_delta"] - ratio * (eps * (1 - rho))) / (ratio * (1 - rho) + rho)
-        out: Tensor = tensor * ((before.clamp(min=0) + eps) / below).sqrt()
-        return out
+        return tensor * ((before.clamp(min=0) + eps) / below).sqrt()

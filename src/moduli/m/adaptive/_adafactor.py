@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
-from .._checks import positive
+from .._checks import allow_none, positive
+from .._transforms import MatrixTransform
 from ._axes import work
 
 
-class Adafactor(TensorTransform):
+class Adafactor(MatrixTransform):
     r"""Divides the update by the root of a second moment that is kept as a vector of rows and one of columns.
 
     With $\hat\beta_t = 1 - t^{-\gamma}$, $R_t = \hat\beta_t R_{t-1} + (1-\hat\beta_t)\,(u^2 + \epsilon_1)\,1_n$,
@@ -42,10 +42,10 @@ class Adafactor(TensorTransform):
         N. Shazeer, M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018, Algorithms 4 and 5.
     """
 
-    members = "batched"
-    across = Across.MATRICES
+    uses_params = True
 
     counts = True
+    ranges = {positive: ("decay", "eps", "scale_eps"), allow_none(positive): ("clip",)}
 
     def __init__(
         self,
@@ -56,21 +56,12 @@ class Adafactor(TensorTransform):
         relative_step: bool = False,
         scale_eps: Any = 1e-3,
     ) -> None:
-        positive("Adafactor", decay=decay, eps=eps, scale_eps=scale_eps)
-        if clip is not None:
-            positive("Adafactor", clip=clip)
-        super().__init__(
-            {"decay": decay, "eps": eps, "clip": clip, "relative_step": relative_step, "scale_eps": scale_eps}
-        )
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         factor(state, work(tensor).abs())
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         memory = 1 - state["step"] ** -setting["decay"]
         update_factors(state, work(tensor).abs().square() + setting["eps"], memory)
 
@@ -111,12 +102,10 @@ def update_factors(state: Any, square: Tensor, memory: Any, prefix: str = "") ->
 def rebuild(state: Any, prefix: str = "") -> Tensor:
     """The second moment of a tensor, from its factors where it has them."""
     if f"{prefix}whole" in state:
-        whole: Tensor = state[f"{prefix}whole"]
-        return whole
+        return state[f"{prefix}whole"]
     rows, columns = state[f"{prefix}rows"], state[f"{prefix}columns"]
     # Means instead of sums: rows / mean(rows) times columns is R C / (1^T R) of the paper.
-    out: Tensor = (rows / rows.mean(-1, keepdim=True)).unsqueeze(-1) * columns.unsqueeze(-2)
-    return out
+    return (rows / rows.mean(-1, keepdim=True)).unsqueeze(-1) * columns.unsqueeze(-2)
 
 
 def root_mean_square(tensor: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._buffers import BufferTransform
 from .._checks import non_negative
+from .._transforms import BufferTransform
 
 
 class Adagrad(BufferTransform):
@@ -41,6 +41,7 @@ class Adagrad(BufferTransform):
     elementwise = True
     counts = True
     tfms = {"accumulator_tfm": ("accumulator",)}
+    ranges = {non_negative: ("lr_decay", "initial_accumulator_value", "eps")}
 
     def __init__(
         self,
@@ -52,32 +53,15 @@ class Adagrad(BufferTransform):
         inner: Chainable | None = None,
         accumulator_tfm: Chainable | None = None,
     ) -> None:
-        non_negative("Adagrad", lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
-        super().__init__(
-            {
-                "lr_decay": lr_decay,
-                "initial_accumulator_value": initial_accumulator_value,
-                "eps": eps,
-                "alpha": alpha,
-            },
-            inner=inner,
-            tfms={"accumulator_tfm": accumulator_tfm},
-        )
+        super().__init__(locals())
         self.add_projected_keys("grad_sq", "accumulator")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"] = torch.zeros_like(tensor) + setting["initial_accumulator_value"]
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"].addcmul_(tensor, tensor)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         size = setting["alpha"] / (1 + (state["step"] - 1) * setting["lr_decay"])
-        out: Tensor = tensor * size / (state["accumulator"].sqrt() + setting["eps"])
-        return out
+        return tensor * size / (state["accumulator"].sqrt() + setting["eps"])

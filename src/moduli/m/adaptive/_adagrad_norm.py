@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
-from .._checks import fraction, non_negative
+from ...optim import Chainable
+from .._checks import allow_none, fraction, non_negative
 from .._lists import dot
 from .._scalars import divide
+from .._transforms import ListTransform, Settings, States, Tensors
 
 
-class AdagradNorm(TensorTransform):
+class AdagradNorm(ListTransform):
     r"""Divides the update by the root of the sum of its squared norms.
 
     $b \leftarrow b + \|u\|^2,\quad u \leftarrow u / (\sqrt b + \epsilon)$
@@ -46,6 +46,7 @@ class AdagradNorm(TensorTransform):
     shared_settings = ("layerwise",)
     differentiable = True
     counts = True
+    ranges = {non_negative: ("lr_decay", "initial_accumulator_value", "eps"), allow_none(fraction): ("beta",)}
 
     def __init__(
         self,
@@ -60,37 +61,12 @@ class AdagradNorm(TensorTransform):
         alpha: float = 1.0,
         inner: Chainable | None = None,
     ) -> None:
-        non_negative("AdagradNorm", lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value, eps=eps)
-        if beta is not None:
-            fraction("AdagradNorm", beta=beta)
-        super().__init__(
-            {
-                "lr_decay": lr_decay,
-                "initial_accumulator_value": initial_accumulator_value,
-                "eps": eps,
-                "beta": beta,
-                "beta_debias": beta_debias,
-                "layerwise": layerwise,
-                "use_sqrt": use_sqrt,
-                "alpha": alpha,
-            },
-            inner=inner,
-        )
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulator"] = setting["initial_accumulator_value"]
 
-    def multi_tensor_update(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         whole = None if settings[0]["layerwise"] else dot(tensors, tensors)
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             size = dot([tensor], [tensor]) if whole is None else whole
@@ -100,13 +76,10 @@ class AdagradNorm(TensorTransform):
             else:
                 state["accumulator"] = beta * state["accumulator"] + (1 - beta) * size
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         b, beta = state["accumulator"], setting["beta"]
         if beta is not None and setting["beta_debias"]:
             b = b / (1 - beta ** state["step"])
         size = setting["alpha"] / (1 + (state["step"] - 1) * setting["lr_decay"])
         below = (b**0.5 if setting["use_sqrt"] else b) + setting["eps"]
-        out: Tensor = tensor * divide(size, below, 0.0)
-        return out
+        return tensor * divide(size, below, 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._buffers import BufferTransform
+from .._transforms import BufferTransform
 
 
 class Adam(BufferTransform):
@@ -45,6 +45,7 @@ class Adam(BufferTransform):
     static = ("amsgrad", "debias")
     aliases = {"betas": ("beta1", "beta2")}
     tfms = {"exp_avg_tfm": ("exp_avg",), "exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
+    buffers = {"exp_avg": "grad"}
 
     def __init__(
         self,
@@ -58,40 +59,31 @@ class Adam(BufferTransform):
         exp_avg_tfm: Chainable | None = None,
         exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
-        super().__init__(
-            {"beta1": beta1, "beta2": beta2, "eps": eps, "alpha": alpha, "amsgrad": amsgrad, "debias": debias},
-            tfms={"exp_avg_tfm": exp_avg_tfm, "exp_avg_sq_tfm": exp_avg_sq_tfm},
-        )
-        self.add_projected_keys("grad", "exp_avg")
+        super().__init__(locals())
         self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         # The square of 1e-4 is zero in float16, and dividing by it would throw the parameter out of the window.
         squares = torch.float32 if tensor.dtype is torch.float16 else tensor.dtype
         state["exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
         if setting["amsgrad"]:
             state["max_exp_avg_sq"] = torch.zeros_like(tensor, dtype=squares)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta1, beta2 = setting["beta1"], setting["beta2"]
         state["exp_avg"].lerp_(tensor, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
         if setting["amsgrad"]:
             state["max_exp_avg_sq"] = torch.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         second = state["max_exp_avg_sq"] if setting["amsgrad"] else state["exp_avg_sq"]
-        size, shrink = setting["alpha"], 1.0
-        if setting["debias"]:
-            t = state["step"]
-            size = size / (1 - setting["beta1"] ** t)
-            shrink = (1 - setting["beta2"] ** t) ** -0.5
-        out: Tensor = state["exp_avg"] * size / (second.sqrt() * shrink + setting["eps"])
-        return out
+        size, grow = correct_bias(setting["alpha"], state["step"], setting)
+        return state["exp_avg"] * size / (second.sqrt() * grow + setting["eps"])
+
+
+def correct_bias(size: Any, t: Any, setting: Any) -> tuple[Any, Any]:
+    """Factors of a mean, beside its size, and of the root of a mean square, that started at zero t steps ago."""
+    if not setting["debias"]:
+        return size, 1.0
+    return size / (1 - setting["beta1"] ** t), (1 - setting["beta2"] ** t) ** -0.5

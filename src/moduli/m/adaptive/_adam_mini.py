@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import fraction, non_negative
+from .._transforms import MatrixTransform
 from ._axes import work
 
 
-class AdamMini(TensorTransform):
+class AdamMini(MatrixTransform):
     r"""Adam with one second moment, the mean over a block, for each output neuron or for each attention head.
 
     $v_b \leftarrow \beta_2 v_b + (1-\beta_2)\,\operatorname{mean}(u_b^2)$, otherwise as `Adam`. A matrix has a block for each
@@ -38,37 +38,27 @@ class AdamMini(TensorTransform):
         Y. Zhang et al., "Adam-mini: use fewer learning rates to gain more", ICLR 2025, Algorithm 1.
     """
 
-    members = "batched"
-    across = Across.MATRICES
     differentiable = True
-    uses_params = False
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8, blocks: int | None = None) -> None:
-        fraction("AdamMini", beta1=beta1, beta2=beta2)
-        non_negative("AdamMini", eps=eps)
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps, "blocks": blocks})
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(_mean_squares(tensor, setting["blocks"]))
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         state["exp_avg_sq"].lerp_(_mean_squares(tensor, setting["blocks"]), 1 - setting["beta2"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
             return tensor
         t = state["step"]

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, non_negative
+from .._transforms import BufferTransform
 
 
-class Adamax(TensorTransform):
+class Adamax(BufferTransform):
     r"""Divides a running mean of the update by its decaying largest magnitude.
 
     $m_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad n_t = \max(\beta_2 n_{t-1},\ |u_t| + \epsilon),\quad
@@ -37,30 +37,18 @@ class Adamax(TensorTransform):
     elementwise = True
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_inf": None}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
-        fraction("Adamax", beta1=beta1, beta2=beta2)
-        non_negative("Adamax", eps=eps)
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps})
-        self.add_projected_keys("grad", "exp_avg")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_inf"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         state["exp_inf"] = torch.maximum(state["exp_inf"] * setting["beta2"], tensor.abs() + setting["eps"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         size = 1 / (1 - setting["beta1"] ** state["step"])
         # Where nothing but zeros was ever seen there is nothing to divide: zero over zero is zero.
         below = torch.where(state["exp_inf"] > 0, state["exp_inf"], 1.0)
-        out: Tensor = state["exp_avg"] * size / below
-        return out
+        return state["exp_avg"] * size / below

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._buffers import BufferTransform
 from .._checks import fraction, non_negative
+from .._transforms import BufferTransform
 
 
 class Adan(BufferTransform):
@@ -46,6 +45,8 @@ class Adan(BufferTransform):
     counts = True
     aliases = {"betas": ("beta1", "beta2", "beta3")}
     tfms = {"m_tfm": ("exp_avg",), "v_tfm": ("exp_avg_diff",), "n_tfm": ("exp_avg_sq",)}
+    buffers = {"exp_avg": "grad", "exp_avg_diff": "grad", "exp_avg_sq": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2", "beta3"), non_negative: ("eps",)}
 
     def __init__(
         self,
@@ -58,26 +59,13 @@ class Adan(BufferTransform):
         v_tfm: Chainable | None = None,
         n_tfm: Chainable | None = None,
     ) -> None:
-        fraction("Adan", beta1=beta1, beta2=beta2, beta3=beta3)
-        non_negative("Adan", eps=eps)
-        super().__init__(
-            {"beta1": beta1, "beta2": beta2, "beta3": beta3, "eps": eps},
-            tfms={"m_tfm": m_tfm, "v_tfm": v_tfm, "n_tfm": n_tfm},
-        )
-        self.add_projected_keys("grad", "exp_avg", "exp_avg_diff", "previous")
-        self.add_projected_keys("grad_sq", "exp_avg_sq")
+        super().__init__(locals())
+        self.add_projected_keys("grad", "previous")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_diff"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["previous"] = tensor.clone()
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2, beta3 = setting["beta2"], setting["beta3"]
         difference = tensor - state["previous"]
         ahead = tensor + difference * beta2
@@ -86,12 +74,9 @@ class Adan(BufferTransform):
         state["exp_avg_sq"].mul_(beta3).addcmul_(ahead, ahead * (1 - beta3))
         state["previous"].copy_(tensor)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, beta2 = state["step"], setting["beta2"]
         mean = state["exp_avg"] / (1 - setting["beta1"] ** t)
         change = state["exp_avg_diff"] * (beta2 / (1 - beta2**t))
         grow = (1 - setting["beta3"] ** t) ** -0.5
-        out: Tensor = (mean + change) / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
-        return out
+        return (mean + change) / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])

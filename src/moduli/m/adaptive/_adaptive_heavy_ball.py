@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...optim import Need, Objective, Transform
 from .._flat import flat, mask_absent, unflat
 from .._scalars import divide, read
+from .._transforms import Settings, States
 
 
 class AdaptiveHeavyBall(Transform):
@@ -46,7 +45,7 @@ class AdaptiveHeavyBall(Transform):
     def __init__(self, *, f_star: float = 0.0) -> None:
         super().__init__({"f_star": f_star})
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Step size and momentum from this point and the last."""
         state = states[0]
         x, u = flat(objective.params), flat(mask_absent(objective.peek_updates(), objective.present))
@@ -60,7 +59,7 @@ class AdaptiveHeavyBall(Transform):
             state["moved"] = x - state["x"]
         state["x"], state["u"], state["gap"] = x.clone(), u.clone(), gap
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """Along the update, and on along the last step."""
         state = states[0]
         u = flat(mask_absent(objective.peek_updates(), objective.present))

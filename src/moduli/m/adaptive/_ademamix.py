@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
-from .._checks import check_at_least_one, fraction, non_negative, positive
+from .._checks import allow_none, check_at_least_one, fraction, non_negative, positive
+from .._scalars import rise
+from .._transforms import BufferTransform
 
 
-class AdEMAMix(TensorTransform):
+class AdEMAMix(BufferTransform):
     r"""Adam whose numerator is a fast mean plus $\alpha$ times a very slow one.
 
     $m_1$ and $v$ as in `Adam`, $m_2 \leftarrow \beta_3 m_2 + (1-\beta_3) u_t$,
@@ -43,7 +43,14 @@ class AdEMAMix(TensorTransform):
 
     elementwise = True
     counts = True
+    buffers = {"exp_avg": "grad", "exp_avg_slow": "grad", "exp_avg_sq": "grad_sq"}
     static = ("warmup", "beta3", "beta3_start")
+    ranges = {
+        fraction: ("beta1", "beta2", "beta3", "beta3_start"),
+        positive: ("beta3", "beta3_start"),
+        non_negative: ("eps",),
+        allow_none(check_at_least_one): ("warmup",),
+    }
 
     def __init__(
         self,
@@ -56,57 +63,23 @@ class AdEMAMix(TensorTransform):
         warmup: int | None = None,
         beta3_start: float = 0.9,
     ) -> None:
-        fraction("AdEMAMix", beta1=beta1, beta2=beta2, beta3=beta3, beta3_start=beta3_start)
-        positive("AdEMAMix", beta3=beta3, beta3_start=beta3_start)
-        non_negative("AdEMAMix", eps=eps)
-        if warmup is not None:
-            check_at_least_one("AdEMAMix", warmup=warmup)
-        super().__init__(
-            {
-                "beta1": beta1,
-                "beta2": beta2,
-                "beta3": beta3,
-                "alpha": alpha,
-                "eps": eps,
-                "warmup": warmup,
-                "beta3_start": beta3_start,
-            }
-        )
-        self.add_projected_keys("grad", "exp_avg", "exp_avg_slow")
-        self.add_projected_keys("grad_sq", "exp_avg_sq")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        for key in ("exp_avg", "exp_avg_slow", "exp_avg_sq"):
-            state[key] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2, beta3 = setting["beta2"], setting["beta3"]
         if setting["warmup"] is not None:
             # Equation (4): 1/ln(beta) is interpolated linearly between the start and the end.
-            done = _rise(state["step"], setting["warmup"])
+            done = rise(state["step"], setting["warmup"])
             start, end = 1 / math.log(setting["beta3_start"]), 1 / math.log(beta3)
             beta3 = math.e ** (1 / (start + (end - start) * done))
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         state["exp_avg_slow"].lerp_(tensor, 1 - beta3)
         state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, alpha = state["step"], setting["alpha"]
         if setting["warmup"] is not None:
-            alpha = alpha * _rise(t, setting["warmup"])
+            alpha = alpha * rise(t, setting["warmup"])
         grow = (1 - setting["beta2"] ** t) ** -0.5
         mixed = state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) + state["exp_avg_slow"] * alpha
-        out: Tensor = mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])
-        return out
-
-
-def _rise(t: Any, steps: int) -> Any:
-    """min(t / steps, 1), written so that t may be a symbol."""
-    rising = (t < steps) * 1.0
-    return rising * t / steps + (1 - rising)
+        return mixed / (state["exp_avg_sq"].sqrt() * grow + setting["eps"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, positive
+from .._transforms import BufferTransform
 
 
-class ADOPT(TensorTransform):
+class ADOPT(BufferTransform):
     r"""Divides the update by the second moment of the steps *before* it, then takes the running mean.
 
     $c_t = (t-1)^{1/4},\quad m_t = \beta_1 m_{t-1} + (1-\beta_1)\,\operatorname{clip}\!\left(
@@ -43,23 +42,13 @@ class ADOPT(TensorTransform):
     counts = True
     static = ("clip",)
     aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.9999, eps: Any = 1e-6, clip: bool = True) -> None:
-        fraction("ADOPT", beta1=beta1, beta2=beta2)
-        positive("ADOPT", eps=eps)
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps, "clip": clip})
-        self.add_projected_keys("grad", "exp_avg")
-        self.add_projected_keys("grad_sq", "exp_avg_sq")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         before, beta2 = state["step"] - 1, setting["beta2"]
         first = 0.0**before
         scaled = tensor / state["exp_avg_sq"].sqrt().clamp(min=setting["eps"])
@@ -69,8 +58,5 @@ class ADOPT(TensorTransform):
         state["exp_avg"].lerp_(scaled * (1 - first), 1 - setting["beta1"])
         state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (first + (1 - first) * (1 - beta2)))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = state["exp_avg"].clone()
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return state["exp_avg"].clone()

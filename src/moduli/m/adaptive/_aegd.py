@@ -7,11 +7,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import positive
+from .._transforms import BufferTransform
 
 
-class AEGD(TensorTransform):
+class AEGD(BufferTransform):
     r"""Descends the root of the loss with an energy for each weight that can only fall.
 
     $v_t = \frac{u_t}{2\sqrt{f_t + c}},\quad r_t = \frac{r_{t-1}}{1 + 2\eta v_t^2},\quad u \leftarrow 2 \eta\, r_t v_t$, from
@@ -36,10 +36,10 @@ class AEGD(TensorTransform):
     decides_on_host = True
 
     elementwise = True
+    ranges = {positive: ("lr",)}
 
     def __init__(self, *, lr: Any = 0.1, c: Any = 1.0) -> None:
-        positive("AEGD", lr=lr)
-        super().__init__({"lr": lr, "c": c}, uses_loss=True)
+        super().__init__(locals(), uses_loss=True)
 
     def _root(self, tensor: Tensor, loss: Tensor | None, setting: Any) -> Tensor:
         """The root of the shifted loss; one for each member of a population."""
@@ -66,5 +66,4 @@ class AEGD(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         v = tensor / (2 * self._root(tensor, loss, setting))
-        out: Tensor = 2 * setting["lr"] * state["energy"] * v
-        return out
+        return 2 * setting["lr"] * state["energy"] * v

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
+from .._transforms import MatrixTransform
 from ._adafactor import factor, rebuild, root_mean_square, update_factors
 from ._axes import work
 
 
-class CAME(TensorTransform):
+class CAME(MatrixTransform):
     r"""Scales by a factored second moment, takes a running mean, and divides by how unstable that mean is.
 
     $\hat u = u/\sqrt{\hat V}$ clipped as in `Adafactor`, with memory $\beta_2$;
@@ -42,9 +42,7 @@ class CAME(TensorTransform):
         Y. Luo et al., "CAME: confidence-guided adaptive memory efficient optimization", ACL 2023, Algorithm 2.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
+    ranges = {fraction: ("beta1", "beta2", "beta3"), positive: ("eps1", "eps2", "clip")}
 
     def __init__(
         self,
@@ -56,22 +54,16 @@ class CAME(TensorTransform):
         eps2: Any = 1e-16,
         clip: Any = 1.0,
     ) -> None:
-        fraction("CAME", beta1=beta1, beta2=beta2, beta3=beta3)
-        positive("CAME", eps1=eps1, eps2=eps2, clip=clip)
-        super().__init__({"beta1": beta1, "beta2": beta2, "beta3": beta3, "eps1": eps1, "eps2": eps2, "clip": clip})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"] = torch.zeros_like(tensor)
         factor(state, tensor.abs())
         if tensor.dim() >= 2:
             factor(state, tensor.abs(), "instability_")
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         if not tensor.numel():
             return
         u = work(tensor)
@@ -83,9 +75,7 @@ class CAME(TensorTransform):
             away = (scaled - state["exp_avg"]).abs().square() + setting["eps2"]
             update_factors(state, away, setting["beta3"], "instability_")
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         out: Tensor = state["exp_avg"]
         if tensor.dim() >= 2 and tensor.numel():
             out = out * rebuild(state, "instability_").rsqrt()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
-from .._checks import fraction, non_negative, positive
+from .._checks import above_one, fraction, non_negative, positive
 from .._lists import dot
 from .._scalars import divide, larger, read, smaller
+from .._transforms import ListTransform, Settings, States, Tensors
 from ._axes import work
 
 
-class DAdaptAdam(TensorTransform):
+class DAdaptAdam(ListTransform):
     r"""Adam times a lower bound d of the distance to the solution, which only grows.
 
     With $A = \operatorname{diag}(\sqrt v + \epsilon)$ and $\rho = \sqrt{\beta_2}$,
@@ -49,6 +48,12 @@ class DAdaptAdam(TensorTransform):
     members = "batched"
     shared_settings = ("d0", "growth_rate")
     aliases = {"betas": ("beta1", "beta2")}
+    ranges = {
+        fraction: ("beta1", "beta2"),
+        non_negative: ("eps", "gamma"),
+        positive: ("d0",),
+        above_one: ("growth_rate",),
+    }
 
     def __init__(
         self,
@@ -60,31 +65,15 @@ class DAdaptAdam(TensorTransform):
         growth_rate: float = float("inf"),
         gamma: Any = 1.0,
     ) -> None:
-        fraction("DAdaptAdam", beta1=beta1, beta2=beta2)
-        non_negative("DAdaptAdam", eps=eps, gamma=gamma)
-        positive("DAdaptAdam", d0=d0)
-        if not growth_rate > 1:
-            raise ValueError(f"DAdaptAdam: growth_rate is {growth_rate!r}; give a number above 1")
-        settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "d0": d0, "growth_rate": growth_rate, "gamma": gamma}
-        super().__init__(settings)
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)  # what is multiplied by a small bound is nothing in half precision
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["s"] = torch.zeros_like(tensor)
 
-    def multi_tensor_update(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
         d = memory.get("d", setting["d0"])
@@ -104,8 +93,6 @@ class DAdaptAdam(TensorTransform):
         found = divide(memory["r"], (1 - rho) * total, 0.0)
         memory["d"] = larger(d, smaller(found, d * setting["growth_rate"]))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + setting["eps"])
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        out = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + setting["eps"])
         return out.to(tensor.dtype)

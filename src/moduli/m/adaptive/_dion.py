@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import check_at_least_one, fraction
+from .._transforms import BufferTransform
 from ._orthogonalize import as_matrix
 
 
-class Dion(TensorTransform):
+class Dion(BufferTransform):
     r"""Momentum, orthonormalised along r directions that one step of power iteration follows, with error feedback.
 
     $B = M + U,\quad P = \operatorname{orth}(B Q),\quad R = B^T P,\quad M \leftarrow B - (1-\mu) P R^T,\quad
@@ -38,42 +38,32 @@ class Dion(TensorTransform):
     """
 
     members = "batched"
+    buffers = {"momentum": None}
+    ranges = {fraction: ("momentum",)}
 
     def __init__(self, *, momentum: Any = 0.95, rank: int | float = 0.25, seed: int | None = None) -> None:
-        fraction("Dion", momentum=momentum)
-        if isinstance(rank, float):
-            if not 0 < rank <= 1:
-                raise ValueError(
-                    f"Dion: rank is {rank!r}; give a whole number, or a fraction of the shorter side up to 1.0"
-                )
-        else:
+        if not isinstance(rank, float):
             check_at_least_one("Dion", rank=rank)
+        elif not 0 < rank <= 1:
+            raise ValueError(
+                f"Dion: rank is {rank!r}; give a whole number, or a fraction of the shorter side up to 1.0"
+            )
         super().__init__({"momentum": momentum, "rank": rank})
         self.seed = seed
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["momentum"] = torch.zeros_like(tensor)
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         matrix = as_matrix(tensor)
         if matrix is None:
             return
         short, rank = min(matrix.shape), setting["rank"]
         rank = max(1, round(rank * short)) if isinstance(rank, float) else min(rank, short)
         wide = torch.promote_types(tensor.dtype, torch.float32)
-        drawn = torch.randn(
-            matrix.shape[1],
-            rank,
-            dtype=wide,
-            device=tensor.device,
-            generator=self.get_generator(tensor.device, self.seed),
-        )
+        generator = self.get_generator(tensor.device, self.seed)
+        drawn = torch.randn(matrix.shape[1], rank, dtype=wide, device=tensor.device, generator=generator)
         state["right"] = torch.linalg.qr(drawn)[0]
         state["left"] = drawn.new_zeros(matrix.shape[0], rank)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         mu = setting["momentum"]
         if "right" not in state:
             state["momentum"].mul_(mu).add_(tensor)
@@ -88,12 +78,9 @@ class Dion(TensorTransform):
         state["right"] = torch.where(size > 0, right / torch.where(size > 0, size, 1.0), state["right"])
         state["left"] = torch.where(size > 0, left, 0.0)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if "right" not in state:
-            out: Tensor = state["momentum"].clone()
-            return out
+            return state["momentum"].clone()
         rows, columns = len(state["left"]), len(state["right"])
         found: Tensor = (rows / columns) ** 0.5 * state["left"] @ state["right"].mH
         return found.reshape(tensor.shape).to(tensor.dtype)

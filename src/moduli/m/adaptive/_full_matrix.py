@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._buffers import BufferTransform
-from .._checks import check_at_least_one, choice, fraction, non_negative
+from .._checks import allow_none, check_at_least_one, choice, fraction, non_negative
+from .._transforms import BufferTransform
 from ._axes import power, work
 
 
@@ -47,6 +47,7 @@ class FullMatrixAdagrad(BufferTransform):
 
     counts = True
     tfms = {"accumulator_tfm": ("accumulator",)}
+    ranges = {non_negative: ("reg",), check_at_least_one: ("precond_freq",), allow_none(fraction): ("beta",)}
 
     def __init__(
         self,
@@ -62,39 +63,18 @@ class FullMatrixAdagrad(BufferTransform):
         inner: Chainable | None = None,
         accumulator_tfm: Chainable | None = None,
     ) -> None:
-        non_negative("FullMatrixAdagrad", reg=reg)
-        check_at_least_one("FullMatrixAdagrad", precond_freq=precond_freq)
         choice("FullMatrixAdagrad", "init", init, ("identity", "zeros"))
         choice("FullMatrixAdagrad", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
-        if beta is not None:
-            fraction("FullMatrixAdagrad", beta=beta)
-        super().__init__(
-            {
-                "reg": reg,
-                "precond_freq": precond_freq,
-                "beta": beta,
-                "beta_debias": beta_debias,
-                "init": init,
-                "matrix_power": matrix_power,
-                "matrix_power_method": matrix_power_method,
-            },
-            concat_params=concat_params,
-            inner=inner,
-            tfms={"accumulator_tfm": accumulator_tfm},
-        )
+        super().__init__(locals())
         self.add_projected_keys("covariance", "accumulator")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = work(tensor).reshape(-1)
         zeros = torch.zeros(len(x), len(x), dtype=x.dtype, device=x.device)
         state["accumulator"] = zeros.fill_diagonal_(1.0) if setting["init"] == "identity" else zeros
         state["root"] = torch.zeros_like(zeros)  # the accumulator is written in place
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x, beta = work(tensor).reshape(-1), setting["beta"]
         outer = torch.outer(x, x.conj())
         if beta is None:
@@ -113,11 +93,8 @@ class FullMatrixAdagrad(BufferTransform):
             state["accumulator"] * scale, setting["matrix_power"], setting["reg"], setting["matrix_power_method"]
         )
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         # What the links make of the matrix is only seen here.
         root = self._root(state, setting) if "accumulator_tfm" in self.children else state["root"]
         out = root @ work(tensor).reshape(-1)
-        result: Tensor = out.reshape(tensor.shape).to(tensor.dtype)
-        return result
+        return out.reshape(tensor.shape).to(tensor.dtype)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
-from .._checks import check_at_least_one, non_negative, positive
+from ...optim import Chainable
+from .._checks import allow_none, check_at_least_one, non_negative, positive
+from .._transforms import BufferTransform
 from ._axes import eigh, work
 
 
-class GGT(TensorTransform):
+class GGT(BufferTransform):
     r"""Full-matrix adaptation from the last r updates, $u \leftarrow (M M^T + \epsilon I)^{-1/2} u$ with M their matrix.
 
     Only the r by r matrix $M^T M = V \Lambda V^T$ is decomposed. With $U = M V \Lambda^{-1/2}$ the result is
@@ -44,6 +45,12 @@ class GGT(TensorTransform):
     """
 
     decides_on_host = True
+    ranges = {
+        check_at_least_one: ("history_size",),
+        allow_none(check_at_least_one): ("truncate",),
+        positive: ("damping",),
+        non_negative: ("rdamping", "eig_tol"),
+    }
 
     def __init__(
         self,
@@ -58,34 +65,13 @@ class GGT(TensorTransform):
         concat_params: bool = True,
         inner: Chainable | None = None,
     ) -> None:
-        check_at_least_one("GGT", history_size=history_size)
-        if truncate is not None:
-            check_at_least_one("GGT", truncate=truncate)
-        positive("GGT", damping=damping)
-        non_negative("GGT", rdamping=rdamping, eig_tol=eig_tol)
-        super().__init__(
-            {
-                "history_size": history_size,
-                "eig_tol": eig_tol,
-                "truncate": truncate,
-                "damping": damping,
-                "rdamping": rdamping,
-                "matrix_power": matrix_power,
-            },
-            update_freq=update_freq,
-            concat_params=concat_params,
-            inner=inner,
-        )
+        super().__init__(locals())
         self.add_projected_keys("grad", "history")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=setting["history_size"])
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = work(tensor).reshape(-1)
         history = state["history"]
         history.append(x.clone())
@@ -100,13 +86,10 @@ class GGT(TensorTransform):
         state["basis"] = (matrix @ vectors) / values.sqrt()
         state["damping"] = setting["damping"] + setting["rdamping"] * top
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = work(tensor).reshape(-1)
         basis, eps, p = state["basis"], state["damping"], setting["matrix_power"]
         inside = basis.mH @ x
         outside = x - basis @ inside
         out = basis @ (inside * (state["values"] + eps) ** p) + outside * eps**p
-        result: Tensor = out.reshape(tensor.shape).to(tensor.dtype)
-        return result
+        return out.reshape(tensor.shape).to(tensor.dtype)

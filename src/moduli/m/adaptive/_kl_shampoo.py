@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, fraction, positive
+from .._transforms import MatrixTransform
 from ._axes import eigh, work
 from ._orthogonalize import as_matrix
 
 
-class KLShampoo(TensorTransform):
+class KLShampoo(MatrixTransform):
     r"""Shampoo whose two factors minimise the Kullback-Leibler divergence to the second moment of the update.
 
     For an m x n matrix U, with memory $\beta$,
@@ -41,21 +41,13 @@ class KLShampoo(TensorTransform):
         W. Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler minimization", 2025, section 3.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
-
     counts = True
+    ranges = {fraction: ("beta",), positive: ("eps",), check_at_least_one: ("precond_freq",)}
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8, precond_freq: int = 1) -> None:
-        fraction("KLShampoo", beta=beta)
-        positive("KLShampoo", eps=eps)
-        check_at_least_one("KLShampoo", precond_freq=precond_freq)
-        super().__init__({"beta": beta, "eps": eps, "precond_freq": precond_freq})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         matrix = as_matrix(tensor)
         if matrix is None:
@@ -69,9 +61,7 @@ class KLShampoo(TensorTransform):
             state[f"{key}_inverse"] = identity / size
             state[f"{key}_root"] = identity * size**-0.5
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor, beta = work(tensor), setting["beta"]
         if "left" not in state:
             state["mean_sq"].lerp_(tensor.abs().square(), 1 - beta)
@@ -89,9 +79,7 @@ class KLShampoo(TensorTransform):
                 state[f"{key}_inverse"] = (vectors / values) @ vectors.mH
                 state[f"{key}_root"] = (vectors * values**-0.5) @ vectors.mH
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if "left" not in state:
             below = (state["mean_sq"] / (1 - setting["beta"] ** state["step"])).sqrt()
             return (work(tensor) / torch.where(below > 0, below, 1.0)).to(tensor.dtype)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, positive
+from .._transforms import BufferTransform
 
 
-class Lion(TensorTransform):
+class Lion(BufferTransform):
     r"""The sign of the update mixed with a slower running mean of it.
 
     $c_t = \beta_1 m_{t-1} + (1-\beta_1) u_t,\quad m_t = \beta_2 m_{t-1} + (1-\beta_2) u_t,\quad
@@ -35,26 +34,16 @@ class Lion(TensorTransform):
 
     elementwise = True
     aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad"}
+    ranges = {fraction: ("beta1", "beta2"), positive: ("beta2",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.99) -> None:
-        fraction("Lion", beta1=beta1, beta2=beta2)
-        positive("Lion", beta2=beta2)
-        super().__init__({"beta1": beta1, "beta2": beta2})
-        self.add_projected_keys("grad", "exp_avg")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["beta2"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         # The mean has already moved; u - m_t = beta2 (u - m_{t-1}), so the old one need not be kept.
         back = setting["beta1"] / setting["beta2"]
         mixed: Tensor = tensor - (tensor - state["exp_avg"]) * back

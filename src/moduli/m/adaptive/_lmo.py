@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, choice, positive
+from .._transforms import MatrixTransform
 from ._orthogonalize import as_matrix, from_matrix, orthogonalize
 
 BALLS = ("spectral", "sign", "column", "row", "rms")
 
 
-class LMO(TensorTransform):
+class LMO(MatrixTransform):
     r"""Replaces the update by the point of a norm's ball that it points to.
 
     $u \leftarrow \rho\,\arg\max_{\|z\| \le 1}\langle u, z\rangle$. For an m x n matrix (outputs by inputs): "spectral"
@@ -37,9 +37,7 @@ class LMO(TensorTransform):
         T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, Tables 2 and 3.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
+    ranges = {positive: ("radius",), check_at_least_one: ("steps",)}
 
     def __init__(
         self,
@@ -49,13 +47,9 @@ class LMO(TensorTransform):
         steps: int = 5,
     ) -> None:
         choice("LMO", "ball", ball, BALLS)
-        positive("LMO", radius=radius)
-        check_at_least_one("LMO", steps=steps)
-        super().__init__({"ball": ball, "radius": radius, "steps": steps})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         ball, wide = setting["ball"], torch.promote_types(tensor.dtype, torch.float32)
         x = as_matrix(tensor.to(wide))
         if ball == "sign":

@@ -10,14 +10,15 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Chainable, Objective, Transform, as_real
 from ...optim import step as run
-from .._checks import fraction, non_negative
+from .._checks import check_settings, fraction, non_negative
 from .._scalars import divide, read
+from .._transforms import Settings, States
 
 
 class _Perturbed(Transform):
     """Parameters that stay at points shifted along the momentum: keeps the momentum, and the shift before and now."""
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """The momentum, and where it moves the points to."""
         kept: list[tuple[dict[str, Any], Any]] = []
         for i, (u, state, setting) in enumerate(zip(objective.peek_updates(), states, settings, strict=True)):
@@ -37,8 +38,7 @@ class _Perturbed(Transform):
 
     @staticmethod
     def _shift_step(state: dict[str, Any], step: Tensor) -> Tensor:
-        out: Tensor = step + state["shift"] - state["before"]
-        return out
+        return step + state["shift"] - state["before"]
 
 
 class MSAMMomentum(_Perturbed):
@@ -69,6 +69,8 @@ class MSAMMomentum(_Perturbed):
         arXiv:2401.12033, Algorithm 1.
     """
 
+    ranges = {fraction: ("momentum",), non_negative: ("lr", "rho", "weight_decay")}
+
     def __init__(
         self,
         lr: Any,
@@ -79,20 +81,9 @@ class MSAMMomentum(_Perturbed):
         nesterov: bool = False,
         lerp: bool = False,
     ) -> None:
-        fraction("MSAMMomentum", momentum=momentum)
-        non_negative("MSAMMomentum", lr=lr, rho=rho, weight_decay=weight_decay)
-        super().__init__(
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "rho": rho,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                "lerp": lerp,
-            }
-        )
+        super().__init__(check_settings(self, locals()))
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """Along the momentum, and to the next perturbed point."""
         out = list(objective.get_updates())
         for i, (param, state, setting) in enumerate(zip(objective.params, states, settings, strict=True)):
@@ -137,7 +128,7 @@ class MSAM(_Perturbed):
         super().__init__({"momentum": momentum, "rho": rho, "lerp": lerp})
         self.set_child("modules", modules)
 
-    def apply_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> Objective:
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
         """What the links make of the update, and to the next perturbed point."""
         objective.get_updates()
         objective = run(objective, [self.children["modules"]])

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
+from ...optim import Across
 from .._checks import fraction, non_negative
+from .._transforms import BufferTransform
 from ._axes import work
 
 
-class NAdam(TensorTransform):
+class NAdam(BufferTransform):
     r"""Adam whose mean looks one step ahead, with a momentum that rises to $\beta_1$.
 
     $\mu_t = \beta_1\left(1 - \tfrac12 0.96^{t\psi}\right)$; $m_t$ and $v_t$ as in `Adam`, and
@@ -45,35 +46,28 @@ class NAdam(TensorTransform):
 
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    ranges = {fraction: ("beta1", "beta2"), non_negative: ("eps", "momentum_decay")}
 
     def __init__(
         self, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
     ) -> None:
-        fraction("NAdam", beta1=beta1, beta2=beta2)
-        non_negative("NAdam", eps=eps, momentum_decay=momentum_decay)
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps, "momentum_decay": momentum_decay})
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
         self.add_projected_keys("grad_sq", "exp_avg_sq")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"] = torch.zeros_like(tensor)
         state["exp_avg_sq"] = torch.zeros_like(tensor.abs())
         state["mu_product"] = 1.0
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor, beta2 = work(tensor), setting["beta2"]
         state["mu_product"] = state["mu_product"] * _momentum(state["step"], setting)
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         state["exp_avg_sq"].mul_(beta2).add_(tensor.abs().square() * (1 - beta2))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, product = state["step"], state["mu_product"]
         here, ahead = _momentum(t, setting), _momentum(t + 1, setting)
         mixed = work(tensor) * ((1 - here) / (1 - product)) + state["exp_avg"] * (ahead / (1 - product * ahead))

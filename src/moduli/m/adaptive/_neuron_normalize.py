@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import fraction, positive
+from .._transforms import MatrixTransform
 from ._orthogonalize import as_matrix, from_matrix
 
 
-class NeuronNormalize(TensorTransform):
+class NeuronNormalize(MatrixTransform):
     r"""Divides each row of a matrix, the weights of one neuron, by a running root mean square of that row.
 
     $v_i \leftarrow \beta v_i + (1-\beta)\,\operatorname{mean}_j(u_{ij}^2)$, $\hat u_{ij} = u_{ij}/(\sqrt{v_i} + \epsilon)$ and
@@ -34,34 +34,24 @@ class NeuronNormalize(TensorTransform):
         Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, Algorithm 1.
     """
 
-    members = "batched"
-    across = Across.MATRICES
     differentiable = True
-    uses_params = False
+    ranges = {fraction: ("beta",), positive: ("eps",)}
 
     def __init__(self, *, beta: Any = 0.95, eps: Any = 1e-8) -> None:
-        fraction("NeuronNormalize", beta=beta)
-        positive("NeuronNormalize", eps=eps)
-        super().__init__({"beta": beta, "eps": eps})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = as_matrix(tensor)
         wide = torch.promote_types(tensor.abs().dtype, torch.float32)
         state["mean_sq"] = tensor.new_zeros(0 if x is None else x.shape[0], dtype=wide)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = as_matrix(tensor)
         if x is not None:
             square = x.to(torch.promote_types(x.dtype, torch.float32)).abs().square().mean(-1)
             state["mean_sq"].lerp_(square, 1 - setting["beta"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor)
         if x is None:
             return tensor

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, choice
+from .._transforms import MatrixTransform
 from ._axes import multiply_symmetric
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
@@ -56,8 +56,7 @@ def _iterate(matrix: Tensor, method: str, steps: int) -> Tensor:
     for a, b, c in _coefficients(method, steps):
         gram = multiply_symmetric(flat, flat.mH)
         flat = fused(flat, multiply_symmetric(gram, gram, gram, beta=b, alpha=c), flat, beta=a)
-    out: Tensor = flat.reshape(x.shape)
-    return out
+    return flat.reshape(x.shape)
 
 
 def _iterate_gram(x: Tensor, steps: int) -> Tensor:
@@ -108,7 +107,7 @@ def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) 
     return x.to(matrix.dtype) if half else x
 
 
-class Orthogonalize(TensorTransform):
+class Orthogonalize(MatrixTransform):
     r"""Replaces each matrix by the nearest one with orthonormal rows or columns, $U \Sigma V^H \mapsto U V^H$.
 
     Muon is momentum, then this (`presets.muon`). Tensors with fewer than two axes longer than one are left as they are.
@@ -142,11 +141,8 @@ class Orthogonalize(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024 (dual norm).
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
-
     differentiable = True
+    ranges = {check_at_least_one: ("steps",)}
 
     def __init__(
         self,
@@ -160,22 +156,9 @@ class Orthogonalize(TensorTransform):
         orthogonalize: bool = True,
     ) -> None:
         choice("Orthogonalize", "method", method, METHODS)
-        check_at_least_one("Orthogonalize", steps=steps)
-        super().__init__(
-            {
-                "adjust_lr": adjust_lr,
-                "dual_norm_correction": dual_norm_correction,
-                "method": method,
-                "steps": steps,
-                "flatten": flatten,
-                "channel_first": channel_first,
-                "orthogonalize": orthogonalize,
-            }
-        )
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
         if not setting["orthogonalize"] or x is None:
             return tensor
@@ -207,7 +190,7 @@ def from_matrix(matrix: Tensor, like: Tensor, flatten: bool = True, channel_firs
     return matrix.movedim((-2, -1), (0, 1)).contiguous()
 
 
-class DualNormCorrection(TensorTransform):
+class DualNormCorrection(MatrixTransform):
     r"""Multiplies each matrix of the update by its inner product with the gradient, $U \leftarrow \langle G, U\rangle U$.
 
     After `Orthogonalize` that is the nuclear norm of the gradient, so that the step is steepest descent in the spectral norm
@@ -229,13 +212,12 @@ class DualNormCorrection(TensorTransform):
         J. Bernstein, L. Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
 
-    members = "batched"
-    across = Across.MATRICES
+    uses_params = True
 
     differentiable = True
 
     def __init__(self, *, flatten: bool = True, channel_first: bool = True) -> None:
-        super().__init__({"flatten": flatten, "channel_first": channel_first}, uses_grad=True)
+        super().__init__(locals(), uses_grad=True)
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -249,7 +231,7 @@ class DualNormCorrection(TensorTransform):
         return from_matrix(x * product.sum((-2, -1), keepdim=True), tensor, *how)
 
 
-class MuonAdjustLR(TensorTransform):
+class MuonAdjustLR(MatrixTransform):
     r"""Multiplies each matrix of the update by $0.2\,\alpha\sqrt{\max(\text{rows}, \text{columns})}$.
 
     An orthogonal matrix then has the size of a step of Adam, so that step sizes carry over; the same as
@@ -270,17 +252,11 @@ class MuonAdjustLR(TensorTransform):
         J. Liu et al., "Muon is scalable for LLM training", 2025.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
-
     differentiable = True
 
     def __init__(self, *, alpha: float = 1.0, flatten: bool = True, channel_first: bool = True) -> None:
-        super().__init__({"alpha": alpha, "flatten": flatten, "channel_first": channel_first})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = as_matrix(tensor, setting["flatten"], setting["channel_first"])
         return tensor if x is None else tensor * (0.2 * setting["alpha"] * max(x.shape[-2:]) ** 0.5)

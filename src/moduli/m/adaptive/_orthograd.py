@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
+from ...optim import Across
 from .._checks import non_negative
 from .._lists import dot
+from .._transforms import Settings, Tensors, UpdateTransform
 
 
-class OrthoGrad(TensorTransform):
+class OrthoGrad(UpdateTransform):
     r"""Removes the part of the update along the weights, $u_\perp = u - \frac{\langle x, u\rangle}{\|x\|^2 + \epsilon}\,x$.
 
     Args:
@@ -34,37 +33,25 @@ class OrthoGrad(TensorTransform):
 
     members = "batched"
     differentiable = True
+    ranges = {non_negative: ("eps",)}
 
     @property
     def across(self) -> Across:  # type: ignore[override]
         return Across.MATRICES if self.defaults["dim"] is None else Across.SUMS
 
     def __init__(self, *, eps: float = 1e-8, renormalize: bool = True, dim: str | None = "global") -> None:
-        non_negative("OrthoGrad", eps=eps)
         if dim not in ("global", None):
             raise ValueError(f"OrthoGrad: dim is {dim!r}; it can be 'global' (all parameters) or None (each tensor)")
-        super().__init__({"eps": eps, "renormalize": renormalize, "dim": dim})
+        super().__init__(locals())
         self.elementwise = self.measures = dim == "global"
 
     def measure(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: Sequence[Mapping[str, Any]],
-        members: int | None,
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] is None:
             return None
-        if members is None:
-            xu, xx, uu = (dot(a, b) for a, b in ((params, tensors), (params, params), (tensors, tensors)))
-            return {"xu": xu, "xx": xx, "uu": uu}
-        pairs = ((params, tensors), (params, params), (tensors, tensors))
-        found = [
-            torch.stack([(a.double() * b).reshape(members, -1).sum(1) for a, b in zip(*pair, strict=True)]).sum(0)
-            for pair in pairs
-        ]
-        return dict(zip(("xu", "xx", "uu"), found, strict=True))
+        pairs = {"xu": (params, tensors), "xx": (params, params), "uu": (tensors, tensors)}
+        return {key: dot(a, b, members) for key, (a, b) in pairs.items()}
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

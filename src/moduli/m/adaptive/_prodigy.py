@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
-from .._checks import fraction, non_negative, positive
+from ...optim import Across
+from .._checks import above_one, allow_none, fraction, non_negative, positive
 from .._lists import dot, norm
 from .._scalars import divide, larger, smaller
+from .._transforms import BufferTransform, Settings, States, Tensors
+from ._adam import correct_bias
 from ._axes import work
 
 
-class Prodigy(TensorTransform):
+class Prodigy(BufferTransform):
     r"""Adam times an estimate d of the distance to the solution, which only grows.
 
     With $\beta_3 = \sqrt{\beta_2}$ by default, $m = \beta_1 m + (1-\beta_1)\, d\, u,\quad v = \beta_2 v + (1-\beta_2)\, d^2 u^2$,
@@ -54,6 +55,13 @@ class Prodigy(TensorTransform):
     shared_settings = ("d0", "d_coef", "growth_rate", "beta3")
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    ranges = {
+        fraction: ("beta1", "beta2"),
+        allow_none(fraction): ("beta3",),
+        non_negative: ("eps", "weight_decay"),
+        positive: ("d0", "d_coef"),
+        above_one: ("growth_rate",),
+    }
 
     def __init__(
         self,
@@ -68,26 +76,7 @@ class Prodigy(TensorTransform):
         debias: bool = False,
         weight_decay: Any = 0.0,
     ) -> None:
-        fraction("Prodigy", beta1=beta1, beta2=beta2)
-        if beta3 is not None:
-            fraction("Prodigy", beta3=beta3)
-        non_negative("Prodigy", eps=eps, weight_decay=weight_decay)
-        positive("Prodigy", d0=d0, d_coef=d_coef)
-        if not growth_rate > 1:
-            raise ValueError(f"Prodigy: growth_rate is {growth_rate!r}; give a number above 1")
-        super().__init__(
-            {
-                "beta1": beta1,
-                "beta2": beta2,
-                "beta3": beta3,
-                "eps": eps,
-                "d0": d0,
-                "d_coef": d_coef,
-                "growth_rate": growth_rate,
-                "debias": debias,
-                "weight_decay": weight_decay,
-            }
-        )
+        super().__init__(locals())
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -100,16 +89,17 @@ class Prodigy(TensorTransform):
 
     def multi_tensor_update(
         self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Tensors | None,
         loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
+        states: States,
+        settings: Settings,
     ) -> None:
         tensors = [work(tensor) for tensor in tensors]
         memory, setting = self.global_state, settings[0]
-        d = memory["d"] = memory.get("next_d", setting["d0"])
+        d: Any = memory.get("next_d", setting["d0"])
+        memory["d"] = d
         beta3 = setting["beta2"] ** 0.5 if setting["beta3"] is None else setting["beta3"]
         away = [work(state["start"] - param) for state, param in zip(states, params, strict=True)]
         r = beta3 * memory.get("r", 0.0) + (1 - beta3) * d * d * dot(tensors, away)
@@ -127,10 +117,7 @@ class Prodigy(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         d = self.global_state["d"]
-        size, grow = d, 1.0
-        if setting["debias"]:
-            size = size / (1 - setting["beta1"] ** state["step"])
-            grow = (1 - setting["beta2"] ** state["step"]) ** -0.5
-        out: Tensor = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
+        size, grow = correct_bias(d, state["step"], setting)
+        out = state["exp_avg"] * size / (state["exp_avg_sq"].sqrt() * grow + d * setting["eps"])
         out = out + work(param) * (size * setting["weight_decay"])
         return out.to(tensor.dtype)

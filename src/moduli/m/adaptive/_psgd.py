@@ -7,15 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
-from .._checks import check_at_least_one, choice, fraction, non_negative, positive, probability
+from ...optim import Chainable
+from .._checks import allow_none, check_at_least_one, choice, fraction, non_negative, positive, probability
+from .._transforms import BufferTransform
 from ._axes import work
 from ._kron import GEOMETRIES, balance, begin, fit, flip, limit_amplitude, precondition
 
 Geometry = Literal["Q0.5EQ1.5", "QEQ", "QEP", "QUAD", "QUAD4P", "EQ"]
 
 
-class PSGDKronWhiten(TensorTransform):
+class PSGDKronWhiten(BufferTransform):
     r"""Fits one factor per axis so that their product whitens the update, and preconditions with it.
 
     $P = Q^T Q$ with $Q = Q_1 \otimes \cdots \otimes Q_k$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v, so that
@@ -56,6 +57,14 @@ class PSGDKronWhiten(TensorTransform):
 
     members = "batched"
     counts = True
+    ranges = {
+        check_at_least_one: ("max_dim",),
+        positive: ("lr_preconditioner", "grad_clip_max_amp"),
+        non_negative: ("max_skew", "damping"),
+        fraction: ("betaL",),
+        probability: ("update_probability", "balance_probability"),
+        allow_none(positive): ("init_scale",),
+    }
 
     def __init__(
         self,
@@ -73,39 +82,13 @@ class PSGDKronWhiten(TensorTransform):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        check_at_least_one("PSGDKronWhiten", max_dim=max_dim)
-        positive("PSGDKronWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
-        non_negative("PSGDKronWhiten", max_skew=max_skew, damping=damping)
-        fraction("PSGDKronWhiten", betaL=betaL)
-        probability("PSGDKronWhiten", update_probability=update_probability, balance_probability=balance_probability)
         choice("PSGDKronWhiten", "dQ", dQ, GEOMETRIES)
-        if init_scale is not None:
-            positive("PSGDKronWhiten", init_scale=init_scale)
-        super().__init__(
-            {
-                "max_dim": max_dim,
-                "max_skew": max_skew,
-                "init_scale": init_scale,
-                "lr_preconditioner": lr_preconditioner,
-                "betaL": betaL,
-                "damping": damping,
-                "grad_clip_max_amp": grad_clip_max_amp,
-                "update_probability": update_probability,
-                "dQ": dQ,
-                "balance_probability": balance_probability,
-                "seed": seed,
-            },
-            inner=inner,
-        )
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         begin(state, tensor, setting)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         coin = self.get_generator("cpu", setting["seed"])
         if not tensor.numel() or not flip(setting["update_probability"], coin):
             return
@@ -119,9 +102,7 @@ class PSGDKronWhiten(TensorTransform):
             balance(state, setting)
         fit(state, x, noise if setting["dQ"] == "EQ" else None, setting)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
             return tensor
         out = precondition(state, work(tensor).reshape(state["shape"]))

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
-from .._checks import check_at_least_one, fraction, non_negative, positive, probability
+from ...optim import Chainable
+from .._checks import allow_none, check_at_least_one, fraction, non_negative, positive, probability
+from .._transforms import BufferTransform
 from ._axes import work
 from ._kron import limit_amplitude
 from ._lra import begin, fit, precondition
 
 
-class PSGDLRAWhiten(TensorTransform):
+class PSGDLRAWhiten(BufferTransform):
     r"""Fits a diagonal and a correction of low rank so that together they whiten the update, and preconditions with them.
 
     $P = Q^T Q$ with $Q = (I + U V^T)\operatorname{diag}(d)$ minimises $E[u^T P u + v^T P^{-1} v]$ for white noise v. With
@@ -53,6 +54,14 @@ class PSGDLRAWhiten(TensorTransform):
     """
 
     counts = True
+    ranges = {
+        check_at_least_one: ("rank",),
+        positive: ("lr_preconditioner", "grad_clip_max_amp"),
+        non_negative: ("damping",),
+        fraction: ("betaL",),
+        probability: ("update_probability",),
+        allow_none(positive): ("init_scale",),
+    }
 
     def __init__(
         self,
@@ -68,37 +77,13 @@ class PSGDLRAWhiten(TensorTransform):
         inner: Chainable | None = None,
         seed: int | None = None,
     ) -> None:
-        check_at_least_one("PSGDLRAWhiten", rank=rank)
-        positive("PSGDLRAWhiten", lr_preconditioner=lr_preconditioner, grad_clip_max_amp=grad_clip_max_amp)
-        non_negative("PSGDLRAWhiten", damping=damping)
-        fraction("PSGDLRAWhiten", betaL=betaL)
-        probability("PSGDLRAWhiten", update_probability=update_probability)
-        if init_scale is not None:
-            positive("PSGDLRAWhiten", init_scale=init_scale)
-        super().__init__(
-            {
-                "rank": rank,
-                "init_scale": init_scale,
-                "lr_preconditioner": lr_preconditioner,
-                "betaL": betaL,
-                "damping": damping,
-                "grad_clip_max_amp": grad_clip_max_amp,
-                "update_probability": update_probability,
-                "seed": seed,
-            },
-            concat_params=concat_params,
-            inner=inner,
-        )
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = _vector(tensor)
         begin(state, x, setting, self.get_generator(x.device, setting["seed"]))
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         if not tensor.numel():
             return
         chance = torch.rand(2, generator=self.get_generator("cpu", setting["seed"]))
@@ -110,9 +95,7 @@ class PSGDLRAWhiten(TensorTransform):
         )
         fit(state, x.add(noise, alpha=setting["damping"]), noise, bool(chance[1] < 0.5), setting)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if not tensor.numel():
             return tensor
         out = limit_amplitude(precondition(state, _vector(tensor)), setting["grad_clip_max_amp"])

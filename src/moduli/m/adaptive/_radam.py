@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, positive
+from .._transforms import BufferTransform
 
 
-class RAdam(TensorTransform):
+class RAdam(BufferTransform):
     r"""Adam that is momentum until the second moment has seen enough, and rectified from then on.
 
     With $\rho_\infty = \frac{2}{1-\beta_2} - 1$ and $\rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}$: where
@@ -38,30 +37,18 @@ class RAdam(TensorTransform):
     elementwise = True
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    buffers = {"exp_avg": "grad", "exp_avg_sq": "grad_sq"}
+    ranges = {fraction: ("beta1", "beta2"), positive: ("eps",)}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, eps: Any = 1e-8) -> None:
-        fraction("RAdam", beta1=beta1, beta2=beta2)
-        positive("RAdam", eps=eps)
-        super().__init__({"beta1": beta1, "beta2": beta2, "eps": eps})
-        self.add_projected_keys("grad", "exp_avg")
-        self.add_projected_keys("grad_sq", "exp_avg_sq")
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg"] = torch.zeros_like(tensor)
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta2 = setting["beta2"]
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         state["exp_avg_sq"].mul_(beta2).addcmul_(tensor, tensor * (1 - beta2))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t, beta2 = state["step"], setting["beta2"]
         power = beta2**t
         limit = 2 / (1 - beta2) - 1
@@ -70,5 +57,4 @@ class RAdam(TensorTransform):
         # Where the variance is unknown yet the root would be of a negative number: it is that of one, times zero.
         rectified = known * (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) + (1 - known)
         scaled = known * (rectified * (1 - power)) ** 0.5 / (state["exp_avg_sq"].sqrt() + setting["eps"])
-        out: Tensor = state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))
-        return out
+        return state["exp_avg"] * (1 / (1 - setting["beta1"] ** t)) * (scaled + (1 - known))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable
-from .._buffers import BufferTransform
 from .._checks import choice, fraction, non_negative
+from .._transforms import BufferTransform
 
 
 class RMSprop(BufferTransform):
@@ -44,6 +44,7 @@ class RMSprop(BufferTransform):
     elementwise = True
     counts = True
     tfms = {"exp_avg_sq_tfm": ("max_exp_avg_sq", "exp_avg_sq")}
+    ranges = {fraction: ("smoothing",), non_negative: ("eps",)}
 
     def __init__(
         self,
@@ -57,29 +58,14 @@ class RMSprop(BufferTransform):
         inner: Chainable | None = None,
         exp_avg_sq_tfm: Chainable | None = None,
     ) -> None:
-        fraction("RMSprop", smoothing=smoothing)
-        non_negative("RMSprop", eps=eps)
         choice("RMSprop", "init", init, ("zeros", "update"))
         if debias and init == "update":
             raise ValueError("RMSprop: a mean that starts at the first update has no bias; give debias or init")
-        super().__init__(
-            {
-                "smoothing": smoothing,
-                "eps": eps,
-                "centered": centered,
-                "debias": debias,
-                "amsgrad": amsgrad,
-                "init": init,
-            },
-            inner=inner,
-            tfms={"exp_avg_sq_tfm": exp_avg_sq_tfm},
-        )
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
         self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         at_update = setting["init"] == "update"
         state["exp_avg_sq"] = tensor.square() if at_update else torch.zeros_like(tensor)
         if setting["centered"]:
@@ -97,9 +83,7 @@ class RMSprop(BufferTransform):
             second = second - state["exp_avg"] * state["exp_avg"] * correction
         return second
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         rho = setting["smoothing"]
         state["exp_avg_sq"].mul_(rho).addcmul_(tensor, tensor * (1 - rho))
         if setting["centered"]:
@@ -107,13 +91,10 @@ class RMSprop(BufferTransform):
         if setting["amsgrad"]:
             state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], self._variance(state, setting)))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         second = state["max_exp_avg_sq"] if setting["amsgrad"] else self._variance(state, setting)
         grow = 1.0
         if setting["debias"]:
             grow = (1 - setting["smoothing"] ** state["step"]) ** -0.5
         # Rounding can leave a variance a little below zero.
-        out: Tensor = tensor / (second.clamp(min=0).sqrt() * grow + setting["eps"])
-        return out
+        return tensor / (second.clamp(min=0).sqrt() * grow + setting["eps"])

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import non_negative, positive
+from .._transforms import BufferTransform
 
 
-class _SignSteps(TensorTransform):
+class _SignSteps(BufferTransform):
     """Step sizes that grow while a sign repeats and shrink when it flips."""
 
     elementwise = True
+    ranges = {positive: ("nplus", "nminus", "alpha"), non_negative: ("lb", "ub")}
 
-    def __init__(self, nplus: Any, nminus: Any, lb: Any, ub: Any, alpha: Any, **more: Any) -> None:
-        name = type(self).__name__
-        uses_grad = bool(more.get("use_grad", False))
-        positive(name, nplus=nplus, nminus=nminus, alpha=alpha)
-        non_negative(name, lb=lb, ub=ub)
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given, uses_grad=bool(given.get("use_grad", False)))
+        lb, ub = given["lb"], given["ub"]
         if isinstance(lb, int | float) and isinstance(ub, int | float) and lb > ub:
-            raise ValueError(f"{name}: lb is {lb!r}, which is above ub, {ub!r}")
-        super().__init__(
-            {"nplus": nplus, "nminus": nminus, "lb": lb, "ub": ub, "alpha": alpha, **more}, uses_grad=uses_grad
-        )
+            raise ValueError(f"{type(self).__name__}: lb is {lb!r}, which is above ub, {ub!r}")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["size"] = torch.zeros_like(tensor) + setting["alpha"]
         state["previous"] = torch.zeros_like(tensor)
 
@@ -85,32 +80,24 @@ class Rprop(_SignSteps):
         backtrack: bool = True,
         alpha: Any = 1.0,
     ) -> None:
-        super().__init__(nplus, nminus, lb, ub, alpha, backtrack=backtrack)
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        super().single_tensor_initialize(tensor, param, grad, loss, state, setting)
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        super().begin(tensor, state, setting)
         if setting["backtrack"]:
             state["last"] = torch.zeros_like(tensor)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         flipped = self._resize(tensor, state, setting) < 0
         state["previous"] = torch.where(flipped, torch.zeros_like(tensor), tensor)
         if setting["backtrack"]:
             move = tensor.sign() * state["size"]
             state["last"] = torch.where(flipped, -state["last"], move)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if setting["backtrack"]:
-            undone: Tensor = state["last"].clone()
-            return undone
-        out: Tensor = state["previous"].sign() * state["size"]
-        return out
+            return state["last"].clone()
+        return state["previous"].sign() * state["size"]
 
 
 class SignConsistencyLRs(_SignSteps):
@@ -140,19 +127,14 @@ class SignConsistencyLRs(_SignSteps):
     def __init__(
         self, *, nplus: Any = 1.2, nminus: Any = 0.5, lb: Any = 1e-6, ub: Any = 50.0, alpha: Any = 1.0
     ) -> None:
-        super().__init__(nplus, nminus, lb, ub, alpha)
+        super().__init__(locals())
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         self._resize(tensor, state, setting)
         state["previous"] = tensor.clone()
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = state["size"].clone()
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return state["size"].clone()
 
 
 class ScaleLRBySignChange(_SignSteps):
@@ -190,7 +172,7 @@ class ScaleLRBySignChange(_SignSteps):
         alpha: Any = 1.0,
         use_grad: bool = False,
     ) -> None:
-        super().__init__(nplus, nminus, lb, ub, alpha, use_grad=use_grad)
+        super().__init__(locals())
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -199,8 +181,5 @@ class ScaleLRBySignChange(_SignSteps):
         self._resize(seen, state, setting)
         state["previous"] = seen.clone()
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor * state["size"]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * state["size"]

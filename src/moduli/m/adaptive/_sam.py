@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, Chainable, Reformulation
-from .._checks import non_negative
+from ...optim import Across, Chainable, Objective, Reformulation
+from .._checks import above_one, non_negative
 from .._scalars import read
-
-if TYPE_CHECKING:
-    from ...optim import Objective
 
 
 class SAM(Reformulation):
@@ -58,10 +55,8 @@ class SAM(Reformulation):
         asam: bool = False,
         modules: Chainable | None = None,
     ) -> None:
-        name = type(self).__name__
-        non_negative(name, rho=rho, eps=eps)
-        if not p > 1:
-            raise ValueError(f"{name}: p is {p!r}; give a number above 1")
+        non_negative(type(self).__name__, rho=rho, eps=eps)
+        above_one(type(self).__name__, p=p)
         super().__init__({"rho": rho, "p": p, "eps": eps, "asam": asam}, modules=modules)
 
     def closure(

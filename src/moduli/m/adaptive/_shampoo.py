@@ -7,12 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import Across, Chainable, TensorTransform
-from .._checks import check_at_least_one, choice, fraction, non_negative
+from ...optim import Chainable
+from .._checks import allow_none, check_at_least_one, choice, fraction, non_negative
+from .._transforms import MatrixTransform
 from ._axes import accumulate, merge_shape, multiply, power, work
 
 
-class Shampoo(TensorTransform):
+class Shampoo(MatrixTransform):
     r"""Preconditions each axis of a tensor by a root of the covariance of its slices.
 
     For a tensor with k axes, $C_i \leftarrow C_i + \operatorname{unfold}_i(u)\operatorname{unfold}_i(u)^T$ and
@@ -48,12 +49,13 @@ class Shampoo(TensorTransform):
         R. Anil, V. Gupta, T. Koren, K. Regan, Y. Singer, "Scalable second order optimization for deep learning", 2020.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
-
     counts = True
     static = ("precond_freq", "max_dim")
+    ranges = {
+        non_negative: ("reg", "adagrad_eps"),
+        check_at_least_one: ("precond_freq", "max_dim"),
+        allow_none(fraction): ("beta",),
+    }
 
     def __init__(
         self,
@@ -71,32 +73,11 @@ class Shampoo(TensorTransform):
         init: Literal["identity", "zeros"] = "identity",
         inner: Chainable | None = None,
     ) -> None:
-        non_negative("Shampoo", reg=reg, adagrad_eps=adagrad_eps)
-        check_at_least_one("Shampoo", precond_freq=precond_freq, max_dim=max_dim)
         choice("Shampoo", "matrix_power_method", matrix_power_method, ("eigh_abs", "eigh"))
         choice("Shampoo", "init", init, ("identity", "zeros"))
-        if beta is not None:
-            fraction("Shampoo", beta=beta)
-        super().__init__(
-            {
-                "reg": reg,
-                "precond_freq": precond_freq,
-                "matrix_power": matrix_power,
-                "merge_small": merge_small,
-                "max_dim": max_dim,
-                "precondition_1d": precondition_1d,
-                "adagrad_eps": adagrad_eps,
-                "matrix_power_method": matrix_power_method,
-                "beta": beta,
-                "beta_debias": beta_debias,
-                "init": init,
-            },
-            inner=inner,
-        )
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = work(tensor)
         shape = merge_shape(tensor.shape, setting["max_dim"], setting["merge_small"])
         axes = [axis for axis, size in enumerate(shape) if size <= setting["max_dim"]]
@@ -117,9 +98,7 @@ class Shampoo(TensorTransform):
         else:
             state["squares"] = torch.zeros_like(x.abs())
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x, beta = work(tensor), setting["beta"]
         if not state["axes"]:
             squares = x.abs().square()
@@ -153,9 +132,7 @@ class Shampoo(TensorTransform):
             return 1.0
         return float(1 / (1 - setting["beta"] ** state["step"]))
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         x = work(tensor)
         if not state["axes"]:
             scale = self._debias(state, setting)
@@ -170,5 +147,4 @@ class Shampoo(TensorTransform):
             if any(state["halves"]):
                 out = multiply(out, halves, adjoint=True)
             out = multiply(out, roots).reshape(tensor.shape)
-        result: Tensor = out.to(tensor.dtype)
-        return result
+        return out.to(tensor.dtype)

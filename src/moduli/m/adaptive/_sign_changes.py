@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from .._transforms import BufferTransform
 
 
-class BacktrackOnSignChange(TensorTransform):
+class BacktrackOnSignChange(BufferTransform):
     """Takes the last step of a weight back where the sign of its update flips.
 
     It is the part of `Rprop` that is not about sizes; the comparison after a flip is neutral, as there.
@@ -32,17 +32,10 @@ class BacktrackOnSignChange(TensorTransform):
 
     shared_settings = ("use_grad",)
     elementwise = True
+    buffers = {"previous": "grad", "last": "grad", "flipped": None}
 
     def __init__(self, *, use_grad: bool = False, backtrack: bool = True) -> None:
-        super().__init__({"use_grad": use_grad, "backtrack": backtrack}, uses_grad=True)
-        self.add_projected_keys("grad", "previous", "last")
-
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["previous"] = torch.zeros_like(tensor)
-        state["last"] = torch.zeros_like(tensor)
-        state["flipped"] = torch.zeros_like(tensor)
+        super().__init__(locals(), uses_grad=True)
 
     def single_tensor_update(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -55,14 +48,12 @@ class BacktrackOnSignChange(TensorTransform):
         state["flipped"] = torch.where(flipped, torch.ones_like(tensor), zero)
         state["previous"] = torch.where(flipped, zero, seen)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         back = state["last"] if setting["backtrack"] else torch.zeros_like(tensor)
         return torch.where(state["flipped"] > 0, back, tensor)
 
 
-class SignConsistencyMask(TensorTransform):
+class SignConsistencyMask(BufferTransform):
     r"""Replaces the update by the mask $[u_t u_{t-1} > 0]$: one where its sign has stayed; zero at first.
 
     Example:
@@ -76,26 +67,15 @@ class SignConsistencyMask(TensorTransform):
     """
 
     elementwise = True
+    buffers = {"previous": "grad", "mask": None}
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_projected_keys("grad", "previous")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["previous"] = torch.zeros_like(tensor)
-        state["mask"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         same = tensor * state["previous"] > 0
         state["mask"] = torch.where(same, torch.ones_like(tensor), torch.zeros_like(tensor))
         state["previous"] = tensor.clone()
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = state["mask"].clone()
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return state["mask"].clone()

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, Chainable, Objective, TensorTransform
-from .._checks import check_at_least_one, fraction, non_negative
+from ...optim import Chainable, Objective
+from .._checks import check_at_least_one, collect_settings, fraction, non_negative
+from .._transforms import MatrixTransform, Settings, States
+from ._adam import correct_bias
 from ._axes import multiply, work
 from ._eigenbasis import begin, follow, learn, matrices
 
 
-class SOAP(TensorTransform):
+class SOAP(MatrixTransform):
     r"""Runs Adam in the eigenbasis of Shampoo's covariances, which follows them slowly.
 
     With $Q_i$ the eigenvectors of $C_i$, $u' = u \times_i Q_i^T$, then Adam on $u'$ gives $n'$, then
@@ -52,12 +54,13 @@ class SOAP(TensorTransform):
         N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, Algorithms 3 and 4.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-    uses_params = False
-
     counts = True
     aliases = {"betas": ("beta1", "beta2")}
+    ranges = {
+        fraction: ("beta1", "beta2", "shampoo_beta"),
+        check_at_least_one: ("precond_freq", "max_dim"),
+        non_negative: ("eps",),
+    }
 
     def __init__(
         self,
@@ -75,29 +78,12 @@ class SOAP(TensorTransform):
         alpha: float = 1.0,
         inner: Chainable | None = None,
     ) -> None:
-        fraction("SOAP", beta1=beta1, beta2=beta2, shampoo_beta=shampoo_beta)
-        check_at_least_one("SOAP", precond_freq=precond_freq, max_dim=max_dim)
-        non_negative("SOAP", eps=eps)
-        super().__init__(
-            {
-                "beta1": beta1,
-                "beta2": beta2,
-                "shampoo_beta": shampoo_beta,
-                "precond_freq": precond_freq,
-                "merge_small": merge_small,
-                "max_dim": max_dim,
-                "precondition_1d": precondition_1d,
-                "eps": eps,
-                "debias": debias,
-                "alpha": alpha,
-            },
-            inner=inner,
-        )
+        super().__init__(collect_settings(locals(), "proj_exp_avg"))
         # To follow the basis costs two rotations, to be outside of it one at each step.
         self.inside = precond_freq > 2 if proj_exp_avg is None else proj_exp_avg
         self._inner: dict[int, Tensor] = {}
 
-    def update_states(self, objective: Objective, states: list[dict[str, Any]], settings: Any) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """The covariances see the update, the moments what the inner links make of it."""
         if "inner" in self.children:
             copy = objective.clone(clone_updates=True)
@@ -113,9 +99,7 @@ class SOAP(TensorTransform):
         """The step in the basis; the inner links have had their turn when the moments learnt."""
         return self.apply_states(objective, *self._lists(objective))
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         x = begin(
             state,
             tensor,
@@ -135,9 +119,7 @@ class SOAP(TensorTransform):
         if mean is not None:
             state["exp_avg"] = multiply(mean, matrices(state), adjoint=True)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         made = state["step"] - 2  # steps before this one, without the one that made the basis
         if made < 0:
             return
@@ -155,16 +137,11 @@ class SOAP(TensorTransform):
             state["exp_avg_sq"].mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         learn(state, x, setting["shampoo_beta"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         t = state["step"] - 1
         if t == 0:
             return torch.zeros_like(tensor)
-        size, grow = setting["alpha"], 1.0
-        if setting["debias"]:
-            size = size / (1 - setting["beta1"] ** t)
-            grow = (1 - setting["beta2"] ** t) ** -0.5
+        size, grow = correct_bias(setting["alpha"], t, setting)
         mean = state["exp_avg"] if self.inside else multiply(state["exp_avg"], matrices(state), adjoint=True)
         denominator = state["exp_avg_sq"].sqrt().mul_(grow).add_(setting["eps"])
         out = (mean / denominator).mul_(size)

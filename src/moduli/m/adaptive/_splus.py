@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
 from .._checks import check_at_least_one, fraction
+from .._transforms import MatrixTransform
 from ._axes import work
 from ._eigenbasis import eigenvectors
 from ._orthogonalize import as_matrix
 
 
-class SPlus(TensorTransform):
+class SPlus(MatrixTransform):
     r"""The sign of the momentum in Shampoo's eigenbasis, rotated back: whitening that stays bounded between bases.
 
     $L \leftarrow \beta_2 L + (1-\beta_2) U U^T$, R likewise, $M \leftarrow \beta_1 M + (1-\beta_1) U$; at every T-th step
@@ -43,19 +43,13 @@ class SPlus(TensorTransform):
         Algorithm 1.
     """
 
-    members = "batched"
-    across = Across.MATRICES
-
     counts = True
+    ranges = {fraction: ("beta1", "beta2"), check_at_least_one: ("precond_freq", "max_dim")}
 
     def __init__(self, *, beta1: Any = 0.9, beta2: Any = 0.999, precond_freq: int = 100, max_dim: int = 10_000) -> None:
-        fraction("SPlus", beta1=beta1, beta2=beta2)
-        check_at_least_one("SPlus", precond_freq=precond_freq, max_dim=max_dim)
-        super().__init__({"beta1": beta1, "beta2": beta2, "precond_freq": precond_freq, "max_dim": max_dim})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"] = torch.zeros_like(tensor)
         matrix = as_matrix(tensor)
@@ -64,9 +58,7 @@ class SPlus(TensorTransform):
                 state[f"{key}_covariance"] = tensor.new_zeros(size, size)
                 state[f"{key}_basis"] = torch.eye(size, dtype=tensor.dtype, device=tensor.device)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         tensor = work(tensor)
         state["exp_avg"].lerp_(tensor, 1 - setting["beta1"])
         if "left_basis" not in state:
@@ -78,9 +70,7 @@ class SPlus(TensorTransform):
             for key in ("left", "right"):
                 state[f"{key}_basis"] = eigenvectors(state[f"{key}_covariance"]).contiguous()
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         mean = state["exp_avg"]
         if "left_basis" not in state:
             out: Tensor = mean.sgn() * 1e-3

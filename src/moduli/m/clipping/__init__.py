@@ -2,10 +2,8 @@
 
 from ._by_ema import ClipNormByEMA, ClipValueByEMA, NormalizeByEMA
 from ._centralize import Centralize
-from ._clip_norm import ClipNorm
-from ._clip_value import ClipValue
+from ._clip_norm import ClipNorm, ClipValue, Normalize
 from ._growth import ClipNormGrowth, ClipValueGrowth
-from ._normalize import Normalize
 from ._qk_clip import QKClip
 
 __all__ = [

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, TensorTransform
-from .._buffers import BufferTransform
-from .._checks import choice, fraction, positive
-from .._metrics import check_metric, metric_of_all
+from ...optim import Chainable
+from .._checks import above_one, allow_none, choice, fraction, positive
+from .._metrics import check_metric, group_tensors, metric_of_all
 from .._scalars import divide, larger, smaller
+from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
 
 
-class ClipNormByEMA(TensorTransform):
+class ClipNormByEMA(ListTransform):
     r"""Scales the update down where its norm is above that of a running mean of updates.
 
     $e_t = \beta e_{t-1} + (1-\beta) u_t$, the growth of $\|e\|$ per step bounded, and
@@ -45,6 +44,7 @@ class ClipNormByEMA(TensorTransform):
     shared_settings = ("tensorwise",)
     differentiable = True
     normalize: bool = False
+    ranges = {fraction: ("beta",), positive: ("min_norm",), allow_none(above_one): ("max_ema_growth",)}
 
     def __init__(
         self,
@@ -57,54 +57,22 @@ class ClipNormByEMA(TensorTransform):
         min_norm: float = 1e-6,
         inner: Chainable | None = None,
     ) -> None:
-        name = type(self).__name__
-        fraction(name, beta=beta)
-        check_metric(name, ord)
-        choice(name, "init", init, (0, "update"))
-        positive(name, min_norm=min_norm)
-        if max_ema_growth is not None and not max_ema_growth > 1:
-            raise ValueError(f"{name}: max_ema_growth is {max_ema_growth!r}; give a number above 1, or None")
-        super().__init__(
-            {
-                "beta": beta,
-                "ord": ord,
-                "tensorwise": tensorwise,
-                "max_ema_growth": max_ema_growth,
-                "init": init,
-                "min_norm": min_norm,
-            },
-            inner=inner,
-        )
+        check_metric(type(self).__name__, ord)
+        choice(type(self).__name__, "init", init, (0, "update"))
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
 
-    def _groups(self, count: int, settings: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        return [[i] for i in range(count)] if settings[0]["tensorwise"] else [list(range(count))]
-
-    @staticmethod
-    def _size(tensors: list[Tensor], ord: Any) -> Any:
-        return metric_of_all(tensors, ord)
-
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"] = tensor.clone() if setting["init"] == "update" else torch.zeros_like(tensor)
         state["norm"] = None
 
-    def multi_tensor_update(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             state["exp_avg"].lerp_(tensor, 1 - setting["beta"])
-        for group in self._groups(len(tensors), settings):
+        for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
             first, setting = states[group[0]], settings[group[0]]
             means = [states[i]["exp_avg"] for i in group]
-            size, growth = self._size(means, setting["ord"]), setting["max_ema_growth"]
+            size, growth = metric_of_all(means, setting["ord"]), setting["max_ema_growth"]
             if growth is not None and first["norm"] is not None:
                 limit = larger(first["norm"], setting["min_norm"]) * growth
                 scale = smaller(divide(limit, size, 1.0), 1.0)
@@ -115,18 +83,10 @@ class ClipNormByEMA(TensorTransform):
             for i in group:
                 states[i]["norm"] = size
 
-    def multi_tensor_apply(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> list[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> list[Tensor]:
         out = list(tensors)
-        for group in self._groups(len(tensors), settings):
-            size = self._size([tensors[i] for i in group], settings[group[0]]["ord"])
+        for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
+            size = metric_of_all([tensors[i] for i in group], settings[group[0]]["ord"])
             target = states[group[0]]["norm"]
             scale = divide(target, size, 1.0)
             if isinstance(scale, Tensor) and not self.normalize:
@@ -184,6 +144,7 @@ class ClipValueByEMA(BufferTransform):
     elementwise = True
     static = ("init",)
     tfms = {"exp_avg_tfm": ("exp_avg_abs",)}
+    ranges = {fraction: ("beta",)}
 
     def __init__(
         self,
@@ -193,22 +154,15 @@ class ClipValueByEMA(BufferTransform):
         inner: Chainable | None = None,
         exp_avg_tfm: Chainable | None = None,
     ) -> None:
-        fraction("ClipValueByEMA", beta=beta)
         choice("ClipValueByEMA", "init", init, (0, "update"))
-        super().__init__({"beta": beta, "init": init}, inner=inner, tfms={"exp_avg_tfm": exp_avg_tfm})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg_abs"] = tensor.abs() if setting["init"] == "update" else torch.zeros_like(tensor)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg_abs"].lerp_(tensor.abs(), 1 - setting["beta"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         bound = state["exp_avg_abs"]
         return torch.minimum(torch.maximum(tensor, -bound), bound)

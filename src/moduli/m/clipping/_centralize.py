@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import check_at_least_one
 from .._metrics import Axes, axes_of, check_axes
+from .._transforms import Settings, Tensors, UpdateTransform
 
 
-class Centralize(TensorTransform):
+class Centralize(UpdateTransform):
     r"""Subtracts the mean from the update, $u \leftarrow u - \operatorname{mean}(u)$.
 
     Gradient centralisation, the mean over every axis but the output's, is `Centralize(dim=0, inverse_dims=True)`.
@@ -38,21 +37,16 @@ class Centralize(TensorTransform):
     members = "batched"
     differentiable = True
     static = ("dim", "min_size")
+    ranges = {check_at_least_one: ("min_size",)}
 
     def __init__(self, *, dim: Axes | str = None, inverse_dims: bool = False, min_size: int = 2) -> None:
-        check_at_least_one("Centralize", min_size=min_size)
         dim = check_axes("Centralize", dim)
         if dim == "global" and inverse_dims:
             raise ValueError("Centralize: inverse_dims is for axes, but dim is 'global'")
-        super().__init__({"dim": dim, "inverse_dims": inverse_dims, "min_size": min_size})
+        super().__init__(locals())
 
     def measure(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: Sequence[Mapping[str, Any]],
-        members: int | None,
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] != "global":
             return None
@@ -62,12 +56,9 @@ class Centralize(TensorTransform):
         totals = [tensor.sum() if torch.is_grad_enabled() else tensor.sum().item() for tensor in tensors]
         return {"mean": sum(totals) / count}
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if setting["dim"] == "global":
-            everywhere: Tensor = tensor - setting["mean"]
-            return everywhere
+            return tensor - setting["mean"]
         axes = axes_of(tensor, setting["dim"], setting["inverse_dims"], setting["min_size"])
         if axes is None or tensor.dim() == 0:
             return tensor

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
+from ...optim import Across
 from .._checks import check_at_least_one, non_negative
 from .._metrics import Axes, axes_of, check_axes, check_metric, lengths, metric, metric_of_all
 from .._scalars import choose
+from .._transforms import Settings, Tensors, UpdateTransform
 
 
-class NormLink(TensorTransform):
+class NormLink(UpdateTransform):
     """What links that scale by a norm share: the norm of everything, of each tensor, or along axes."""
 
+    members = "batched"
     differentiable = True
     static = ("ord", "dim", "min_size")
 
@@ -26,26 +28,18 @@ class NormLink(TensorTransform):
             return Across.MATRICES
         return Across.SUMS if self.defaults["ord"] in (2, "l2") else Across.EVERYTHING
 
-    def __init__(self, key: str, value: Any, ord: Any, dim: Axes | str, inverse_dims: bool, min_size: int) -> None:
-        name = type(self).__name__
-        non_negative(name, **{key: value})
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        name, ord, dim = type(self).__name__, given["ord"], check_axes(type(self).__name__, given["dim"])
         check_metric(name, ord)
-        check_at_least_one(name, min_size=min_size)
-        dim = check_axes(name, dim)
-        if dim == "global" and inverse_dims:
+        if dim == "global" and given["inverse_dims"]:
             raise ValueError(f"{name}: inverse_dims is for axes, but dim is 'global'")
-        super().__init__({key: value, "ord": ord, "dim": dim, "inverse_dims": inverse_dims, "min_size": min_size})
+        super().__init__({**given, "dim": dim})
         # Every other norm of a complex number is not that of its two parts.
         self.elementwise = dim == "global" and ord in (2, "l2")
         self.measures = dim == "global"
 
     def measure(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: Sequence[Mapping[str, Any]],
-        members: int | None,
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
     ) -> dict[str, Any] | None:
         if settings[0]["dim"] != "global":
             return None
@@ -57,12 +51,9 @@ class NormLink(TensorTransform):
     def factor(self, norm: Any, setting: Any) -> Any:
         """What to multiply by, given the norm."""
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         if setting["dim"] == "global":
-            everywhere: Tensor = tensor * self.factor(setting["norm"], setting)
-            return everywhere
+            return tensor * self.factor(setting["norm"], setting)
         axes = axes_of(tensor, setting["dim"], setting["inverse_dims"], setting["min_size"])
         if axes is None:
             return tensor
@@ -94,7 +85,7 @@ class ClipNorm(NormLink):
         R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML 2013.
     """
 
-    members = "batched"
+    ranges = {non_negative: ("max_norm",), check_at_least_one: ("min_size",)}
 
     def __init__(
         self,
@@ -105,9 +96,71 @@ class ClipNorm(NormLink):
         inverse_dims: bool = False,
         min_size: int = 1,
     ) -> None:
-        super().__init__("max_norm", max_norm, ord, dim, inverse_dims, min_size)
+        super().__init__(locals())
 
     def factor(self, norm: Any, setting: Any) -> Any:
         """At most 1; the small number in the denominator is torch's."""
         scale = setting["max_norm"] / (norm + 1e-6)
         return choose(scale >= 1, 1.0, scale)
+
+
+class Normalize(NormLink):
+    r"""Scales the update to a given norm, $u \leftarrow c\,u / \|u\|$; an update of zero stays.
+
+    Args:
+        norm_value: The norm c.
+        ord: The norm: p, or "mad" (mean absolute value), "std", "var", "sum", "l0" to "l4", "linf".
+        dim: "global" for one norm over all parameters, None for one per tensor, axes for one per slice along them. A
+            tensor that has none of the axes is left as it is.
+        inverse_dims: The axes are those to keep.
+        min_size: Fewer elements are left as they are.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Normalize(), [torch.tensor([3.0]), torch.tensor([4.0])])
+        [tensor([0.6000]), tensor([0.8000])]
+        >>> optim.step_tensors(m.Normalize(2.0, dim=None), [torch.tensor([3.0]), torch.tensor([4.0])])
+        [tensor([2.]), tensor([2.])]
+    """
+
+    ranges = {non_negative: ("norm_value",), check_at_least_one: ("min_size",)}
+
+    def __init__(
+        self,
+        norm_value: Any = 1.0,
+        *,
+        ord: Any = 2,
+        dim: Axes | str = "global",
+        inverse_dims: bool = False,
+        min_size: int = 1,
+    ) -> None:
+        super().__init__(locals())
+
+    def factor(self, norm: Any, setting: Any) -> Any:
+        """1 where there is nothing to scale."""
+        nothing = (norm == 0) * 1.0
+        return setting["norm_value"] / (norm + nothing) * (1 - nothing) + nothing
+
+
+class ClipValue(UpdateTransform):
+    r"""Keeps each element within $[-c, c]$, as `torch.nn.utils.clip_grad_value_` does.
+
+    Args:
+        value: The bound c.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.ClipValue(1.0), [torch.tensor([3.0, -0.5, -2.0])])
+        [tensor([ 1.0000, -0.5000, -1.0000])]
+    """
+
+    elementwise = True
+    ranges = {non_negative: ("value",)}
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(locals())
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor.clamp(-setting["value"], setting["value"])

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
-from .._checks import non_negative, positive
-from .._metrics import check_metric, metric_of_all
+from .._checks import Ranges, allow_none, non_negative, positive
+from .._metrics import check_metric, group_tensors, metric_of_all
 from .._scalars import choose, divide, larger, smaller
+from .._transforms import BufferTransform, ListTransform, Settings, States, Tensors
+
+_RANGES: Ranges = {allow_none(non_negative): ("add",), allow_none(positive): ("mul",), positive: ("min_value",)}
 
 
-def _check(name: str, add: Any, mul: Any, min_value: Any, max_decay: Any) -> None:
+def _check(name: str, add: Any, mul: Any, max_decay: Any) -> None:
     if add is None and mul is None:
         raise ValueError(f"{name}: give add, mul or both")
-    if add is not None:
-        non_negative(name, add=add)
-    if mul is not None:
-        positive(name, mul=mul)
-    positive(name, min_value=min_value)
     if max_decay is not None and not max_decay >= 1:
         raise ValueError(f"{name}: max_decay is {max_decay!r}; give a number of at least 1, or None")
 
 
-class ClipNormGrowth(TensorTransform):
+class ClipNormGrowth(ListTransform):
     r"""Bounds the norm of the update by that of the last one: at most $n_- + a$ and $m\,n_-$.
 
     Args:
@@ -51,6 +47,7 @@ class ClipNormGrowth(TensorTransform):
 
     shared_settings = ("tensorwise",)
     differentiable = True
+    ranges = _RANGES
 
     def __init__(
         self,
@@ -62,31 +59,12 @@ class ClipNormGrowth(TensorTransform):
         ord: Any = 2,
         tensorwise: bool = True,
     ) -> None:
-        _check("ClipNormGrowth", add, mul, min_value, max_decay)
+        _check("ClipNormGrowth", add, mul, max_decay)
         check_metric("ClipNormGrowth", ord)
-        super().__init__(
-            {
-                "add": add,
-                "mul": mul,
-                "min_value": min_value,
-                "max_decay": max_decay,
-                "ord": ord,
-                "tensorwise": tensorwise,
-            }
-        )
+        super().__init__(locals())
 
-    def multi_tensor_update(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> None:
-        each = settings[0]["tensorwise"]
-        groups = [[i] for i in range(len(tensors))] if each else [list(range(len(tensors)))]
-        for group in groups:
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+        for group in group_tensors(len(tensors), settings[0]["tensorwise"]):
             setting, state = settings[group[0]], states[group[0]]
             size = metric_of_all([tensors[i] for i in group], setting["ord"])
             scale, last = 1.0, state.get("norm")
@@ -102,14 +80,11 @@ class ClipNormGrowth(TensorTransform):
             for i in group:
                 states[i]["norm"], states[i]["scale"] = larger(size, setting["min_value"]), scale
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor * state["scale"]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * state["scale"]
 
 
-class ClipValueGrowth(TensorTransform):
+class ClipValueGrowth(BufferTransform):
     r"""Bounds the size of each element by that of the last one: at most $|u_-| + a$ and $m\,|u_-|$.
 
     Args:
@@ -130,6 +105,7 @@ class ClipValueGrowth(TensorTransform):
 
     elementwise = True
     counts = True
+    ranges = _RANGES
 
     def __init__(
         self,
@@ -139,18 +115,14 @@ class ClipValueGrowth(TensorTransform):
         min_value: Any = 1e-4,
         max_decay: Any = 2.0,
     ) -> None:
-        _check("ClipValueGrowth", add, mul, min_value, max_decay)
-        super().__init__({"add": add, "mul": mul, "min_value": min_value, "max_decay": max_decay})
+        _check("ClipValueGrowth", add, mul, max_decay)
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["size"] = tensor.abs().clamp(min=setting["min_value"])
         state["bound"] = tensor.abs()
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         size, last = tensor.abs(), state["size"]
         bound: Any = None
         if setting["mul"] is not None:
@@ -166,8 +138,6 @@ class ClipValueGrowth(TensorTransform):
             new = torch.maximum(new, last / setting["max_decay"])
         state["size"] = new.clamp(min=setting["min_value"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         bound = state["bound"]
         return torch.minimum(torch.maximum(tensor, -bound), bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...optim import Module, Objective
+from .._checks import check_at_least_one
 
 
 class GradientAccumulation(Module):
@@ -31,8 +32,7 @@ class GradientAccumulation(Module):
     members = "matrix"
 
     def __init__(self, n: int, *, mean: bool = True, stop: bool = True) -> None:
-        if n < 1:
-            raise ValueError(f"GradientAccumulation: n is {n}; collect at least one step")
+        check_at_least_one("GradientAccumulation", n=n)
         super().__init__({"mean": mean, "stop": stop})
         self.n = n
 

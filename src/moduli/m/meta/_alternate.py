@@ -48,14 +48,9 @@ class Alternate(Module):
     def _turn(self) -> Module:
         now = self.global_state.get("steps", 0)
         chains = self.get_children_sequence()
-        if not self.loop:
-            for chain, count in zip(chains, self.steps, strict=False):
-                if now < count:
-                    return chain
-                now -= count
-            return chains[-1]
-        now %= sum(self.steps)
-        for chain, count in zip(chains, self.steps, strict=True):
+        if self.loop:
+            now %= sum(self.steps)
+        for chain, count in zip(chains, self.steps, strict=False):
             if now < count:
                 return chain
             now -= count

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ... import kernels
 from ...optim import Module, Need, Objective, sample_like
+from .._checks import check_at_least_one, positive
+from .._lists import measure_move
 
 
 class EscapeAnnealing(Module):
@@ -43,8 +44,8 @@ class EscapeAnnealing(Module):
         n_tol: int = 10,
         seed: int | None = None,
     ) -> None:
-        if max_region <= 0 or max_iter < 1 or n_tol < 1:
-            raise ValueError("EscapeAnnealing: max_region must be positive, max_iter and n_tol at least 1")
+        positive("EscapeAnnealing", max_region=max_region)
+        check_at_least_one("EscapeAnnealing", max_iter=max_iter, n_tol=n_tol)
         super().__init__({"max_region": max_region, "tol": tol})
         self.max_iter, self.n_tol, self.seed = max_iter, n_tol, seed
 
@@ -52,12 +53,8 @@ class EscapeAnnealing(Module):
         """Look whether anything moves; if not, search around."""
         params = objective.params
         setting = self.settings[params[0]]
-        fresh = any("previous" not in self.state[param] for param in params)
-        before = self.get_state(params, "previous", init="param")
-        moved = float(kernels.norm([p.detach() - b for p, b in zip(params, before, strict=True)], float("inf")))
-        for param, value in zip(params, before, strict=True):
-            value.copy_(param.detach())
-        stuck = 0 if fresh or moved > setting["tol"] else self.global_state.get("stuck", 0) + 1
+        moved = measure_move(self, params, torch.inf)
+        stuck = 0 if moved is None or moved > setting["tol"] else self.global_state.get("stuck", 0) + 1
         self.global_state["stuck"] = stuck
         if stuck < self.n_tol:
             return objective

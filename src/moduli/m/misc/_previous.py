@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
+from .._checks import check_at_least_one, choice
+from .._transforms import BufferTransform
 
 
-class Previous(TensorTransform):
+class Previous(BufferTransform):
     """The update of n steps ago; the present one while there is none.
 
     Args:
@@ -29,24 +31,17 @@ class Previous(TensorTransform):
     members = True
 
     def __init__(self, n: int = 1) -> None:
-        if n < 1:
-            raise ValueError(f"Previous: n is {n}; go back at least one step")
+        check_at_least_one("Previous", n=n)
         super().__init__()
         self.n = n
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=self.n + 1)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"].append(tensor.clone())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return state["history"][0].clone()
 
 
@@ -160,8 +155,7 @@ class LastRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur") -> None:
-        if numerator not in ("cur", "prev"):
-            raise ValueError(f"{type(self).__name__}: numerator is {numerator!r}; it is 'cur' or 'prev'")
+        choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
         super().__init__({"numerator": numerator})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:
@@ -186,8 +180,7 @@ class LastAbsoluteRatio(_Last):
     first = 1.0
 
     def __init__(self, *, numerator: Literal["cur", "prev"] = "cur", eps: Any = 1e-8) -> None:
-        if numerator not in ("cur", "prev"):
-            raise ValueError(f"{type(self).__name__}: numerator is {numerator!r}; it is 'cur' or 'prev'")
+        choice(type(self).__name__, "numerator", numerator, ("cur", "prev"))
         super().__init__({"numerator": numerator, "eps": eps})
 
     def combine(self, now: Tensor, before: Tensor, setting: Any) -> Tensor:

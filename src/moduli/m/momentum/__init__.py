@@ -1,14 +1,11 @@
 """Momentum and averaging: updates of several steps as one."""
 
-from ._agreement import ScaleByGradCosineSimilarity, UpdateGradientSignConsistency
 from ._averaging import Averaging, MedianAveraging, WeightedAveraging
-from ._cautious import Cautious
-from ._ema import EMA
+from ._cautious import Cautious, IntermoduleCautious, UpdateGradientSignConsistency
+from ._cosine import ScaleByGradCosineSimilarity, ScaleModulesByCosineSimilarity
+from ._ema import EMA, NAG, HeavyBall
 from ._grokfast import GrokFast
-from ._heavy_ball import HeavyBall
-from ._intermodule import IntermoduleCautious, ScaleModulesByCosineSimilarity
 from ._lookahead import Lookahead
-from ._nag import NAG
 from ._schedule_free import ScheduleFree
 
 __all__ = [

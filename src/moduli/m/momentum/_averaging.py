@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import check_at_least_one
+from .._transforms import BufferTransform
 
 
-class _History(TensorTransform):
+class _History(BufferTransform):
     """Keeps the last updates."""
 
+    members = "batched"
     differentiable = True
+    ranges = {check_at_least_one: ("history_size",)}
 
-    def __init__(self, size: int, defaults: dict[str, Any]) -> None:
-        check_at_least_one(type(self).__name__, history_size=size)
-        super().__init__(defaults)
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
         self.add_projected_keys("grad", "history")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"] = deque(maxlen=setting["history_size"])
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["history"].append(tensor.clone())
 
 
@@ -50,17 +47,13 @@ class WeightedAveraging(_History):
         [tensor([7.])]
     """
 
-    members = "batched"
-
     def __init__(self, weights: Sequence[float]) -> None:
         given = tuple(float(weight) for weight in weights)
         if any(sum(given[i:]) == 0 for i in range(len(given))):
             raise ValueError(f"WeightedAveraging: the weights {given} sum to zero while updates are gathered")
-        super().__init__(len(given), {"history_size": len(given), "weights": given})
+        super().__init__({"history_size": len(given), "weights": given})
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         history = list(state["history"])
         weights = setting["weights"][-len(history) :]
         out = torch.zeros_like(tensor)
@@ -85,14 +78,10 @@ class Averaging(_History):
         [tensor([3.])]
     """
 
-    members = "batched"
-
     def __init__(self, history_size: int) -> None:
-        super().__init__(history_size, {"history_size": history_size})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return torch.stack(list(state["history"])).mean(0)
 
 
@@ -112,14 +101,10 @@ class MedianAveraging(_History):
         [tensor([2.])]
     """
 
-    members = "batched"
-
     def __init__(self, history_size: int) -> None:
-        super().__init__(history_size, {"history_size": history_size})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         past = torch.stack(list(state["history"]))
         if past.is_complex():
             return torch.view_as_complex(_median(torch.view_as_real(past)).contiguous())

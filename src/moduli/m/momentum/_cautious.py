@@ -1,17 +1,179 @@
-"""Cautious updates: move only where the update agrees with the gradient."""
+"""Cautious updates: move only where the update agrees with the gradient, or with another chain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from ... import kernels
-from ...optim import Across, TensorTransform
+from ...optim import Across, Chainable, Objective, as_real, restore_complex
 from .._checks import choice, non_negative
 from .._scalars import larger, read
+from .._transforms import Settings, Tensors, UpdateTransform
+from ..ops._operands import MultiOperation, present, spread_numbers
+
+
+class _SignAgreement(UpdateTransform):
+    """What depends on where the update has the sign of the gradient, and, to `normalize`, on how often it has."""
+
+    across = Across.SUMS
+    fixed_settings = ("normalize",)
+    differentiable = True
+    elementwise = True
+    ranges = {non_negative: ("eps",)}
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given, uses_grad=True)
+        self.measures = given["normalize"]
+
+    def measure(
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
+    ) -> dict[str, Any] | None:
+        if not settings[0]["normalize"] or grads is None:
+            return None
+        return {"kept": agreement(tensors, grads, members)}
+
+    @staticmethod
+    def _normalize(tensor: Tensor, setting: Any) -> Tensor:
+        if not setting["normalize"]:
+            return tensor
+        enough = (setting["kept"] > setting["eps"]) * 1.0
+        return tensor / (setting["kept"] * enough + setting["eps"] * (1 - enough))
+
+
+class Cautious(_SignAgreement):
+    r"""Drops the elements of the update whose sign differs from the gradient's.
+
+    $u_i \leftarrow u_i\,[u_i g_i > 0]$, with `normalize` divided by the fraction of elements that are kept.
+
+    Args:
+        normalize: Divide by the fraction of elements kept (one over all parameters), so that the step keeps its size.
+        eps: The smallest fraction to divide by.
+        mode: What the other elements become: "zero"; "grad", the gradient; "backtrack", the update reversed.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Cautious(), [torch.tensor([1.0, 2.0])], grads=[torch.tensor([3.0, -1.0])])
+        [tensor([1., 0.])]
+
+    References:
+        K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
+    """
+
+    def __init__(
+        self, *, normalize: bool = False, eps: Any = 1e-6, mode: Literal["zero", "grad", "backtrack"] = "zero"
+    ) -> None:
+        _check_mode("Cautious", normalize, mode)
+        super().__init__(locals())
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        given = cast(Tensor, grad)
+        agrees = tensor * given > 0
+        if setting["mode"] == "grad":
+            return torch.where(agrees, tensor, given)
+        if setting["mode"] == "backtrack":
+            return torch.where(agrees, tensor, -tensor)
+        return self._normalize(torch.where(agrees, tensor, torch.zeros_like(tensor)), setting)
+
+
+class UpdateGradientSignConsistency(_SignAgreement):
+    r"""Replaces the update by the mask $[u_i g_i > 0]$; `Cautious` multiplies by it.
+
+    Args:
+        normalize: Divide by the fraction of ones (over all parameters).
+        eps: The smallest fraction to divide by.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> u, g = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])
+        >>> optim.step_tensors(m.UpdateGradientSignConsistency(), [u], grads=[g])
+        [tensor([1., 0.])]
+
+    References:
+        K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
+    """
+
+    def __init__(self, *, normalize: bool = False, eps: Any = 1e-6) -> None:
+        super().__init__(locals())
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return self._normalize(_agrees(tensor, cast(Tensor, grad)), setting)
+
+
+class IntermoduleCautious(MultiOperation):
+    r"""`Cautious` with another chain in place of the gradient: elements where two chains disagree are dropped.
+
+    $u_i \leftarrow a_i\,[a_i b_i > 0]$ with a and b what the two chains make of the update.
+
+    Args:
+        main: The links whose result is used, a.
+        compare: The links it is compared with, b.
+        normalize: Divide by the fraction of elements kept (one over all parameters).
+        eps: The smallest fraction to divide by.
+        mode: What the other elements become: "zero"; "grad", those of b; "backtrack", those of a reversed.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.IntermoduleCautious(m.Identity(), m.Add(-3.0)), [torch.tensor([1.0, 4.0])])
+        [tensor([0., 4.])]
+
+    References:
+        K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
+    """
+
+    def __init__(
+        self,
+        main: Chainable,
+        compare: Chainable,
+        *,
+        normalize: bool = False,
+        eps: float = 1e-6,
+        mode: Literal["zero", "grad", "backtrack"] = "zero",
+    ) -> None:
+        non_negative("IntermoduleCautious", eps=eps)
+        _check_mode("IntermoduleCautious", normalize, mode)
+        super().__init__({"normalize": normalize, "eps": eps, "mode": mode}, main=main, compare=compare)
+
+    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
+        setting = self.settings[objective.params[0]]
+        first = [as_real(a) for a in present(objective, values["main"])]
+        second = [as_real(b) for b in present(objective, values["compare"])]
+        other = {
+            "zero": [torch.zeros_like(a) for a in first],
+            "grad": second,
+            "backtrack": [-a for a in first],
+        }[setting["mode"]]
+        out = [torch.where(a * b > 0, a, c) for a, b, c in zip(first, second, other, strict=True)]
+        if setting["normalize"]:
+            here = objective.present or [True] * len(first)
+            kept = agreement(
+                [a for a, ok in zip(first, here, strict=True) if ok],
+                [b for b, ok in zip(second, here, strict=True) if ok],
+                objective.members,
+            )
+            kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
+            factors = spread_numbers(objective, [kept] * len(out))
+            out = [
+                o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) and k.dim() else k)
+                for o, k in zip(out, factors, strict=True)
+            ]
+        return [restore_complex(o, a) for o, a in zip(out, values["main"], strict=True)]
+
+
+def _check_mode(link: str, normalize: bool, mode: str) -> None:
+    choice(link, "mode", mode, ("zero", "grad", "backtrack"))
+    if normalize and mode != "zero":
+        raise ValueError(f"{link}: normalize is for elements that are dropped, but mode is {mode!r}")
 
 
 def agreement(first: list[Tensor], second: list[Tensor], members: int | None) -> Any:
@@ -34,67 +196,3 @@ def _agrees(first: Tensor, second: Tensor) -> Tensor:
 
 
 _signs_agree = kernels.fuse(_agrees)
-
-
-class Cautious(TensorTransform):
-    r"""Drops the elements of the update whose sign differs from the gradient's.
-
-    $u_i \leftarrow u_i\,[u_i g_i > 0]$, with `normalize` divided by the fraction of elements that are kept.
-
-    Args:
-        normalize: Divide by the fraction of elements kept (one over all parameters), so that the step keeps its size.
-        eps: The smallest fraction to divide by.
-        mode: What the other elements become: "zero"; "grad", the gradient; "backtrack", the update reversed.
-
-    Example:
-        >>> import torch
-        >>> from moduli import m, optim
-        >>> optim.step_tensors(m.Cautious(), [torch.tensor([1.0, 2.0])], grads=[torch.tensor([3.0, -1.0])])
-        [tensor([1., 0.])]
-
-    References:
-        K. Liang, L. Chen, B. Liu, Q. Liu, "Cautious optimizers: improving training with one line of code", 2024.
-    """
-
-    across = Across.SUMS
-
-    fixed_settings = ("normalize",)
-    differentiable = True
-    elementwise = True
-
-    def __init__(
-        self, *, normalize: bool = False, eps: Any = 1e-6, mode: Literal["zero", "grad", "backtrack"] = "zero"
-    ) -> None:
-        choice("Cautious", "mode", mode, ("zero", "grad", "backtrack"))
-        non_negative("Cautious", eps=eps)
-        if normalize and mode != "zero":
-            raise ValueError(f"Cautious: normalize is for elements that are dropped, but mode is {mode!r}")
-        super().__init__({"normalize": normalize, "eps": eps, "mode": mode}, uses_grad=True)
-        self.measures = normalize
-
-    def measure(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: Sequence[Mapping[str, Any]],
-        members: int | None,
-    ) -> dict[str, Any] | None:
-        if not settings[0]["normalize"] or grads is None:
-            return None
-        return {"kept": agreement(tensors, grads, members)}
-
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        given = cast(Tensor, grad)
-        agrees = tensor * given > 0
-        if setting["mode"] == "grad":
-            return torch.where(agrees, tensor, given)
-        if setting["mode"] == "backtrack":
-            return torch.where(agrees, tensor, -tensor)
-        out = torch.where(agrees, tensor, torch.zeros_like(tensor))
-        if setting["normalize"]:
-            enough = (setting["kept"] > setting["eps"]) * 1.0
-            out = out / (setting["kept"] * enough + setting["eps"] * (1 - enough))
-        return out

@@ -1,4 +1,4 @@
-"""Momentum: running means and sums of the update."""
+"""Momentum: a running mean of updates, Polyak's sum of them, and Nesterov's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import choice, fraction
+from .._transforms import BufferTransform
 
 
-class EMA(TensorTransform):
+class EMA(BufferTransform):
     r"""Replaces the update by a running mean of it.
 
     With $u' = (1-d)\,u$, where d is the dampening,
@@ -47,6 +47,7 @@ class EMA(TensorTransform):
 
     elementwise = True
     counts = True
+    ranges = {fraction: ("momentum", "dampening")}
 
     def __init__(
         self,
@@ -58,33 +59,20 @@ class EMA(TensorTransform):
         ema_init: Literal["zeros", "update"] = "zeros",
         nesterov: bool = False,
     ) -> None:
-        name = type(self).__name__
-        fraction(name, momentum=momentum, dampening=dampening)
-        choice(name, "ema_init", ema_init, ("zeros", "update"))
+        choice(type(self).__name__, "ema_init", ema_init, ("zeros", "update"))
         if debias and lerp and ema_init == "update":
-            raise ValueError(f"{name}: a mean that starts at the first update has no bias; give debias or ema_init")
-        super().__init__(
-            {
-                "momentum": momentum,
-                "dampening": dampening,
-                "debias": debias,
-                "lerp": lerp,
-                "ema_init": ema_init,
-                "nesterov": nesterov,
-            }
-        )
+            raise ValueError(
+                f"{type(self).__name__}: a mean that starts at the first update has no bias; give debias or ema_init"
+            )
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         # A mean that starts from the update stays there in its first step; a sum starts at zero and takes it as it is.
         at_update = setting["lerp"] and setting["ema_init"] == "update"
         state["exp_avg"] = tensor.clone() if at_update else torch.zeros_like(tensor)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta, kept = setting["momentum"], 1 - setting["dampening"]
         if setting["ema_init"] == "update":
             first = 0.0 ** (state["step"] - 1)
@@ -94,9 +82,7 @@ class EMA(TensorTransform):
         else:
             state["exp_avg"].mul_(beta).add_(tensor * kept)
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         beta = setting["momentum"]
         out: Tensor = state["exp_avg"].clone()
         if setting["debias"]:
@@ -104,3 +90,70 @@ class EMA(TensorTransform):
         if setting["nesterov"]:
             out = tensor.lerp(out, beta) if setting["lerp"] else tensor + out * beta
         return out
+
+
+class HeavyBall(EMA):
+    r"""Adds up updates with decaying weights, $m_t = \beta m_{t-1} + u_t$, as `torch.optim.SGD(momentum=...)` does.
+
+    The link `EMA(lerp=False, ema_init="update")`.
+
+    Args:
+        momentum: The memory $\beta$.
+        dampening: The part of each update but the first that is left out.
+        debias: Divide by $1-\beta^t$.
+        lerp: A mean in place of the sum.
+        ema_init: Start from "zeros" or from the first "update".
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> opt = mo.Optimizer([w], m.HeavyBall(0.5), m.LR(0.25))
+        >>> for _ in range(2):
+        ...     _ = opt.step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.])
+
+    References:
+        B. T. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964.
+    """
+
+    def __init__(
+        self,
+        momentum: Any = 0.9,
+        *,
+        dampening: Any = 0.0,
+        debias: bool = False,
+        lerp: bool = False,
+        ema_init: Literal["zeros", "update"] = "update",
+    ) -> None:
+        super().__init__(momentum, dampening=dampening, debias=debias, lerp=lerp, ema_init=ema_init)
+
+
+class NAG(EMA):
+    r"""Nesterov's momentum: $m_t = \beta m_{t-1} + (1-d) u_t$ and $u \leftarrow u_t + \beta m_t$.
+
+    The same as `torch.optim.SGD(nesterov=True)`; the link `EMA(lerp=False, nesterov=True)`. With `lerp=True` it is the
+    form that Muon uses, $m_t = \beta m_{t-1} + (1-\beta) u_t$ and $u \leftarrow (1-\beta) u_t + \beta m_t$.
+
+    Args:
+        momentum: The memory $\beta$.
+        dampening: The part of each update that does not enter the memory.
+        lerp: A mean in place of the sum.
+
+    Example:
+        >>> import torch, moduli as mo
+        >>> from moduli import m
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> _ = mo.Optimizer([w], m.NAG(0.5), m.LR(0.25)).step(mo.closure(lambda: (w**2).sum()))
+        >>> w.data
+        tensor([0.2500])
+
+    References:
+        Y. Nesterov, "A method for solving the convex programming problem with convergence rate O(1/k^2)", 1983.
+        I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum in deep
+        learning", ICML 2013.
+    """
+
+    def __init__(self, momentum: Any = 0.9, *, dampening: Any = 0.0, lerp: bool = False) -> None:
+        super().__init__(momentum, dampening=dampening, lerp=lerp, nesterov=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction
+from .._transforms import BufferTransform
 
 
-class GrokFast(TensorTransform):
+class GrokFast(BufferTransform):
     r"""Adds a running mean of the update to it, so that slow components count for more.
 
     $h_t = \alpha h_{t-1} + (1-\alpha) u_t$ from $h_0 = u_1$, and $u \leftarrow u_t + \lambda h_t$. Put it first.
@@ -31,24 +31,17 @@ class GrokFast(TensorTransform):
     """
 
     elementwise = True
+    ranges = {fraction: ("alpha",)}
 
     def __init__(self, *, alpha: Any = 0.98, lamb: Any = 2.0) -> None:
-        fraction("GrokFast", alpha=alpha)
-        super().__init__({"alpha": alpha, "lamb": lamb})
+        super().__init__(locals())
         self.add_projected_keys("grad", "exp_avg")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"] = tensor.clone()
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["exp_avg"].lerp_(tensor, 1 - setting["alpha"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor + state["exp_avg"] * setting["lamb"]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor + state["exp_avg"] * setting["lamb"]

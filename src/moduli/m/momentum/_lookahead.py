@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import check_at_least_one, positive
+from .._transforms import BufferTransform
 
 
-class Lookahead(TensorTransform):
+class Lookahead(BufferTransform):
     r"""Lets the links before it make k steps, then goes back to a point between where they began and where they are.
 
     At every k-th step $s \leftarrow s + \alpha (x - u - s)$ and the parameters become s; the steps between are left as
@@ -39,11 +39,10 @@ class Lookahead(TensorTransform):
     elementwise = True
     counts = True
     static = ("k",)
+    ranges = {check_at_least_one: ("k",), positive: ("alpha",)}
 
     def __init__(self, *, k: int = 5, alpha: Any = 0.5) -> None:
-        check_at_least_one("Lookahead", k=k)
-        positive("Lookahead", alpha=alpha)
-        super().__init__({"k": k, "alpha": alpha})
+        super().__init__(locals())
 
     def single_tensor_initialize(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
@@ -60,5 +59,4 @@ class Lookahead(TensorTransform):
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
         back = (state["step"] % setting["k"] == 0) * 1.0
-        out: Tensor = tensor + (param - tensor - state["slow"]) * back
-        return out
+        return tensor + (param - tensor - state["slow"]) * back

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import fraction, non_negative, positive
+from .._scalars import rise
+from .._transforms import BufferTransform
 
 
-class ScheduleFree(TensorTransform):
+class ScheduleFree(BufferTransform):
     r"""Steps with a sequence z, evaluates between it and its average x, so that no schedule is needed.
 
     The parameters are $y = (1-\beta) z + \beta x$. A step makes $z \leftarrow z - s_t u$ and
@@ -65,9 +66,7 @@ class ScheduleFree(TensorTransform):
         if self.r:
             state["weight_sum"] = 0.0
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         size = self._size(state["step"])
         state["z"].sub_(tensor * size)
         if self.r:
@@ -82,15 +81,11 @@ class ScheduleFree(TensorTransform):
         c = t**self.r * size**2 / total
         # beta x = y - (1 - beta) z of before the step, so that x need not be kept.
         average = (param - (z + tensor * size) * (1 - beta)) * (1 - c)
-        out: Tensor = param - z * (1 - beta + beta * c) - average
-        return out
+        return param - z * (1 - beta + beta * c) - average
 
     def _size(self, t: Any) -> Any:
         """min(t / T, 1), written so that t may be a symbol."""
-        if not self.warmup:
-            return 1.0
-        rising = (t < self.warmup) * 1.0
-        return rising * t / self.warmup + (1 - rising)
+        return rise(t, self.warmup) if self.warmup else 1.0
 
     def _total(self, t: Any) -> Any:
         """The sum of squared sizes up to t: squares of 1/T, 2/T, ... while they rise, ones from then on."""

@@ -30,8 +30,6 @@ from ._binary import (
     Sub,
     Threshold,
 )
-from ._clip import Clip
-from ._grad import Grad
 from ._graft import Graft, GraftGradToUpdate, GraftInputToOutput, GraftOutputToInput, GraftToGrad, GraftToParams
 from ._identity import Identity, Noop
 from ._reduce import (
@@ -48,15 +46,16 @@ from ._reduce import (
     WeightedMean,
     WeightedSum,
 )
-from ._sign import Sign
-from ._sources import Clone, Fill, GradToNone, Ones, Params, Randn, RandomSample, Uniform, UpdateToNone, Zeros
+from ._sources import Clone, Fill, Grad, GradToNone, Ones, Params, Randn, RandomSample, Uniform, UpdateToNone, Zeros
 from ._unary import (
     Abs,
+    Clip,
     CustomUnaryOperation,
     Exp,
     NanToNum,
     Negate,
     Reciprocal,
+    Sign,
     Sqrt,
     UnaryLambda,
     UnaryParameterwiseLambda,

@@ -7,38 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from .._checks import probability
+from .._transforms import BufferTransform, UpdateTransform
 
 
-def _fraction(where: str, name: str, value: Any) -> None:
-    if isinstance(value, float | int) and not 0 <= value <= 1:
-        raise ValueError(f"{where}: {name} is {value}; it is between 0 and 1")
-
-
-class _Accumulate(TensorTransform):
+class _Accumulate(BufferTransform):
     r"""$a_t = (1-\text{decay})\,a_{t-1} \circ u_t$ for an operation; emits a."""
 
     elementwise = True
     counts = True
     start = 0.0
+    ranges = {probability: ("decay",)}
 
     def __init__(self, *, decay: Any = 0.0) -> None:
-        _fraction(type(self).__name__, "decay", decay)
-        super().__init__({"decay": decay})
+        super().__init__(locals())
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulated"] = torch.full_like(tensor, self.start)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulated"] = self.join(state["accumulated"], tensor, 1 - setting["decay"])
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return state["accumulated"].clone()
 
     def join(self, old: Tensor, new: Tensor, keep: Any) -> Tensor:
@@ -78,22 +68,16 @@ class AccumulateMean(_Accumulate):
         [1.0, 2.0]
     """
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         state["accumulated"] = torch.zeros_like(tensor)
         state["weight"] = torch.zeros_like(tensor)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         keep = 1 - setting["decay"]
         state["accumulated"] = state["accumulated"] * keep + tensor
         state["weight"] = state["weight"] * keep + 1
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return state["accumulated"] / state["weight"]
 
 
@@ -163,7 +147,7 @@ class AccumulateMinimum(_Accumulate):
         return torch.minimum(_shrink(old, self.start, keep), new)
 
 
-class EMASquared(TensorTransform):
+class EMASquared(BufferTransform):
     r"""A running mean of powers of the update, $v_t = \beta v_{t-1} + (1-\beta)|u_t|^p$; emits v.
 
     Args:
@@ -181,27 +165,23 @@ class EMASquared(TensorTransform):
     elementwise = True
     counts = True
     static = ("amsgrad", "pow", "debiased")
+    ranges = {probability: ("beta",)}
     centered = False
     root = False
+    buffers = {"exp_avg_sq": "grad_sq"}
 
     def __init__(self, *, beta: Any = 0.999, amsgrad: bool = False, pow: float = 2, debiased: bool = False) -> None:
-        _fraction(type(self).__name__, "beta", beta)
-        super().__init__({"beta": beta, "amsgrad": amsgrad, "pow": pow, "debiased": debiased})
-        self.add_projected_keys("grad_sq", "exp_avg_sq", "max_exp_avg_sq")
+        super().__init__(locals())
+        self.add_projected_keys("grad_sq", "max_exp_avg_sq")
         self.add_projected_keys("grad", "exp_avg")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["exp_avg_sq"] = torch.zeros_like(tensor)
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
         if self.centered:
             state["exp_avg"] = torch.zeros_like(tensor)
         if setting["amsgrad"]:
             state["max_exp_avg_sq"] = torch.zeros_like(tensor)
 
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         beta = setting["beta"]
         state["exp_avg_sq"].lerp_(tensor.abs() ** setting["pow"], 1 - beta)
         if self.centered:
@@ -215,9 +195,7 @@ class EMASquared(TensorTransform):
             moment = (moment - state["exp_avg"].abs() ** setting["pow"]).clamp(min=0.0)
         return moment
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         out: Tensor = state["max_exp_avg_sq"] if setting["amsgrad"] else self._moment(state, setting)
         if setting["debiased"]:
             out = out / (1 - setting["beta"] ** state["step"])
@@ -284,7 +262,7 @@ class CenteredSqrtEMASquared(CenteredEMASquared):
     root = True
 
 
-class Debias(TensorTransform):
+class Debias(UpdateTransform):
     r"""Corrects moments that started at zero, $u \leftarrow \alpha\,u\,\frac{(1-\beta_2^t)^{1/p}}{1-\beta_1^t}$.
 
     Args:
@@ -305,21 +283,18 @@ class Debias(TensorTransform):
     static = ("pow",)
 
     def __init__(self, *, beta1: Any = None, beta2: Any = None, alpha: Any = 1.0, pow: float = 2) -> None:
-        super().__init__({"beta1": beta1, "beta2": beta2, "alpha": alpha, "pow": pow})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         factor = setting["alpha"]
         if setting["beta2"] is not None:
             factor = factor * (1 - setting["beta2"] ** state["step"]) ** (1 / setting["pow"])
         if setting["beta1"] is not None:
             factor = factor / (1 - setting["beta1"] ** state["step"])
-        out: Tensor = tensor * factor
-        return out
+        return tensor * factor
 
 
-class Debias2(TensorTransform):
+class Debias2(UpdateTransform):
     r"""Corrects the root of a second moment that started at zero, $u \leftarrow u / (1-\beta^t)^{1/p}$.
 
     Args:
@@ -338,10 +313,7 @@ class Debias2(TensorTransform):
     static = ("pow",)
 
     def __init__(self, *, beta: Any = 0.999, pow: float = 2) -> None:
-        super().__init__({"beta": beta, "pow": pow})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor / (1 - setting["beta"] ** state["step"]) ** (1 / setting["pow"])
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor / (1 - setting["beta"] ** state["step"]) ** (1 / setting["pow"])

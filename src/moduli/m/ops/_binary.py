@@ -8,37 +8,26 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, present, spread_numbers
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, present
 
 
 class _Binary(MultiOperation):
     """u and one other operand, element by element."""
 
-    differentiable = True
-
     def __init__(self, other: Operand) -> None:
         super().__init__(other=other)
-
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        return [self.combine(u, o) for u, o in zip(update, values["other"], strict=True)]
-
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        """The update of one parameter with the operand: a number or a tensor."""
-        raise TypeError(f"{type(self).__name__} does not say how to combine")
 
 
 class _Scaled(MultiOperation):
     """u plus or minus a multiple of the other operand."""
 
-    differentiable = True
     sign = 1.0
 
     def __init__(self, other: Operand, *, alpha: Any = 1.0) -> None:
-        super().__init__({"alpha": alpha}, other=other)
+        super().__init__(other=other, alpha=alpha)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        factors = spread_numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
-        return [u + self.sign * a * o for u, a, o in zip(update, factors, values["other"], strict=True)]
+    def combine(self, u: Tensor, other: Any, alpha: Any) -> Tensor:
+        return u + self.sign * alpha * other
 
 
 class Add(_Scaled):
@@ -86,8 +75,8 @@ class RSub(_Binary):
         [tensor([-1.,  5.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o - u
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return other - u
 
 
 class Mul(_Binary):
@@ -103,8 +92,8 @@ class Mul(_Binary):
         [tensor([  6., -12.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return u * o
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return u * other
 
 
 class Div(_Binary):
@@ -120,8 +109,8 @@ class Div(_Binary):
         [tensor([ 1., -2.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return u / o
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return u / other
 
 
 class RDiv(_Binary):
@@ -137,8 +126,8 @@ class RDiv(_Binary):
         [tensor([ 4., -2.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o / u
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return other / u
 
 
 class Pow(MultiOperation):
@@ -154,13 +143,11 @@ class Pow(MultiOperation):
         [tensor([ 4., 16.])]
     """
 
-    differentiable = True
-
     def __init__(self, exponent: Operand) -> None:
         super().__init__(exponent=exponent)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        return [u**p for u, p in zip(update, values["exponent"], strict=True)]
+    def combine(self, u: Tensor, exponent: Any) -> Tensor:
+        return u**exponent
 
 
 class RPow(_Binary):
@@ -176,8 +163,8 @@ class RPow(_Binary):
         [tensor([4.0000, 0.5000])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return o**u
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return other**u
 
 
 class Maximum(_Binary):
@@ -193,8 +180,8 @@ class Maximum(_Binary):
         [tensor([2., 0.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return apply_in_pairs(torch.maximum, u, o)
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return apply_in_pairs(torch.maximum, u, other)
 
 
 class Minimum(_Binary):
@@ -210,8 +197,8 @@ class Minimum(_Binary):
         [tensor([ 0., -4.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return apply_in_pairs(torch.minimum, u, o)
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return apply_in_pairs(torch.minimum, u, other)
 
 
 class CopySign(_Binary):
@@ -227,8 +214,8 @@ class CopySign(_Binary):
         [tensor([-2.,  4.])]
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return u.abs() * torch.sgn(as_tensor(u, o))
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return u.abs() * torch.sgn(as_tensor(u, other))
 
 
 class RCopySign(_Binary):
@@ -249,8 +236,8 @@ class RCopySign(_Binary):
         Y. Cao, X. Li, Z. Song, "Grams: gradient descent with adaptive momentum scaling", 2024.
     """
 
-    def combine(self, u: Tensor, o: Any) -> Tensor:
-        return as_tensor(u, o).abs() * torch.sgn(u)
+    def combine(self, u: Tensor, other: Any) -> Tensor:
+        return as_tensor(u, other).abs() * torch.sgn(u)
 
 
 class CopyMagnitude(RCopySign):
@@ -310,17 +297,11 @@ class Threshold(MultiOperation):
         [tensor([2., 0.])]
     """
 
-    differentiable = True
-
     def __init__(self, threshold: Operand, *, value: Operand, update_above: bool) -> None:
-        super().__init__({"update_above": update_above}, threshold=threshold, value=value)
+        super().__init__(threshold=threshold, value=value, update_above=update_above)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        out = []
-        for i, param in enumerate(objective.params):
-            keep = _replace_above if self.settings[param]["update_above"] else _replace_below
-            out.append(apply_in_pairs(keep, update[i], values["threshold"][i], values["value"][i]))
-        return out
+    def combine(self, u: Tensor, threshold: Any, value: Any, update_above: bool) -> Tensor:
+        return apply_in_pairs(_replace_above if update_above else _replace_below, u, threshold, value)
 
 
 def _replace_above(u: Tensor, limit: Tensor, value: Tensor) -> Tensor:

@@ -7,32 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Need, Objective
+from ...optim import Chainable, Need, Objective
 from .._metrics import check_metric, shape_like, sizes
 from ._operands import MultiOperation, present
-from ._sources import Params
+from ._sources import Params, SourceLink
 
 
-class _Pass(Module):
+class _Pass(SourceLink):
     """The update as it is."""
 
     differentiable = True
-    needs = frozenset()
-    members = True
 
     def apply(self, objective: Objective) -> Objective:
         return objective
 
 
-class _Gradient(Module):
+class _Gradient(SourceLink):
     """The gradient."""
 
     differentiable = True
-    members = True
+    needs = frozenset({Need.GRADIENT})
 
-    def apply(self, objective: Objective) -> Objective:
-        objective.updates = [grad.clone() for grad in objective.get_grads()]
-        return objective
+    def emit(self, objective: Objective) -> list[Tensor]:
+        return [grad.clone() for grad in objective.get_grads()]
 
 
 class Graft(MultiOperation):
@@ -57,8 +54,6 @@ class Graft(MultiOperation):
         2020.
     """
 
-    differentiable = True
-
     def __init__(
         self,
         direction: Chainable,
@@ -75,16 +70,16 @@ class Graft(MultiOperation):
         self.ord = ord
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        direction, magnitude = values["direction"], values["magnitude"]
-        mine = self._sizes(objective, direction)
-        other = self._sizes(objective, magnitude)
-        out = []
-        for i, param in enumerate(objective.params):
-            setting, d = self.settings[param], direction[i]
-            below = mine[i] + setting["eps"]
-            ratio = torch.where(below == 0, torch.ones_like(below), other[i] / torch.where(below == 0, 1.0, below))
-            out.append(d * shape_like(1 + setting["strength"] * (ratio - 1), d))
-        return out
+        direction = values["direction"]
+        mine, other = self._sizes(objective, direction), self._sizes(objective, values["magnitude"])
+        settings = [self.settings[param] for param in objective.params]
+        rows = zip(direction, mine, other, settings, strict=True)
+        return [d * shape_like(self._factor(size, wanted, setting), d) for d, size, wanted, setting in rows]
+
+    def _factor(self, mine: Tensor, other: Tensor, setting: Any) -> Tensor:
+        below = mine + setting["eps"]
+        ratio = torch.where(below == 0, torch.ones_like(below), other / torch.where(below == 0, 1.0, below))
+        return 1 + setting["strength"] * (ratio - 1)
 
     def _sizes(self, objective: Objective, tensors: list[Tensor]) -> list[Tensor]:
         return sizes(present(objective, tensors), self.tensorwise, self.ord, objective.members)
@@ -197,11 +192,5 @@ class GraftToParams(Graft):
     def __init__(self, *, tensorwise: bool = False, ord: float | str = 2, eps: float = 1e-4) -> None:
         super().__init__(_Pass(), Params(), tensorwise=tensorwise, ord=ord, eps=eps)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        mine = self._sizes(objective, values["direction"])
-        other = self._sizes(objective, values["magnitude"])
-        out = []
-        for i, param in enumerate(objective.params):
-            d, size = values["direction"][i], other[i].clamp(min=self.settings[param]["eps"])
-            out.append(d * shape_like(size / torch.where(mine[i] == 0, 1.0, mine[i]), d))
-        return out
+    def _factor(self, mine: Tensor, other: Tensor, setting: Any) -> Tensor:
+        return other.clamp(min=setting["eps"]) / torch.where(mine == 0, 1.0, mine)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ...linalg import ScaledIdentity
-from ...optim import TensorTransform
-
-if TYPE_CHECKING:
-    from ...linalg import LinearOperator
-    from ...optim import Objective
+from ...linalg import LinearOperator, ScaledIdentity
+from ...optim import Objective
+from .._flat import size
+from .._transforms import UpdateTransform
 
 
-class Identity(TensorTransform):
+class Identity(UpdateTransform):
     """Passes the update on. Its model of the Hessian is the identity, so that a trust region works on it as on descent.
 
     Args:
@@ -33,17 +31,19 @@ class Identity(TensorTransform):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return tensor
 
     def get_H(self, objective: Objective) -> LinearOperator | None:
         """The identity over all parameters concatenated."""
-        count = sum(p.numel() * (2 if p.is_complex() else 1) for p in objective.params)
-        first = objective.params[0]
-        dtype = first.dtype.to_real() if first.is_complex() else first.dtype
-        return ScaledIdentity(count, dtype=dtype, device=first.device)
+        return make_scaled_identity(objective, 1.0)
+
+
+def make_scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
+    """The Hessian for which the Newton step is this step size."""
+    first = objective.params[0]
+    dtype = first.dtype.to_real() if first.is_complex() else first.dtype
+    return ScaledIdentity(size(objective.params), 1 / alpha, dtype=dtype, device=first.device)
 
 
 Noop = Identity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ Operand = float | int | Tensor | Chainable
 class MultiOperation(Module):
     """A link that combines the update with operands: numbers, and links each run on a copy of the update.
 
-    Override `transform`. (Base class of the operations; a link of its own only in subclasses.)
+    Override `combine`, or `transform` where it needs all tensors. (Base class of the operations; a link of its own only in
+    subclasses.)
 
     Args:
         defaults: Settings.
@@ -27,6 +27,7 @@ class MultiOperation(Module):
 
     needs = frozenset()
     members = True
+    differentiable = True
 
     def __init__(self, defaults: dict[str, Any] | None = None, **operands: Operand | None) -> None:
         super().__init__(
@@ -40,9 +41,13 @@ class MultiOperation(Module):
             if value is not None and not isinstance(value, float | int | Tensor | Schedule):
                 self.set_child(key, value)
 
-    @abstractmethod
+    # What becomes of one tensor: a function of it and, by name, of what each operand is for it.
+    combine: Callable[..., Tensor]
+
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         """The new update. `values` has a number, a list of tensors, or None for each operand."""
+        given = {key: column for key, column in values.items() if column is not None}
+        return [self.combine(u, **{key: column[i] for key, column in given.items()}) for i, u in enumerate(update)]
 
     def _clone(self, objective: Objective) -> Objective:
         copy = objective.clone(clone_updates=True)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Objective
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, spread_numbers
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor
 
 
 class _Reduce(MultiOperation):
     """Operands in order, combined from left to right."""
-
-    differentiable = True
 
     def __init__(self, *inputs: Operand) -> None:
         if not inputs:
             raise ValueError(f"{type(self).__name__} needs at least one link or number to combine")
         super().__init__(None, **{f"input_{i}": value for i, value in enumerate(inputs)})
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        rows = [values[key] for key in self.operands]
-        out = []
-        for i, u in enumerate(update):
-            out.append(self.combine([as_tensor(u, row[i]) for row in rows]))
-        return out
+    def combine(self, u: Tensor, **inputs: Any) -> Tensor:
+        return self.join([as_tensor(u, value) for value in inputs.values()])
 
-    def combine(self, values: list[Tensor]) -> Tensor:
-        """The operands of one parameter, in order, as one."""
-        raise TypeError(f"{type(self).__name__} does not say how to combine")
+    @abstractmethod
+    def join(self, values: list[Tensor]) -> Tensor:
+        """One tensor of several."""
 
 
 class Sum(_Reduce):
@@ -48,7 +42,7 @@ class Sum(_Reduce):
         [tensor([ 8., -8.])]
     """
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(torch.add, values)
 
 
@@ -65,7 +59,7 @@ class Mean(_Reduce):
         [tensor([ 3.5000, -4.5000])]
     """
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(torch.add, values) / len(values)
 
 
@@ -82,7 +76,7 @@ class Prod(_Reduce):
         [tensor([6., 8.])]
     """
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(torch.mul, values)
 
 
@@ -99,7 +93,7 @@ class MaximumModules(_Reduce):
         [tensor([ 6., -1.])]
     """
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(functools.partial(apply_in_pairs, torch.maximum), values)
 
 
@@ -116,7 +110,7 @@ class MinimumModules(_Reduce):
         [tensor([ 1., -8.])]
     """
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(functools.partial(apply_in_pairs, torch.minimum), values)
 
 
@@ -142,7 +136,7 @@ class WeightedSum(_Reduce):
             )
         self.weights = [float(weight) for weight in weights]
 
-    def combine(self, values: list[Tensor]) -> Tensor:
+    def join(self, values: list[Tensor]) -> Tensor:
         return functools.reduce(torch.add, [w * value for w, value in zip(self.weights, values, strict=True)])
 
 
@@ -165,8 +159,8 @@ class WeightedMean(WeightedSum):
         if sum(self.weights) == 0:
             raise ValueError("WeightedMean: the weights add up to 0, so there is no mean; use WeightedSum")
 
-    def combine(self, values: list[Tensor]) -> Tensor:
-        return super().combine(values) / sum(self.weights)
+    def join(self, values: list[Tensor]) -> Tensor:
+        return super().join(values) / sum(self.weights)
 
 
 class LerpModules(MultiOperation):
@@ -184,14 +178,11 @@ class LerpModules(MultiOperation):
         [tensor([2.7500])]
     """
 
-    differentiable = True
-
     def __init__(self, input: Operand, end: Operand, *, weight: Any) -> None:
-        super().__init__({"weight": weight}, input=input, end=end)
+        super().__init__(input=input, end=end, weight=weight)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        weights = spread_numbers(objective, [self.settings[param]["weight"] for param in objective.params])
-        return [a + w * (b - a) for a, b, w in zip(values["input"], values["end"], weights, strict=True)]
+    def combine(self, u: Tensor, input: Any, end: Any, weight: Any) -> Tensor:
+        return input + weight * (end - input)
 
 
 class SubModules(MultiOperation):
@@ -209,14 +200,11 @@ class SubModules(MultiOperation):
         [tensor([7.5000])]
     """
 
-    differentiable = True
-
     def __init__(self, input: Operand, other: Operand, *, alpha: Any = 1.0) -> None:
-        super().__init__({"alpha": alpha}, input=input, other=other)
+        super().__init__(input=input, other=other, alpha=alpha)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        factors = spread_numbers(objective, [self.settings[param]["alpha"] for param in objective.params])
-        return [a - f * b for a, b, f in zip(values["input"], values["other"], factors, strict=True)]
+    def combine(self, u: Tensor, input: Any, other: Any, alpha: Any) -> Tensor:
+        return input - alpha * other
 
 
 class DivModules(MultiOperation):
@@ -234,14 +222,12 @@ class DivModules(MultiOperation):
         [tensor([-2.])]
     """
 
-    differentiable = True
-
     def __init__(self, input: Operand, other: Operand, *, other_first: bool = False) -> None:
         pair = {"other": other, "input": input} if other_first else {"input": input, "other": other}
         super().__init__(None, **pair)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        return [a / b for a, b in zip(values["input"], values["other"], strict=True)]
+    def combine(self, u: Tensor, input: Any, other: Any) -> Tensor:
+        return input / other
 
 
 class PowModules(MultiOperation):
@@ -258,13 +244,11 @@ class PowModules(MultiOperation):
         [tensor([16.])]
     """
 
-    differentiable = True
-
     def __init__(self, input: Operand, exponent: Operand) -> None:
         super().__init__(input=input, exponent=exponent)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        return [a**b for a, b in zip(values["input"], values["exponent"], strict=True)]
+    def combine(self, u: Tensor, input: Any, exponent: Any) -> Tensor:
+        return input**exponent
 
 
 class ClipModules(MultiOperation):
@@ -282,14 +266,11 @@ class ClipModules(MultiOperation):
         [tensor([-1.,  3.])]
     """
 
-    differentiable = True
-
     def __init__(self, input: Operand, *, min: Operand | None = None, max: Operand | None = None) -> None:
         super().__init__(input=input, min=min, max=max)
 
-    def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        out = [as_tensor(u, value) for u, value in zip(update, values["input"], strict=True)]
-        for key, bound in (("min", torch.maximum), ("max", torch.minimum)):
-            if values[key] is not None:
-                out = [apply_in_pairs(bound, a, b) for a, b in zip(out, values[key], strict=True)]
-        return out
+    def combine(self, u: Tensor, input: Any, min: Any = None, max: Any = None) -> Tensor:
+        out = as_tensor(u, input)
+        if min is not None:
+            out = apply_in_pairs(torch.maximum, out, min)
+        return out if max is None else apply_in_pairs(torch.minimum, out, max)

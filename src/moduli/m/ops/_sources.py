@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ...optim import Module, Need, Objective, sample_like
+from ...optim import Module, Need, Objective, TensorTransform, sample_like
 from .._checks import choice, non_negative
 from .._metrics import lengths, shape_like
 from ._operands import spread_numbers
 
 
-class _SourceLink(Module):
+class SourceLink(Module):
     """Emits tensors made from the objective."""
 
     needs = frozenset()
@@ -53,7 +53,28 @@ def noise(link: Module, objective: Objective, seed: int | None) -> list[Tensor]:
     return [tensor * shape_like(scale, tensor) for tensor in drawn]
 
 
-class Params(_SourceLink):
+class Grad(TensorTransform):
+    r"""Replaces the update by the gradient, $u \leftarrow g$: what the links before it made is forgotten.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Grad(), [torch.tensor([3.0, 0.0])], grads=[torch.tensor([1.0, 2.0])])
+        [tensor([1., 2.])]
+    """
+
+    elementwise = True
+
+    def __init__(self) -> None:
+        super().__init__(uses_grad=True)
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        return cast(Tensor, grad).clone()
+
+
+class Params(SourceLink):
     """The parameters themselves, in place of the update.
 
     Example:
@@ -71,7 +92,7 @@ class Params(_SourceLink):
         return [param.clone() for param in objective.params]
 
 
-class Fill(_SourceLink):
+class Fill(SourceLink):
     """A number, in place of the update.
 
     Args:
@@ -122,7 +143,7 @@ class Ones(Fill):
         super().__init__(1.0)
 
 
-class RandomSample(_SourceLink):
+class RandomSample(SourceLink):
     """A random vector with mean 0, in place of the update.
 
     Args:
@@ -165,7 +186,7 @@ class Randn(RandomSample):
         super().__init__(seed=seed)
 
 
-class Uniform(_SourceLink):
+class Uniform(SourceLink):
     """Numbers drawn uniformly from [low, high), in place of the update.
 
     Args:
@@ -200,7 +221,7 @@ class Uniform(_SourceLink):
         return out
 
 
-class Clone(_SourceLink):
+class Clone(SourceLink):
     """A copy of the update, which protects it from writes through other references to its tensors.
 
     Example:
@@ -217,7 +238,7 @@ class Clone(_SourceLink):
         return [tensor.clone() for tensor in objective.get_updates()]
 
 
-class GradToNone(_SourceLink):
+class GradToNone(SourceLink):
     """Forgets the gradient, so that the next link that needs it evaluates again.
 
     Example:
@@ -238,7 +259,7 @@ class GradToNone(_SourceLink):
         return objective
 
 
-class UpdateToNone(_SourceLink):
+class UpdateToNone(SourceLink):
     """Forgets the update: the chain begins again from the gradient.
 
     Example:

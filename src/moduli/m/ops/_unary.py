@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
+from .._transforms import UpdateTransform
 
 
 class _Pointwise(TensorTransform):
@@ -100,7 +101,61 @@ class Negate(_Pointwise):
         return -tensor
 
 
-class NanToNum(TensorTransform):
+class Sign(UpdateTransform):
+    r"""Replaces each element by its sign, $u \leftarrow \operatorname{sign}(u)$; real and imaginary parts by themselves.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Sign(), [torch.tensor([3.0, 0.0, -0.1])])
+        [tensor([ 1.,  0., -1.])]
+
+    References:
+        J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, "signSGD: compressed optimisation for non-convex
+        problems", ICML 2018.
+    """
+
+    elementwise = True
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor.sign()
+
+
+class Clip(UpdateTransform):
+    r"""Keeps each element between two numbers, $u \leftarrow \min(\max(u, a), b)$.
+
+    Args:
+        min: The lower bound a, or None.
+        max: The upper bound b, or None.
+
+    Example:
+        >>> import torch
+        >>> from moduli import m, optim
+        >>> optim.step_tensors(m.Clip(min=-1.0, max=0.5), [torch.tensor([3.0, 0.0, -2.0])])
+        [tensor([ 0.5000,  0.0000, -1.0000])]
+    """
+
+    elementwise = True
+
+    def __init__(self, *, min: Any = None, max: Any = None) -> None:
+        if min is None and max is None:
+            raise ValueError("Clip: give min, max or both")
+        if isinstance(min, int | float) and isinstance(max, int | float) and min > max:
+            raise ValueError(f"Clip: min is {min!r}, which is above max, {max!r}")
+        super().__init__(locals())
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        if setting["min"] is not None:
+            tensor = tensor.clamp(min=setting["min"])
+        if setting["max"] is not None:
+            tensor = tensor.clamp(max=setting["max"])
+        return tensor
+
+
+class NanToNum(UpdateTransform):
     """Puts numbers in place of NaN and infinities.
 
     Args:
@@ -118,11 +173,9 @@ class NanToNum(TensorTransform):
     members = True
 
     def __init__(self, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> None:
-        super().__init__({"nan": nan, "posinf": posinf, "neginf": neginf})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         return torch.nan_to_num(tensor, setting["nan"], setting["posinf"], setting["neginf"])
 
 

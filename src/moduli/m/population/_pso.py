@@ -13,6 +13,7 @@ from ... import kernels
 from ...evolve import informed_velocity, neighbourhood_best, remember_best, swarm_velocity
 from ...optim import Module, Need, Objective, as_real
 from ...population import Shard
+from .._checks import check_at_least_one, choice
 
 
 def _pull(
@@ -95,10 +96,8 @@ class PSO(Module):
         radius: int = 1,
         seed: int | None = None,
     ) -> None:
-        if topology not in ("global", "ring", "informed"):
-            raise ValueError(f"PSO: topology is {topology!r}; it is 'global', 'ring' or 'informed'")
-        if radius < 1:
-            raise ValueError(f"PSO: radius is {radius}; a member has at least one neighbour on each side")
+        choice("PSO", "topology", topology, ("global", "ring", "informed"))
+        check_at_least_one("PSO", radius=radius)
         super().__init__({"inertia": inertia, "cognitive": cognitive, "social": social})
         self.topology = topology
         self.radius = radius

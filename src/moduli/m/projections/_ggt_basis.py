@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,12 @@ from ...optim import (
     step_tensors,
     to_vector,
 )
+from ...optim.module import ProjectedBuffer
 from .._checks import check_at_least_one, non_negative
 from ..adaptive._axes import eigh, work
+
+# By which power of a change of the basis buffers are multiplied; covariances from both sides.
+_POWERS: dict[ProjectedBuffer, int] = {"grad": 1, "grad_sq": 2, "grad_cu": 3, "covariance": 1}
 
 
 class GGTBasis(Module):
@@ -106,19 +109,11 @@ class GGTBasis(Module):
         self.global_state["basis"] = new
 
     def _turn(self, turn: Tensor) -> None:
-        stand_ins = self._stand_ins.get(self._stand_in_key("modules"))
-        for fake in stand_ins.tensors if stand_ins is not None else []:
-            for _, link in self.children["modules"].links():
-                link.on_get_projected_buffers()
-                if fake not in link.state:
-                    continue
-                row = link.state[fake]
-                for kind, names in link._projected.items():
-                    for name in names:
-                        found = row.get(name)
-                        for buffer in found if isinstance(found, list | deque) else [found]:
-                            if isinstance(buffer, Tensor) and buffer.shape[:1] == turn.shape[:1]:
-                                buffer.copy_(_turn_buffer(buffer, kind, turn))
+        for kind, power in _POWERS.items():
+            for (buffer,) in self.get_child_projected_buffers("modules", kind):
+                if buffer.shape[:1] == turn.shape[:1]:
+                    turned = turn.to(buffer.dtype) ** power @ buffer
+                    buffer.copy_(turned @ turn.to(buffer.dtype).mT if kind == "covariance" else turned)
 
     def apply(self, objective: Objective) -> Objective:
         """The links inside transform the coordinates."""
@@ -159,11 +154,3 @@ def _pad(matrix: Tensor, size: int) -> Tensor:
     out = matrix.new_zeros(size, size)
     out[: matrix.shape[0], : matrix.shape[1]] = matrix
     return out
-
-
-def _turn_buffer(buffer: Tensor, kind: str, turn: Tensor) -> Any:
-    powers = {"grad": 1, "grad_sq": 2, "grad_cu": 3}
-    turn = turn.to(buffer.dtype)
-    if kind in powers:
-        return turn ** powers[kind] @ buffer
-    return turn @ buffer @ turn.mT if kind == "covariance" else buffer

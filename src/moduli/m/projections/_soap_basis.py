@@ -92,37 +92,23 @@ class SOAPBasis(Projection):
         old = matrices(state)
         orders = follow(state)
         new = matrices(state)
-        for link, row in self._buffers(key):
-            for kind, names in link._projected.items():
-                for name in names:
-                    found = row.get(name)
-                    for buffer in found if isinstance(found, list | tuple) or hasattr(found, "maxlen") else [found]:
-                        if isinstance(buffer, Tensor) and buffer.dim() >= len(state["shape"]):
-                            self._move(buffer, kind, state, old, new, orders)
-
-    def _buffers(self, key: str) -> list[tuple[Any, Any]]:
         stand_ins = self._stand_ins.get(self._stand_in_key(key))
-        out: list[tuple[Any, Any]] = []
-        for _, link in self.children["modules"].links():
-            link.on_get_projected_buffers()
-            for fake in stand_ins.tensors if stand_ins is not None else []:
-                if fake in link.state:
-                    out.append((link, link.state[fake]))
-        return out
-
-    @staticmethod
-    def _move(buffer: Tensor, kind: str, state: Any, old: Any, new: Any, orders: list[Tensor]) -> None:
-        if kind == "grad":
-            # Pointwise links keep complex numbers as pairs.
-            pairs = not buffer.is_complex() and any(m is not None and m.is_complex() for m in new)
-            value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
-            value = multiply(multiply(value, old), new, adjoint=True)
-            buffer.copy_(torch.view_as_real(value) if pairs else value)
-        elif kind in ("grad_sq", "grad_cu"):
-            value = buffer
-            for axis, order in zip(state["axes"], orders, strict=True):
-                value = value.index_select(axis, order)
-            buffer.copy_(value)
+        fakes = [] if stand_ins is None else stand_ins.tensors
+        for buffers in self.get_child_projected_buffers("modules", "grad", fakes):
+            for buffer in buffers:
+                if buffer.dim() >= len(state["shape"]):
+                    # Pointwise links keep complex numbers as pairs.
+                    pairs = not buffer.is_complex() and any(m is not None and m.is_complex() for m in new)
+                    value = torch.view_as_complex(buffer.contiguous()) if pairs else buffer
+                    value = multiply(multiply(value, old), new, adjoint=True)
+                    buffer.copy_(torch.view_as_real(value) if pairs else value)
+        for buffers in self.get_child_projected_buffers("modules", ["grad_sq", "grad_cu"], fakes):
+            for buffer in buffers:
+                if buffer.dim() >= len(state["shape"]):
+                    value = buffer
+                    for axis, order in zip(state["axes"], orders, strict=True):
+                        value = value.index_select(axis, order)
+                    buffer.copy_(value)
 
     # ------------------------------------------------------------------ the basis
 

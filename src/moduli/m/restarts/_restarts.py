@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Chainable, ChainError, Module, Objective
 from ...optim import step as run
+from .._checks import check_at_least_one
+from .._lists import measure_move, reset_others
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -53,12 +56,7 @@ class RestartStrategy(Module):
                     f"{type(self).__name__} can't reset all other links for one member of a population; "
                     f"put those to reset inside: {type(self).__name__}(modules, ...)"
                 )
-            objective.post_step_hooks.append(self._reset_others)
-
-    def _reset_others(self, objective: Objective, modules: Sequence[Module]) -> None:
-        for module in modules:
-            if all(link is not self for _, link in module.links()):
-                module.reset()
+            objective.post_step_hooks.append(partial(reset_others, self))
 
     def apply(self, objective: Objective) -> Objective:
         """What the links inside make of the update."""
@@ -96,21 +94,15 @@ class RestartOnStuck(RestartStrategy):
     decides_on_host = True
 
     def __init__(self, modules: Chainable | None = None, *, tol: float | None = None, n_tol: int = 10) -> None:
+        check_at_least_one("RestartOnStuck", n_tol=n_tol)
         super().__init__({"tol": tol}, modules)
-        if n_tol < 1:
-            raise ValueError(f"RestartOnStuck: n_tol is {n_tol}; wait at least one step")
         self.n_tol = n_tol
 
     def should_reset(self, objective: Objective) -> bool:
-        fresh = any("previous" not in self.state[param] for param in objective.params)
-        before = self.get_state(objective.params, "previous", init="param")
         tol = self.settings[objective.params[0]]["tol"]
         tol = 2 * torch.finfo(objective.params[0].dtype).tiny if tol is None else tol
-        moved = [p.detach() - b for p, b in zip(objective.params, before, strict=True)]
-        largest = float(kernels.norm(moved, float("inf")))
-        for param, value in zip(objective.params, before, strict=True):
-            value.copy_(param.detach())
-        stuck = 0 if fresh or largest > tol else self.global_state.get("stuck", 0) + 1
+        moved = measure_move(self, objective.params, torch.inf)
+        stuck = 0 if moved is None or moved > tol else self.global_state.get("stuck", 0) + 1
         self.global_state["stuck"] = 0 if stuck >= self.n_tol else stuck
         return stuck >= self.n_tol
 
@@ -136,9 +128,9 @@ class RestartEvery(RestartStrategy):
     members = True
 
     def __init__(self, modules: Chainable | None = None, *, steps: int | Literal["ndim"]) -> None:
+        if steps != "ndim":
+            check_at_least_one("RestartEvery", steps=steps)
         super().__init__(None, modules)
-        if steps != "ndim" and steps < 1:
-            raise ValueError(f"RestartEvery: steps is {steps}; it is at least 1")
         self.steps = steps
 
     def should_reset(self, objective: Objective) -> bool:
@@ -171,8 +163,6 @@ class PowellRestart(RestartStrategy):
     """
 
     decides_on_host = True
-
-    needs = RestartStrategy.needs
 
     def __init__(
         self, modules: Chainable | None = None, *, cond1: float | None = 0.2, cond2: float | None = 0.2

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective, Transform
-from .._buffers import transform_buffers
+from .._transforms import transform_buffers
 from ._newton_cg import check_hvp, product_needs
 
 _DISTRIBUTIONS = ("rademacher", "normal", "gaussian", "uniform", "sphere")

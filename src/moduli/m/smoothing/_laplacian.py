@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import check_at_least_one, non_negative
+from .._transforms import UpdateTransform
 
 
-class LaplacianSmoothing(TensorTransform):
+class LaplacianSmoothing(UpdateTransform):
     r"""Solves $(I - \sigma\Delta)\,v = u$ with the periodic second difference $\Delta$ over the elements of each tensor.
 
     In Fourier space it is a division by $1 + 2\sigma(1 - \cos(2\pi k/n))$. The sum of the elements stays, noise between
@@ -42,9 +42,7 @@ class LaplacianSmoothing(TensorTransform):
         super().__init__({"sigma": sigma}, concat_params=not layerwise)
         self.min_numel = min_numel
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         n = tensor.numel()
         if n < self.min_numel:
             return tensor

@@ -7,8 +7,7 @@ from ._lr import LR, StepSize
 from ._polyak import PolyakStepSize
 from ._random import RandomStepSize
 from ._trust_ratio import TrustRatio
-from ._warmup import Warmup
-from ._warmup_clip import WarmupNormClip
+from ._warmup import Warmup, WarmupNormClip
 
 __all__ = [
     "AdGD",

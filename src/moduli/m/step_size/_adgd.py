@@ -12,7 +12,7 @@ from ...optim import Chainable
 from .._checks import choice
 from .._lists import norm
 from .._scalars import choose, divide, larger, root, smaller
-from ._differences import DifferenceStep
+from ._step_scale import DifferenceStep
 
 
 class AdGD(DifferenceStep):
@@ -45,8 +45,6 @@ class AdGD(DifferenceStep):
         Y. Malitsky, K. Mishchenko, "Adaptive proximal gradient method for convex optimization", 2023.
     """
 
-    members = "batched"
-
     def __init__(
         self,
         *,
@@ -57,7 +55,7 @@ class AdGD(DifferenceStep):
         inner: Chainable | None = None,
     ) -> None:
         choice("AdGD", "variant", variant, (1, 2))
-        super().__init__({"variant": variant, "sqrt": sqrt}, alpha_0, use_grad, inner)
+        super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         last, theta = self.global_state["alpha"], self.global_state.get("theta", math.inf)

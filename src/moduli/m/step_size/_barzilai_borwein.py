@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ...optim import Chainable
-from .._checks import check_at_least_one, choice, positive
+from .._checks import allow_none, check_at_least_one, choice, positive
 from .._lists import dot, norm
 from .._scalars import choose, divide, larger, root, smaller
-from ._differences import DifferenceStep
+from ._step_scale import DifferenceStep
 
 Type = Literal["long", "short", "geom", "geom-fallback"]
 TYPES = ("long", "short", "geom", "geom-fallback")
@@ -58,13 +58,11 @@ class BarzilaiBorwein(DifferenceStep):
         J. Barzilai, J. M. Borwein, "Two-point step size gradient methods", IMA J. Numer. Anal. 1988.
     """
 
-    members = "batched"
-
     def __init__(
         self, *, type: Type = "geom", alpha_0: float = 1e-7, use_grad: bool = True, inner: Chainable | None = None
     ) -> None:
         choice("BarzilaiBorwein", "type", type, TYPES)
-        super().__init__({"type": type}, alpha_0, use_grad, inner)
+        super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         return _step(s, y, setting["type"], setting["alpha_0"])
@@ -96,7 +94,7 @@ class BBStab(DifferenceStep):
         O. Burdakov, Y.-H. Dai, N. Huang, "Stabilized Barzilai-Borwein method", J. Comput. Math. 2019.
     """
 
-    members = "batched"
+    ranges = {positive: ("alpha_0", "c"), check_at_least_one: ("inf_iters",), allow_none(positive): ("delta",)}
 
     def __init__(
         self,
@@ -110,11 +108,7 @@ class BBStab(DifferenceStep):
         inner: Chainable | None = None,
     ) -> None:
         choice("BBStab", "type", type, TYPES)
-        positive("BBStab", c=c)
-        check_at_least_one("BBStab", inf_iters=inf_iters)
-        if delta is not None:
-            positive("BBStab", delta=delta)
-        super().__init__({"type": type, "c": c, "delta": delta, "inf_iters": inf_iters}, alpha_0, use_grad, inner)
+        super().__init__(locals())
 
     def find(self, s: list[Tensor], y: list[Tensor], grads: list[Tensor], setting: Mapping[str, Any]) -> Any:
         alpha = _step(s, y, setting["type"], setting["alpha_0"])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from ...optim import Chainable, Need, Transform
+from ...optim import Chainable, Need, Objective
 from .._checks import positive
 from .._scalars import choose, read
-from ._polyak import make_scaled_identity
-
-if TYPE_CHECKING:
-    from ...linalg import LinearOperator
-    from ...optim import Objective
+from .._transforms import Settings, States
+from ._step_scale import StepScale
 
 
-class BoldDriver(Transform):
+class BoldDriver(StepScale):
     """Multiplies the update by a step size that grows when the loss fell and shrinks when it did not.
 
     Args:
@@ -38,20 +32,15 @@ class BoldDriver(Transform):
         R. Battiti, "Accelerated backpropagation learning: two optimization methods", Complex Systems 1989.
     """
 
-    members = "batched"
-
-    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
+    ranges = {positive: ("a_init", "nplus", "nminus")}
 
     def __init__(
         self, *, a_init: float = 1e-3, nplus: float = 1.1, nminus: float = 0.1, inner: Chainable | None = None
     ) -> None:
-        positive("BoldDriver", a_init=a_init, nplus=nplus, nminus=nminus)
-        super().__init__({"a_init": a_init, "nplus": nplus, "nminus": nminus}, inner=inner)
+        super().__init__(locals())
 
-    def update_states(
-        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Compares the loss with the last one."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
@@ -61,19 +50,7 @@ class BoldDriver(Transform):
             memory.setdefault("alpha", setting["a_init"])
         memory["loss"] = loss
 
-    def apply_states(
-        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
-    ) -> Objective:
-        """Scales the update."""
-        objective.updates = [update.mul_(self.global_state["alpha"]) for update in objective.get_updates()]
-        return objective
-
     def reset_for_online(self) -> None:
         """Forgets the last loss."""
         super().reset_for_online()
         self.global_state.pop("loss", None)
-
-    def get_H(self, objective: Objective) -> LinearOperator | None:
-        """A multiple of the identity, with the step as its inverse."""
-        alpha = self.global_state.get("alpha", 0.0)
-        return make_scaled_identity(objective, alpha) if alpha > 0 else None

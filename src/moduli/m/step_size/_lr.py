@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optim import TensorTransform
+from .._transforms import UpdateTransform
 
 
-class LR(TensorTransform):
+class LR(UpdateTransform):
     r"""Multiplies the update by a step size, $u \leftarrow \eta u$.
 
     Torch's learning rate schedulers act on it: they write `lr` into the optimizer's groups.
@@ -30,16 +30,13 @@ class LR(TensorTransform):
     elementwise = True
 
     def __init__(self, lr: Any = 1.0) -> None:
-        super().__init__({"lr": lr})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor * setting["lr"]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * setting["lr"]
 
 
-class StepSize(TensorTransform):
+class StepSize(UpdateTransform):
     r"""Multiplies the update by a step size whose setting has a name of its own, so that schedulers leave it alone.
 
     Args:
@@ -61,8 +58,5 @@ class StepSize(TensorTransform):
         super().__init__({key: step_size})
         self.key = key
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor * setting[self.key]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * setting[self.key]

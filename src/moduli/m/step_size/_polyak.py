@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ...linalg import ScaledIdentity
-from ...optim import Chainable, Need, Transform
-from .._checks import fraction, non_negative, positive
+from ...optim import Chainable, Need, Objective
+from .._checks import allow_none, fraction, non_negative, positive
 from .._lists import dot
 from .._scalars import choose, divide, larger, read, smaller
-
-if TYPE_CHECKING:
-    from ...linalg import LinearOperator
-    from ...optim import Objective
+from .._transforms import Settings, States
+from ._step_scale import StepScale
 
 
-def make_scaled_identity(objective: Objective, alpha: float) -> LinearOperator:
-    """The Hessian for which the Newton step is this step size."""
-    first = objective.params[0]
-    count = sum(p.numel() * (2 if p.is_complex() else 1) for p in objective.params)
-    dtype = first.dtype.to_real() if first.is_complex() else first.dtype
-    return ScaledIdentity(count, 1 / alpha, dtype=dtype, device=first.device)
-
-
-class PolyakStepSize(Transform):
+class PolyakStepSize(StepScale):
     r"""Multiplies the update by $\frac{f(x) - f^*}{\langle u, g\rangle}$.
 
     For a convex function with known least value it needs nothing else. Where that is not known (`f_star=None`) the target
@@ -53,10 +42,9 @@ class PolyakStepSize(Transform):
         B. T. Polyak, "Introduction to optimization", 1987.
     """
 
-    members = "batched"
-
-    shared_settings = True
     needs = frozenset({Need.GRADIENT, Need.LOSS})
+    ranges = {non_negative: ("y",), fraction: ("y_decay",), positive: ("alpha",), allow_none(positive): ("max",)}
+    key = "step"
 
     def __init__(
         self,
@@ -69,19 +57,9 @@ class PolyakStepSize(Transform):
         alpha: float = 1.0,
         inner: Chainable | None = None,
     ) -> None:
-        non_negative("PolyakStepSize", y=y)
-        fraction("PolyakStepSize", y_decay=y_decay)
-        positive("PolyakStepSize", alpha=alpha)
-        if max is not None:
-            positive("PolyakStepSize", max=max)
-        super().__init__(
-            {"f_star": f_star, "y": y, "y_decay": y_decay, "max": max, "use_grad": use_grad, "alpha": alpha},
-            inner=inner,
-        )
+        super().__init__(locals())
 
-    def update_states(
-        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def update_states(self, objective: Objective, states: States, settings: Settings) -> None:
         """Where the best value so far, and the target below it, are kept."""
         setting, memory = settings[0], self.global_state
         loss = read(objective.get_loss(backward=True).double())
@@ -99,16 +77,9 @@ class PolyakStepSize(Transform):
         step = divide(setting["alpha"] * larger(gap, 0.0), size, 0.0)
         return step if setting["max"] is None else smaller(step, setting["max"])
 
-    def apply_states(
-        self, objective: Objective, states: list[dict[str, Any]], settings: Sequence[Mapping[str, Any]]
-    ) -> Objective:
-        """Scales the update."""
+    def apply_states(self, objective: Objective, states: States, settings: Settings) -> Objective:
+        """Scales the update, which the links inside may have changed."""
         updates = objective.get_updates()
         step = self._step(objective, updates, settings[0])
         objective.updates = [update.mul_(step) for update in updates]
         return objective
-
-    def get_H(self, objective: Objective) -> LinearOperator | None:
-        """A multiple of the identity, with the step as its inverse."""
-        step = self.global_state.get("step", 0.0)
-        return make_scaled_identity(objective, step) if step > 0 else None

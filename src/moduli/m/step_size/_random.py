@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
+from .._transforms import ListTransform, Settings, States, Tensors
 
 
-class RandomStepSize(TensorTransform):
+class RandomStepSize(ListTransform):
     """Multiplies the update by a random number, uniform between two bounds.
 
     Args:
@@ -35,25 +34,14 @@ class RandomStepSize(TensorTransform):
     ) -> None:
         if low > high:
             raise ValueError(f"RandomStepSize: low is {low!r}, which is above high, {high!r}")
-        super().__init__({"low": low, "high": high, "parameterwise": parameterwise, "seed": seed})
+        super().__init__(locals())
 
-    def multi_tensor_update(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
         one: float | None = None
         for state, setting in zip(states, settings, strict=True):
             if one is None or setting["parameterwise"]:
                 one = torch.rand((), generator=self.get_generator("cpu", setting["seed"])).item()
             state["factor"] = setting["low"] + (setting["high"] - setting["low"]) * one
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
-        out: Tensor = tensor * state["factor"]
-        return out
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        return tensor * state["factor"]

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
-from .._checks import non_negative, positive
+from ...optim import Across
+from .._checks import allow_none, non_negative, positive
+from .._transforms import UpdateTransform
 
 
-class TrustRatio(TensorTransform):
+class TrustRatio(UpdateTransform):
     r"""Rescales the update of each tensor to a fraction of the tensor's own norm.
 
     $u \leftarrow \eta\,\frac{\phi(\|x\|)}{\|u\| + \lambda\|x\| + \epsilon}\,(u + \lambda x)$ with
@@ -40,6 +41,7 @@ class TrustRatio(TensorTransform):
     members = "batched"
     across = Across.MATRICES
     differentiable = True
+    ranges = {positive: ("trust",), non_negative: ("weight_decay", "eps", "low"), allow_none(positive): ("high",)}
 
     def __init__(
         self,
@@ -50,11 +52,7 @@ class TrustRatio(TensorTransform):
         low: Any = 0.0,
         high: float | None = None,
     ) -> None:
-        positive("TrustRatio", trust=trust)
-        non_negative("TrustRatio", weight_decay=weight_decay, eps=eps, low=low)
-        if high is not None:
-            positive("TrustRatio", high=high)
-        super().__init__({"trust": trust, "weight_decay": weight_decay, "eps": eps, "low": low, "high": high})
+        super().__init__(locals())
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

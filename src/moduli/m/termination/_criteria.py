@@ -11,6 +11,8 @@ import torch
 
 from ... import kernels
 from ...optim import Module, Need, Objective
+from .._checks import check_at_least_one
+from .._lists import measure_move
 
 
 class TerminationCriteria(Module):
@@ -28,9 +30,8 @@ class TerminationCriteria(Module):
     needs = frozenset()
 
     def __init__(self, defaults: dict[str, Any] | None = None, n: int = 1) -> None:
+        check_at_least_one(type(self).__name__, n=n)
         super().__init__(defaults)
-        if n < 1:
-            raise ValueError(f"{type(self).__name__}: n is {n}; ask for at least one step")
         self.n = n
 
     @abstractmethod
@@ -181,14 +182,8 @@ class TerminateByUpdateNorm(TerminationCriteria):
 
     def met(self, objective: Objective) -> str | None:
         setting = self.settings[objective.params[0]]
-        fresh = any("previous" not in self.state[param] for param in objective.params)
-        before = self.get_state(objective.params, "previous", init="param")
-        size = float(
-            kernels.norm([p.detach() - b for p, b in zip(objective.params, before, strict=True)], setting["ord"])
-        )
-        for param, value in zip(objective.params, before, strict=True):
-            value.copy_(param.detach())
-        if fresh or size > setting["tol"]:
+        size = measure_move(self, objective.params, setting["ord"])
+        if size is None or size > setting["tol"]:
             return None
         return f"the parameters moved by {size:g}, at most {setting['tol']:g}"
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Across, TensorTransform
-from .._checks import fraction, positive
+from ...optim import Across
+from .._checks import allow_none, fraction, positive
 from .._lists import norm
 from .._scalars import divide, smaller
+from .._transforms import ListTransform, Settings, States, Tensors
 
 
-class MARSCorrection(TensorTransform):
+class MARSCorrection(ListTransform):
     r"""Adds a multiple of the change of the update, which makes the momentum that follows vary less.
 
     $c_t = u_t + \gamma \frac{\beta}{1-\beta}(u_t - u_{t-1})$, scaled down to norm at most 1 over all parameters. Put it
@@ -45,36 +45,19 @@ class MARSCorrection(TensorTransform):
     across = Across.SUMS
 
     shared_settings = ("max_norm",)
+    buffers = {"change": "grad"}
+    ranges = {fraction: ("beta",), positive: ("scaling",), allow_none(positive): ("max_norm",)}
 
     def __init__(self, *, beta: float = 0.9, scaling: float = 0.025, max_norm: float | None = 1.0) -> None:
-        fraction("MARSCorrection", beta=beta)
-        positive("MARSCorrection", scaling=scaling)
-        if max_norm is not None:
-            positive("MARSCorrection", max_norm=max_norm)
-        super().__init__({"beta": beta, "scaling": scaling, "max_norm": max_norm})
-        self.add_projected_keys("grad", "previous", "change")
+        super().__init__(locals())
+        self.add_projected_keys("grad", "previous")
 
-    def single_tensor_initialize(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
-        state["change"] = torch.zeros_like(tensor)
-
-    def single_tensor_update(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> None:
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
         previous = state.get("previous")
         state["change"] = torch.zeros_like(tensor) if previous is None else tensor - previous
         state["previous"] = tensor.clone()
 
-    def multi_tensor_apply(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Mapping[str, Any]],
-    ) -> list[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> list[Tensor]:
         out = []
         for tensor, state, setting in zip(tensors, states, settings, strict=True):
             beta = setting["beta"]

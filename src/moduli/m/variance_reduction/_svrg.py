@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...optim import Reformulation
-from .._checks import check_at_least_one, non_negative
+from ...optim import Objective, Reformulation
+from .._checks import allow_none, check_at_least_one, check_settings, non_negative
+from .._lists import reset_others
 from .._scalars import read
-
-if TYPE_CHECKING:
-    from ...optim import Objective
 
 
 class SVRG(Reformulation):
@@ -49,6 +47,11 @@ class SVRG(Reformulation):
     """
 
     shared_settings = True
+    ranges = {
+        check_at_least_one: ("svrg_steps",),
+        allow_none(check_at_least_one): ("accum_steps",),
+        non_negative: ("alpha",),
+    }
 
     def __init__(
         self,
@@ -59,19 +62,7 @@ class SVRG(Reformulation):
         svrg_loss: bool = True,
         alpha: Any = 1.0,
     ) -> None:
-        check_at_least_one("SVRG", svrg_steps=svrg_steps)
-        if accum_steps is not None:
-            check_at_least_one("SVRG", accum_steps=accum_steps)
-        non_negative("SVRG", alpha=alpha)
-        super().__init__(
-            {
-                "svrg_steps": svrg_steps,
-                "accum_steps": accum_steps,
-                "reset_before_accum": reset_before_accum,
-                "svrg_loss": svrg_loss,
-                "alpha": alpha,
-            }
-        )
+        super().__init__(check_settings(self, locals()))
 
     def apply(self, objective: Objective) -> Objective:
         """Averages the full gradient, or installs the corrected loss."""
@@ -119,8 +110,7 @@ class SVRG(Reformulation):
             state["anchor"], state["full"] = param.detach().clone(), torch.zeros_like(param)
         self.global_state["full_loss"] = 0.0
         if again and setting["reset_before_accum"]:
-            for _, link in _find_other_links(objective, self):
-                link.reset()
+            reset_others(self, objective, [] if objective.modular is None else objective.modular.modules)
 
     def closure(
         self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
@@ -146,9 +136,3 @@ class SVRG(Reformulation):
         if setting["svrg_loss"]:
             loss = loss - alpha * (old - self.global_state["full_loss"])
         return loss, grads
-
-
-def _find_other_links(objective: Objective, own: SVRG) -> list[tuple[str, Any]]:
-    """The links of the optimizer beside this one."""
-    links = [] if objective.modular is None else objective.modular.modules
-    return [("", link) for link in links if all(part is not own for _, part in link.links())]

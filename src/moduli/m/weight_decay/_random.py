@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...optim import Chainable, Module, Objective, Reformulation, TensorTransform, sample_like
+from ...optim import Chainable, Module, Objective, Reformulation, sample_like
 from .._checks import check_at_least_one, choice, fraction, non_negative, probability
+from .._lists import reset_others
 from .._metrics import metric
 from .._scalars import read
+from .._transforms import UpdateTransform
 
 
 def _coins(tensor: Tensor, chance: float, generator: torch.Generator | None) -> Tensor:
@@ -19,7 +23,7 @@ def _coins(tensor: Tensor, chance: float, generator: torch.Generator | None) -> 
     return torch.rand(tensor.shape, device=tensor.device, generator=generator) < chance
 
 
-class Dropout(TensorTransform):
+class Dropout(UpdateTransform):
     """Sets each element of the update to zero with a probability.
 
     Args:
@@ -36,14 +40,12 @@ class Dropout(TensorTransform):
     """
 
     differentiable = True
+    ranges = {probability: ("p",)}
 
     def __init__(self, p: float = 0.5, *, graft: bool = False, seed: int | None = None) -> None:
-        probability("Dropout", p=p)
-        super().__init__({"p": p, "graft": graft, "seed": seed})
+        super().__init__(locals())
 
-    def single_tensor_apply(
-        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
-    ) -> Tensor:
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
         dropped = _coins(tensor, setting["p"], self.get_generator(tensor.device, setting["seed"]))
         out = torch.where(dropped, torch.zeros_like(tensor), tensor)
         if setting["graft"]:
@@ -52,7 +54,29 @@ class Dropout(TensorTransform):
         return out
 
 
-class WeightDropout(Reformulation):
+class _ChangeWeights(Reformulation):
+    """Evaluates the loss at weights that are changed at random, in the same way within a step."""
+
+    def __init__(self, defaults: dict[str, Any], modules: Chainable | None, seed: int | None) -> None:
+        super().__init__(defaults, modules)
+        self.seed = seed
+        self._drawn: list[Tensor] = []
+
+    @abstractmethod
+    def change(self, param: Tensor, drawn: Tensor) -> None:
+        """Change a weight by what was drawn for it."""
+
+    def closure(
+        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
+    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
+        for param, drawn in zip(params, self._drawn, strict=True):
+            self.change(param, drawn)
+        loss = closure(backward)
+        grads = [None if param.grad is None else param.grad.clone() for param in params]
+        return loss, grads if backward else None  # type: ignore[return-value]
+
+
+class WeightDropout(_ChangeWeights):
     """Evaluates the loss with each weight set to zero with a probability; the same ones within a step.
 
     Args:
@@ -74,28 +98,21 @@ class WeightDropout(Reformulation):
 
     def __init__(self, p: float = 0.5, *, modules: Chainable | None = None, seed: int | None = None) -> None:
         probability("WeightDropout", p=p)
-        super().__init__({"p": p}, modules)
-        self.seed = seed
-        self._dropped: list[Tensor] = []
+        super().__init__({"p": p}, modules, seed)
 
     def pre_step(self, objective: Objective) -> None:
         """Chooses the weights of this step."""
-        self._dropped = [
+        self._drawn = [
             _coins(param, self.settings[param]["p"], self.get_generator(param.device, self.seed))
             for param in objective.params
         ]
 
-    def closure(
-        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
-    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """The loss without them."""
-        for param, dropped in zip(params, self._dropped, strict=True):
-            param.masked_fill_(dropped, 0)
-        loss = closure(backward)
-        return loss, [_clone_gradient(param) for param in params] if backward else None  # type: ignore[misc]
+    def change(self, param: Tensor, drawn: Tensor) -> None:
+        """Without them."""
+        param.masked_fill_(drawn, 0)
 
 
-class PerturbWeights(Reformulation):
+class PerturbWeights(_ChangeWeights):
     r"""Evaluates the loss at weights with noise, $x + \alpha\,s\,z$; the same noise within a step.
 
     Args:
@@ -128,34 +145,24 @@ class PerturbWeights(Reformulation):
     ) -> None:
         non_negative("PerturbWeights", alpha=alpha)
         choice("PerturbWeights", "distribution", distribution, ("normal", "uniform", "rademacher", "sphere"))
-        super().__init__({"alpha": alpha, "relative": relative, "metric": metric}, modules)
-        self.distribution, self.seed = distribution, seed
-        self._noise: list[Tensor] = []
+        super().__init__({"alpha": alpha, "relative": relative, "metric": metric}, modules, seed)
+        self.distribution = distribution
 
     def pre_step(self, objective: Objective) -> None:
         """Draws the noise of this step."""
         params = objective.params
         generator = self.get_generator(params[0].device, self.seed)
-        self._noise = []
+        self._drawn = []
         for param, z in zip(params, sample_like(params, self.distribution, 1.0, generator), strict=True):
             setting = self.settings[param]
             size: Any = 1.0
             if setting["relative"] and param.numel():
                 size = read(metric(param.detach(), setting["metric"], tuple(range(param.dim()))).reshape(()))
-            self._noise.append(z * (setting["alpha"] * size))
+            self._drawn.append(z * (setting["alpha"] * size))
 
-    def closure(
-        self, backward: bool, closure: Callable[..., Tensor], params: list[Tensor], objective: Objective
-    ) -> tuple[Tensor | float, Sequence[Tensor] | None]:
-        """The loss with the noise."""
-        for param, z in zip(params, self._noise, strict=True):
-            param.add_(z)
-        loss = closure(backward)
-        return loss, [_clone_gradient(param) for param in params] if backward else None  # type: ignore[misc]
-
-
-def _clone_gradient(param: Tensor) -> Tensor | None:
-    return None if param.grad is None else param.grad.clone()
+    def change(self, param: Tensor, drawn: Tensor) -> None:
+        """With the noise."""
+        param.add_(drawn)
 
 
 class RandomReinitialize(Module):
@@ -220,12 +227,7 @@ class RandomReinitialize(Module):
                 generator = self.get_generator(param.device, self.seed)
                 state["chosen"] = _coins(param, self.settings[param]["p_weights"], generator)
         if any(again) and self.reset_others:
-            objective.post_step_hooks.append(self._reset)
-
-    def _reset(self, objective: Objective, modules: Sequence[Module]) -> None:
-        for module in modules:
-            if all(link is not self for _, link in module.links()):
-                module.reset()
+            objective.post_step_hooks.append(partial(reset_others, self))
 
     def apply(self, objective: Objective) -> Objective:
         """Leads the chosen weights back."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import choice, non_negative, positive
 from .._metrics import check_metric, metric_of_all
+from .._transforms import Settings, Tensors, UpdateTransform
 from ._weight_decay import penalty
 
 
-class RelativeWeightDecay(TensorTransform):
+class RelativeWeightDecay(UpdateTransform):
     r"""Weight decay times a measure of the update over all parameters, $u \leftarrow u + \lambda\,\mu(u)\,x$.
 
     Args:
@@ -36,6 +35,7 @@ class RelativeWeightDecay(TensorTransform):
 
     differentiable = True
     static = ("ord",)
+    ranges = {non_negative: ("weight_decay",), positive: ("ord",)}
 
     def __init__(
         self,
@@ -46,28 +46,12 @@ class RelativeWeightDecay(TensorTransform):
         metric: Any = "mad",
         cautious: bool = False,
     ) -> None:
-        non_negative("RelativeWeightDecay", weight_decay=weight_decay)
-        positive("RelativeWeightDecay", ord=ord)
         choice("RelativeWeightDecay", "norm_input", norm_input, ("update", "grad", "params"))
         check_metric("RelativeWeightDecay", metric, "metric")
-        super().__init__(
-            {
-                "weight_decay": weight_decay,
-                "ord": ord,
-                "norm_input": norm_input,
-                "metric": metric,
-                "cautious": cautious,
-            },
-            uses_grad=norm_input == "grad",
-        )
+        super().__init__(locals(), uses_grad=norm_input == "grad")
 
     def measure(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        settings: Sequence[Mapping[str, Any]],
-        members: int | None,
+        self, tensors: Tensors, params: Tensors, grads: Tensors | None, settings: Settings, members: int | None
     ) -> dict[str, Any] | None:
         source = {"update": tensors, "params": params, "grad": grads}[settings[0]["norm_input"]]
         return {"size": metric_of_all(source or tensors, settings[0]["metric"])}

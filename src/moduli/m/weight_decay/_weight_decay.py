@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import TensorTransform
 from .._checks import non_negative, positive
+from .._transforms import UpdateTransform
 
 
 def penalty(param: Tensor, ord: Any) -> Tensor:
@@ -18,11 +18,21 @@ def penalty(param: Tensor, ord: Any) -> Tensor:
     if ord == 1:
         return param.sgn()
     # The sign apart from the power: odd powers must not turn, nor fractional ones fail, for negative weights.
-    out: Tensor = param.sgn() * param.abs() ** (ord - 1)
-    return out
+    return param.sgn() * param.abs() ** (ord - 1)
 
 
-class WeightDecay(TensorTransform):
+class _Decay(UpdateTransform):
+    """Weight decay, element by element."""
+
+    elementwise = True
+    static = ("ord",)
+    ranges = {non_negative: ("weight_decay",), positive: ("ord",)}
+
+    def __init__(self, weight_decay: Any, *, ord: float = 2) -> None:
+        super().__init__(locals())
+
+
+class WeightDecay(_Decay):
     r"""Adds the weights to the update, $u \leftarrow u + \lambda x$, so that they shrink.
 
     Its place in the chain says how it is coupled: before a preconditioner it is an L2 penalty, between it and `LR` it is
@@ -44,22 +54,13 @@ class WeightDecay(TensorTransform):
         I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
 
-    elementwise = True
-    static = ("ord",)
-
-    def __init__(self, weight_decay: Any, *, ord: float = 2) -> None:
-        non_negative("WeightDecay", weight_decay=weight_decay)
-        positive("WeightDecay", ord=ord)
-        super().__init__({"weight_decay": weight_decay, "ord": ord})
-
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
     ) -> Tensor:
-        out: Tensor = tensor + penalty(param, setting["ord"]) * setting["weight_decay"]
-        return out
+        return tensor + penalty(param, setting["ord"]) * setting["weight_decay"]
 
 
-class CautiousWeightDecay(TensorTransform):
+class CautiousWeightDecay(_Decay):
     r"""Weight decay where the step shrinks the weight anyway: $u_i \leftarrow u_i + \lambda x_i\,[u_i x_i > 0]$.
 
     Args:
@@ -76,14 +77,6 @@ class CautiousWeightDecay(TensorTransform):
     References:
         L. Chen et al., "Cautious weight decay", arXiv:2510.12402, 2025.
     """
-
-    elementwise = True
-    static = ("ord",)
-
-    def __init__(self, weight_decay: Any, *, ord: float = 2) -> None:
-        non_negative("CautiousWeightDecay", weight_decay=weight_decay)
-        positive("CautiousWeightDecay", ord=ord)
-        super().__init__({"weight_decay": weight_decay, "ord": ord})
 
     def single_tensor_apply(
         self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any

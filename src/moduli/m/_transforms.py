@@ -1,0 +1,183 @@
+"""Links that are written as functions of the update, what is remembered of it, and settings.
+
+What they remember can pass through links of its own: the `*_tfm` arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..optim import Across, Module, TensorTransform, as_real, restore_complex
+from ..optim.module import ProjectedBuffer
+from ._checks import Ranges, check_settings
+
+if TYPE_CHECKING:
+    from ..optim import Objective
+
+Tensors = list[Tensor]
+States = list[dict[str, Any]]
+Settings = Sequence[Mapping[str, Any]]
+
+_OPTIONS = ("inner", "concat_params", "update_freq")
+
+
+class UpdateTransform(TensorTransform):
+    """A tensor transform that needs neither the parameter nor the gradient nor the loss: `transform` is its hook.
+
+    Args:
+        given: The settings; usually the arguments of the link as they are, `locals()`.
+        **options: Those of `TensorTransform`; "inner", "concat_params" and "update_freq" are found in `given`, too.
+
+    Attributes:
+        ranges: The arguments that a check of `_checks` is for, by check.
+    """
+
+    ranges: ClassVar[Ranges] = {}
+
+    def __init__(self, given: Mapping[str, Any] | None = None, **options: Any) -> None:
+        settings = check_settings(self, given or {})
+        options |= {key: settings.pop(key) for key in _OPTIONS if key in settings}
+        super().__init__(settings, **options)
+
+    def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
+        """Transform one tensor (in place or not) and return it."""
+        raise TypeError(f"{type(self).__name__} does not say how to transform the update")
+
+    def single_tensor_apply(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> Tensor:
+        """`transform`."""
+        return self.transform(tensor, state, setting)
+
+
+class BufferTransform(UpdateTransform):
+    """An `UpdateTransform` that remembers: `begin` fills the state of a parameter, `learn` changes it.
+
+    Its buffers can pass through links of their own before they are used. Such arguments are named in `tfms`, each with the
+    state it is for (the first of these that there is). The links see a copy of the buffer in place of the update, so what is
+    remembered is not changed. They learn where this link is applied, as `inner` does.
+
+    Args:
+        given: The settings, and the links that are named in `tfms`; usually `locals()`.
+        **options: Those of `UpdateTransform`.
+
+    Attributes:
+        buffers: States that are tensors like the update and start at zero, each with how it follows a change of the basis
+            (see `add_projected_keys`; None for not at all).
+        tfms: Arguments that are links, each with the states that it is for.
+    """
+
+    buffers: ClassVar[Mapping[str, ProjectedBuffer | None]] = {}
+    tfms: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init__(self, given: Mapping[str, Any] | None = None, **options: Any) -> None:
+        settings = dict(given or {})
+        children = {key: settings.pop(key) for key in self.tfms}
+        super().__init__(settings, **options)
+        for key, links in children.items():
+            self.set_child(key, links)
+        for name, kind in self.buffers.items():
+            if kind is not None:
+                self.add_projected_keys(kind, name)
+
+    def begin(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        """Fill the state of one parameter, besides the buffers."""
+
+    def learn(self, tensor: Tensor, state: Any, setting: Any) -> None:
+        """Learn from one tensor; change `state`, not `tensor`."""
+
+    def single_tensor_initialize(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        """Zeros for the buffers, then `begin`."""
+        for name in self.buffers:
+            state[name] = torch.zeros_like(tensor)
+        self.begin(tensor, state, setting)
+
+    def single_tensor_update(
+        self, tensor: Tensor, param: Tensor, grad: Tensor | None, loss: Tensor | None, state: Any, setting: Any
+    ) -> None:
+        """`learn`."""
+        self.learn(tensor, state, setting)
+
+    def get_applied_states(self, objective: Objective, kept: list[int], states: States) -> States:
+        """Copies of the states, with what the links make of the buffers."""
+        if not any(key in self.children for key in self.tfms):
+            return states
+        rows = [dict(row) for row in states]
+        own = [objective.params[i] for i in kept]
+        for key, names in self.tfms.items():
+            name = next((name for name in names if name in rows[0]), None)
+            if key in self.children and name is not None:
+                found = transform_buffers(self, key, [row[name] for row in rows], own, objective)
+                for row, buffer in zip(rows, found, strict=True):
+                    row[name] = buffer
+        return rows
+
+
+class MatrixTransform(BufferTransform):
+    """A `BufferTransform` that treats each tensor as a matrix, whole."""
+
+    members = "batched"
+    across = Across.MATRICES
+    uses_params = False
+
+
+class ListTransform(BufferTransform):
+    """A `BufferTransform` that learns from all tensors together (`learn_all`), or transforms them so (`transform_all`)."""
+
+    def learn_all(self, tensors: Tensors, states: States, settings: Settings) -> None:
+        """Learn from all tensors; change `states`, not `tensors`."""
+        for tensor, state, setting in zip(tensors, states, settings, strict=True):
+            self.learn(tensor, state, setting)
+
+    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> Sequence[Tensor]:
+        """Transform all tensors and return them."""
+        return [self.transform(*row) for row in zip(tensors, states, settings, strict=True)]
+
+    def multi_tensor_update(
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Tensors | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Settings,
+    ) -> None:
+        """`learn_all`."""
+        self.learn_all(tensors, states, settings)
+
+    def multi_tensor_apply(
+        self,
+        tensors: Tensors,
+        params: Tensors,
+        grads: Tensors | None,
+        loss: Tensor | None,
+        states: States,
+        settings: Settings,
+    ) -> Sequence[Tensor]:
+        """`transform_all`."""
+        return self.transform_all(tensors, states, settings)
+
+
+def transform_buffers(
+    link: Module, key: str, buffers: Sequence[Tensor], params: Sequence[Tensor], objective: Objective
+) -> list[Tensor]:
+    """What the child makes of copies of these buffers, which stay as they are; without the child, the buffers."""
+    if key not in link.children:
+        return list(buffers)
+    # Pointwise links keep complex numbers as pairs, but a child sees tensors like the parameters.
+    given = [
+        restore_complex(buffer.clone(), param) if buffer.shape == as_real(param.detach()).shape else buffer.clone()
+        for buffer, param in zip(buffers, params, strict=True)
+    ]
+    shaped = all(tensor.shape == param.shape for tensor, param in zip(given, params, strict=True))
+    out = link.inner_step_tensors(key, given, clone=False, params=params if shaped else None, objective=objective)
+    return [
+        as_real(tensor) if tensor.is_complex() and not buffer.is_complex() else tensor
+        for tensor, buffer in zip(out, buffers, strict=True)
+    ]
