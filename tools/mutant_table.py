@@ -35,7 +35,7 @@ LINKS = [
         (
             ('state["exp_avg_slow"] * alpha', 'state["exp_avg_slow"]'),
             ('1 / math.log(setting["beta3_start"]), 1 / math.log(beta3)', 'setting["beta3_start"], beta3'),
-            ('alpha = alpha * _rise(t, setting["warmup"])', "alpha = alpha * 1.0"),
+            ('alpha = alpha * rise(t, setting["warmup"])', "alpha = alpha * 1.0"),
         ),
     ),
     Link(
@@ -337,7 +337,7 @@ LINKS = [
         ("WeightDropout", "RandomReinitialize"),
         (),
         (
-            ("param.masked_fill_(dropped, 0)", "param.masked_fill_(~dropped, 0)"),
+            ("param.masked_fill_(drawn, 0)", "param.masked_fill_(~drawn, 0)"),
             ('state["stored"] = param.detach().clone()', 'state["stored"] = torch.zeros_like(param)'),
             (
                 'coin < self.settings[param]["p_reinit"]',
@@ -476,7 +476,7 @@ LINKS = [
         (),
         ("tests/m/test_restarts.py",),
         (
-            ("stuck = 0 if fresh or largest > tol else", "stuck = 0 if fresh or largest < tol else"),
+            ("stuck = 0 if moved is None or moved > tol else", "stuck = 0 if moved is None or moved < tol else"),
             ('>= setting["cond1"] * square', '<= setting["cond1"] * square'),
             ("done % max(every, 1) == 0", "done % (max(every, 1) + 1) == 0"),
         ),
@@ -545,6 +545,6 @@ LINKS = [
         "ops/_graft.py",
         ("Graft",),
         ("tests/m/test_ops.py", "-k", "raft or strength"),
-        (('1 + setting["strength"] * (ratio - 1)', "ratio"), ("other[i] / torch.where", "mine[i] / torch.where")),
+        (('1 + setting["strength"] * (ratio - 1)', "ratio"), ("other / torch.where", "mine / torch.where")),
     ),
 ]
