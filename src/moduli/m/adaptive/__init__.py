@@ -31,10 +31,9 @@ from ._psgd import PSGDKronWhiten
 from ._psgd_lra import PSGDLRAWhiten
 from ._radam import RAdam
 from ._rmsprop import RMSprop
-from ._rprop import Rprop, ScaleLRBySignChange, SignConsistencyLRs
+from ._rprop import BacktrackOnSignChange, Rprop, ScaleLRBySignChange, SignConsistencyLRs, SignConsistencyMask
 from ._sam import ASAM, SAM
 from ._shampoo import Shampoo
-from ._sign_changes import BacktrackOnSignChange, SignConsistencyMask
 from ._soap import SOAP
 from ._splus import SPlus
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -75,15 +76,7 @@ class GGT(BufferTransform):
         x = work(tensor).reshape(-1)
         history = state["history"]
         history.append(x.clone())
-        matrix = torch.stack(list(history), dim=1)
-        values, vectors = eigh(matrix.mH @ matrix)
-        top = values[-1].clamp(min=0)
-        kept = values > setting["eig_tol"] * top
-        if setting["truncate"] is not None:
-            kept[: -setting["truncate"]] = False
-        values, vectors = values[kept], vectors[:, kept]
-        state["values"] = values
-        state["basis"] = (matrix @ vectors) / values.sqrt()
+        state["values"], state["basis"], top = find_span(history, setting["eig_tol"], setting["truncate"])
         state["damping"] = setting["damping"] + setting["rdamping"] * top
 
     def transform(self, tensor: Tensor, state: Any, setting: Any) -> Tensor:
@@ -93,3 +86,14 @@ class GGT(BufferTransform):
         outside = x - basis @ inside
         out = basis @ (inside * (state["values"] + eps) ** p) + outside * eps**p
         return out.reshape(tensor.shape).to(tensor.dtype)
+
+
+def find_span(history: Iterable[Tensor], eig_tol: float, truncate: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The nonzero eigenvalues of a history's second moment with their vectors, in rising order, and the largest of all."""
+    matrix = torch.stack(list(history), dim=1)
+    values, vectors = eigh(matrix.mH @ matrix)
+    top = values[-1].clamp(min=0)
+    kept = values > eig_tol * top
+    if truncate is not None:
+        kept[:-truncate] = False
+    return values[kept], (matrix @ vectors[:, kept]) / values[kept].sqrt(), top

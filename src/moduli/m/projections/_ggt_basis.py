@@ -22,7 +22,8 @@ from ...optim import (
 )
 from ...optim.module import ProjectedBuffer
 from .._checks import check_at_least_one, non_negative
-from ..adaptive._axes import eigh, work
+from ..adaptive._axes import work
+from ..adaptive._ggt import find_span
 
 # By which power of a change of the basis buffers are multiplied; covariances from both sides.
 _POWERS: dict[ProjectedBuffer, int] = {"grad": 1, "grad_sq": 2, "grad_cu": 3, "covariance": 1}
@@ -95,13 +96,9 @@ class GGTBasis(Module):
         vector = work(_vector(objective.peek_updates()))
         history = self.global_state.setdefault("history", deque(maxlen=self.history_size))
         history.append(vector.clone())
-        matrix = torch.stack(list(history), dim=1)
-        values, vectors = eigh(matrix.mT @ matrix)
-        kept = values > self.settings[objective.params[0]]["eig_tol"] * values[-1].clamp(min=0)
-        if self.truncate is not None:
-            kept[: -self.truncate] = False
+        _, found, _ = find_span(history, self.settings[objective.params[0]]["eig_tol"], self.truncate)
         # Columns one by one: a square matrix would not say which of its axes are parameters.
-        basis = ((matrix @ vectors[:, kept]) / values[kept].sqrt()).flip(-1)
+        basis = found.flip(-1)
         new = list(basis.unbind(1))
         old = self.global_state.get("basis", [])
         if old and new:

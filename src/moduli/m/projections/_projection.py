@@ -169,6 +169,11 @@ class _Flat(Projection):
         super().prepare(params)
         return [f"modules {i}" for i in range(len(self.sources(params)))]
 
+    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+        vector = tensors[0] if tensors[0].dim() else torch.stack(tensors)
+        parts = from_vector(vector, [as_real(param.detach()) for param in params])
+        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
+
 
 class VectorProjection(_Flat):
     """The links inside see one vector of all parameters.
@@ -202,10 +207,6 @@ class VectorProjection(_Flat):
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return [to_vector([as_real(tensor) for tensor in tensors])]
 
-    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        parts = from_vector(tensors[0], [as_real(param.detach()) for param in params])
-        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
-
 
 class ScalarProjection(_Flat):
     """The links inside see every number as a parameter of its own (slow: for a few parameters).
@@ -232,10 +233,6 @@ class ScalarProjection(_Flat):
 
     def project(self, tensors: list[Tensor]) -> list[Tensor]:
         return list(to_vector([as_real(tensor) for tensor in tensors]).unbind(0))
-
-    def unproject(self, tensors: list[Tensor], params: list[Tensor]) -> list[Tensor]:
-        parts = from_vector(torch.stack(tensors), [as_real(param.detach()) for param in params])
-        return [restore_complex(part, param) for part, param in zip(parts, params, strict=True)]
 
 
 class ViewAsReal(Projection):

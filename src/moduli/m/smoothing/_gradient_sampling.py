@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...optim import Chainable, Module, Objective, Reformulation, sample_like
 from .._checks import check_at_least_one, choice, positive
+from .._lists import reset_others
 from ..termination import TerminationCriteria
 
 _WAYS = ("mean", "max", "min", "min-norm", "min-value", "hull")
@@ -96,9 +97,7 @@ class GradientSampling(Reformulation):
                 objective.post_step_hooks.append(self._reset_others)
 
     def _reset_others(self, objective: Objective, modules: Sequence[Module]) -> None:
-        for module in modules:
-            if all(link is not self for _, link in module.links()):
-                module.reset()
+        reset_others(self, objective, modules)
         if "modules" in self.children:
             self.children["modules"].reset()
 

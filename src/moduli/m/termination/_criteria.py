@@ -275,11 +275,9 @@ class _Several(TerminationCriteria):
         self.set_children_sequence(criteria, prefix="criterion_")
 
     def _reasons(self, objective: Objective) -> list[str | None]:
-        found = []
-        for child in self.get_children_sequence("criterion_"):
-            if isinstance(child, TerminationCriteria):
-                found.append(child.check_now(objective))  # every one looks at every step, with its own patience
-        return found
+        # Every one looks at every step, with its own patience.
+        children = self.get_children_sequence("criterion_")
+        return [child.check_now(objective) for child in children if isinstance(child, TerminationCriteria)]
 
 
 class TerminateAny(_Several):
