@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._checks import check_at_least_one, choice
 from .._transforms import MatrixTransform
-from ._axes import multiply_symmetric
+from ._axes import multiply_symmetric, work
 
 Method = Literal["newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh"]
 METHODS = ("newtonschulz", "polar_express", "polarexpress", "svd", "qr", "eigh")
@@ -83,8 +83,7 @@ def _iterate_gram(x: Tensor, steps: int) -> Tensor:
 def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) -> Tensor:
     r"""The nearest matrix with orthonormal rows or columns, $U V^H$ of $M = U \Sigma V^H$; leading axes are a batch."""
     method = method.replace("_", "")
-    half = matrix.dtype in (torch.float16, torch.bfloat16)
-    x = matrix.float() if half else matrix
+    x = work(matrix)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mH
@@ -104,7 +103,7 @@ def orthogonalize(matrix: Tensor, method: str = "newtonschulz", steps: int = 5) 
         roots = torch.where(values > floor, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
         x = (vectors * roots.unsqueeze(-2)) @ (vectors.mH @ x)
     x = x.mH if tall else x
-    return x.to(matrix.dtype) if half else x
+    return x.to(matrix.dtype)
 
 
 class Orthogonalize(MatrixTransform):

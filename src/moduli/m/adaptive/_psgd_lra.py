@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Chainable
+from ...optim import Chainable, as_real, restore_complex
 from .._checks import allow_none, check_at_least_one, fraction, non_negative, positive, probability
 from .._transforms import BufferTransform
 from ._axes import work
@@ -99,12 +99,9 @@ class PSGDLRAWhiten(BufferTransform):
         if not tensor.numel():
             return tensor
         out = limit_amplitude(precondition(state, _vector(tensor)), setting["grad_clip_max_amp"])
-        if tensor.is_complex():
-            out = torch.view_as_complex(out.reshape(*tensor.shape, 2).contiguous())
-        return out.reshape(tensor.shape).to(tensor.dtype)
+        return restore_complex(out.reshape(as_real(tensor).shape), tensor).to(tensor.dtype)
 
 
 def _vector(tensor: Tensor) -> Tensor:
     """All numbers of a tensor as one real vector."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return work(real).reshape(-1)
+    return work(as_real(tensor)).reshape(-1)

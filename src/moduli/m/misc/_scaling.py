@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optim import Module, Objective, TensorTransform
-from ..ops._sources import check_noise, noise
+from ...optim import Need, Objective, TensorTransform
+from ..ops._sources import RandomSample
 
 
 class Relative(TensorTransform):
@@ -79,7 +79,7 @@ class UpdateSign(TensorTransform):
         return (tensor if grad is None else grad).abs() * torch.sign(tensor)
 
 
-class NoiseSign(Module):
+class NoiseSign(RandomSample):
     r"""Random sizes with the signs of the update, $u \leftarrow |z| \operatorname{sign}(u)$.
 
     Args:
@@ -94,19 +94,11 @@ class NoiseSign(Module):
         [tensor([ 1., -1.])]
     """
 
-    shared_settings = True
-    members = True
+    needs = frozenset({Need.GRADIENT})
 
-    def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
-        check_noise("NoiseSign", distribution, variance)
-        super().__init__({"distribution": distribution, "variance": variance})
-        self.seed = seed
-
-    def apply(self, objective: Objective) -> Objective:
-        """Draw, and give the update's signs."""
-        drawn = noise(self, objective, self.seed)
-        objective.updates = [z.abs() * torch.sgn(u) for z, u in zip(drawn, objective.get_updates(), strict=True)]
-        return objective
+    def emit(self, objective: Objective) -> list[Tensor]:
+        drawn = super().emit(objective)
+        return [z.abs() * torch.sgn(u) for z, u in zip(drawn, objective.get_updates(), strict=True)]
 
 
 class _ByLoss(TensorTransform):

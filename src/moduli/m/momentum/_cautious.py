@@ -11,9 +11,11 @@ from torch import Tensor
 from ... import kernels
 from ...optim import Across, Chainable, Objective, as_real, restore_complex
 from .._checks import choice, non_negative
+from .._flat import mask_absent
+from .._metrics import shape_like
 from .._scalars import larger, read
 from .._transforms import Settings, Tensors, UpdateTransform
-from ..ops._operands import MultiOperation, present, spread_numbers
+from ..ops._operands import MultiOperation
 
 
 class _SignAgreement(UpdateTransform):
@@ -146,8 +148,8 @@ class IntermoduleCautious(MultiOperation):
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         setting = self.settings[objective.params[0]]
-        first = [as_real(a) for a in present(objective, values["main"])]
-        second = [as_real(b) for b in present(objective, values["compare"])]
+        first = [as_real(a) for a in mask_absent(values["main"], objective.present)]
+        second = [as_real(b) for b in mask_absent(values["compare"], objective.present)]
         other = {
             "zero": [torch.zeros_like(a) for a in first],
             "grad": second,
@@ -162,11 +164,7 @@ class IntermoduleCautious(MultiOperation):
                 objective.members,
             )
             kept = kept.clamp(min=setting["eps"]) if isinstance(kept, Tensor) else max(kept, setting["eps"])
-            factors = spread_numbers(objective, [kept] * len(out))
-            out = [
-                o / (k.reshape(-1, *([1] * (o.dim() - 1))).to(o.dtype) if isinstance(k, Tensor) and k.dim() else k)
-                for o, k in zip(out, factors, strict=True)
-            ]
+            out = [o / (shape_like(kept, o) if isinstance(kept, Tensor) and kept.dim() else kept) for o in out]
         return [restore_complex(o, a) for o, a in zip(out, values["main"], strict=True)]
 
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ...optim import Across, Chainable, Objective
 from .._checks import non_negative
+from .._flat import mask_absent
 from .._lists import dot
 from .._metrics import lengths, shape_like
 from .._scalars import larger
 from .._transforms import Settings, Tensors, UpdateTransform
-from ..ops._operands import MultiOperation, present
+from ..ops._operands import MultiOperation
 
 
 def _find_cosine(first: Sequence[Tensor], second: Sequence[Tensor], eps: float, members: int | None) -> Any:
@@ -77,6 +78,9 @@ class ScaleModulesByCosineSimilarity(MultiOperation):
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
         eps = self.settings[objective.params[0]]["eps"]
-        first, second = present(objective, values["main"]), present(objective, values["compare"])
+        first, second = (
+            mask_absent(values["main"], objective.present),
+            mask_absent(values["compare"], objective.present),
+        )
         cosine = _find_cosine(first, second, eps, objective.members)
         return [a * (cosine if objective.members is None else shape_like(cosine, a)) for a in first]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...optim import Objective
-from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor, present
+from .._flat import mask_absent
+from ._operands import MultiOperation, Operand, apply_in_pairs, as_tensor
 
 
 class _Binary(MultiOperation):
@@ -268,7 +269,7 @@ class GramSchmidt(_Binary):
     """
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        others = present(objective, [as_tensor(u, o) for u, o in zip(update, values["other"], strict=True)])
+        others = mask_absent([as_tensor(u, o) for u, o in zip(update, values["other"], strict=True)], objective.present)
         keep = 0 if objective.members is None else 1
 
         def dot(a: list[Tensor], b: list[Tensor]) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ...optim import Chainable, Need, Objective
+from .._flat import mask_absent
 from .._metrics import check_metric, shape_like, sizes
-from ._operands import MultiOperation, present
+from ._operands import MultiOperation
 from ._sources import Params, SourceLink
 
 
@@ -82,7 +83,7 @@ class Graft(MultiOperation):
         return 1 + setting["strength"] * (ratio - 1)
 
     def _sizes(self, objective: Objective, tensors: list[Tensor]) -> list[Tensor]:
-        return sizes(present(objective, tensors), self.tensorwise, self.ord, objective.members)
+        return sizes(mask_absent(tensors, objective.present), self.tensorwise, self.ord, objective.members)
 
 
 class GraftInputToOutput(Graft):

@@ -45,9 +45,8 @@ class MultiOperation(Module):
     combine: Callable[..., Tensor]
 
     def transform(self, objective: Objective, update: list[Tensor], values: dict[str, Any]) -> list[Tensor]:
-        """The new update. `values` has a number, a list of tensors, or None for each operand."""
-        given = {key: column for key, column in values.items() if column is not None}
-        return [self.combine(u, **{key: column[i] for key, column in given.items()}) for i, u in enumerate(update)]
+        """The new update. `values` has a list for each operand that is given: numbers or tensors, one for each parameter."""
+        return [self.combine(u, **{key: column[i] for key, column in values.items()}) for i, u in enumerate(update)]
 
     def _clone(self, objective: Objective) -> Objective:
         copy = objective.clone(clone_updates=True)
@@ -67,7 +66,8 @@ class MultiOperation(Module):
         for key in self.operands:
             child = self.children.get(key)
             if child is None:
-                values[key] = self._number(objective, key) if key in self.defaults else None
+                if key in self.defaults:
+                    values[key] = spread_numbers(objective, [self.settings[p][key] for p in objective.params])
                 continue
             copy = self._clone(objective)
             copy.get_updates()
@@ -76,9 +76,6 @@ class MultiOperation(Module):
             objective.update_attrs_from_clone_(out)
         objective.updates = self.transform(objective, objective.get_updates(), values)
         return objective
-
-    def _number(self, objective: Objective, key: str) -> Any:
-        return spread_numbers(objective, [self.settings[param][key] for param in objective.params])
 
     def apply(self, objective: Objective) -> Objective:
         """Combine, learning nothing."""
@@ -111,10 +108,3 @@ def apply_in_pairs(function: Callable[..., Tensor], u: Tensor, *others: Any) -> 
     pairs = as_real(u)
     shown = [as_real(other.to(u.dtype)) if isinstance(other, Tensor) else as_tensor(pairs, other) for other in others]
     return restore_complex(function(pairs, *shown), u)
-
-
-def present(objective: Objective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with zeros for parameters that have no gradient: they take no part in norms and products."""
-    if objective.present is None:
-        return list(tensors)
-    return [t if here else torch.zeros_like(t) for t, here in zip(tensors, objective.present, strict=True)]

@@ -29,28 +29,7 @@ class SourceLink(Module):
         return objective
 
 
-def check_noise(link: str, distribution: str, variance: Any) -> None:
-    """Refuse a distribution that there is none of, and a variance below zero."""
-    choice(link, "distribution", distribution, ("normal", "gaussian", "uniform", "rademacher", "sphere"))
-    non_negative(link, variance=variance)
-
-
-def noise(link: Module, objective: Objective, seed: int | None) -> list[Tensor]:
-    """Random tensors like the parameters, by the link's settings; a sphere is one of each member by itself."""
-    params = objective.params
-    generator = link.get_generator(params[0].device, seed)
-    setting = link.settings[params[0]]
-    kind, variance = setting["distribution"], setting["variance"]
-    each = isinstance(variance, Tensor)  # one per member
-    flat = objective.members is not None and (kind == "sphere" or each)
-    drawn = sample_like(params, "normal" if flat and kind == "sphere" else kind, 1.0 if each else variance, generator)
-    if not flat:
-        return drawn
-    scale = torch.as_tensor(variance, dtype=torch.float64, device=params[0].device).sqrt()
-    if kind == "sphere":
-        count = sum(param[0].numel() for param in params)
-        scale = scale * count**0.5 / lengths(drawn).clamp(min=1e-300)
-    return [tensor * shape_like(scale, tensor) for tensor in drawn]
+_DISTRIBUTIONS = ("normal", "gaussian", "uniform", "rademacher", "sphere")
 
 
 class Grad(TensorTransform):
@@ -161,12 +140,28 @@ class RandomSample(SourceLink):
     shared_settings = True
 
     def __init__(self, *, distribution: str = "normal", variance: float = 1.0, seed: int | None = None) -> None:
-        check_noise(type(self).__name__, distribution, variance)
+        choice(type(self).__name__, "distribution", distribution, _DISTRIBUTIONS)
+        non_negative(type(self).__name__, variance=variance)
         super().__init__({"distribution": distribution, "variance": variance})
         self.seed = seed
 
     def emit(self, objective: Objective) -> list[Tensor]:
-        return noise(self, objective, self.seed)
+        params = objective.params
+        generator = self.get_generator(params[0].device, self.seed)
+        setting = self.settings[params[0]]
+        kind, variance = setting["distribution"], setting["variance"]
+        each = isinstance(variance, Tensor)  # one per member
+        flat = objective.members is not None and (kind == "sphere" or each)
+        drawn = sample_like(
+            params, "normal" if flat and kind == "sphere" else kind, 1.0 if each else variance, generator
+        )
+        if not flat:
+            return drawn
+        scale = torch.as_tensor(variance, dtype=torch.float64, device=params[0].device).sqrt()
+        if kind == "sphere":
+            count = sum(param[0].numel() for param in params)
+            scale = scale * count**0.5 / lengths(drawn).clamp(min=1e-300)
+        return [tensor * shape_like(scale, tensor) for tensor in drawn]
 
 
 class Randn(RandomSample):

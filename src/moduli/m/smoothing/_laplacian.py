@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._checks import check_at_least_one, non_negative
 from .._transforms import UpdateTransform
+from ..adaptive._axes import work
 
 
 class LaplacianSmoothing(UpdateTransform):
@@ -46,9 +47,9 @@ class LaplacianSmoothing(UpdateTransform):
         n = tensor.numel()
         if n < self.min_numel:
             return tensor
-        work = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-        real = not work.is_complex()
-        found = torch.fft.rfft(work.reshape(-1)) if real else torch.fft.fft(work.reshape(-1))
+        x = work(tensor).reshape(-1)
+        real = not x.is_complex()
+        found = torch.fft.rfft(x) if real else torch.fft.fft(x)
         angle = torch.arange(len(found), device=tensor.device, dtype=found.real.dtype) * (2 * math.pi / n)
         found = found / (1 + 2 * setting["sigma"] * (1 - torch.cos(angle)))
         smooth = torch.fft.irfft(found, n) if real else torch.fft.ifft(found)
