@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...optim import TensorTransform
-from .._transforms import UpdateTransform
+from .._transforms import ListTransform, Settings, States, Tensors, UpdateTransform
 
 
 class _Pointwise(TensorTransform):
@@ -179,7 +179,7 @@ class NanToNum(UpdateTransform):
         return torch.nan_to_num(tensor, setting["nan"], setting["posinf"], setting["neginf"])
 
 
-class UnaryLambda(TensorTransform):
+class UnaryLambda(ListTransform):
     """The update through your own function of the list of tensors. The function is not saved: it belongs to the code.
 
     Args:
@@ -199,15 +199,7 @@ class UnaryLambda(TensorTransform):
         super().__init__()
         self.fn = fn
 
-    def multi_tensor_apply(
-        self,
-        tensors: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor] | None,
-        loss: Tensor | None,
-        states: list[dict[str, Any]],
-        settings: Sequence[Any],
-    ) -> Sequence[Tensor]:
+    def transform_all(self, tensors: Tensors, states: States, settings: Settings) -> Sequence[Tensor]:
         out = list(self.fn(tensors))
         if [tuple(t.shape) for t in out] != [tuple(t.shape) for t in tensors]:
             raise ValueError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ...optim import Chainable, Module, Need, Objective
-from .._checks import check_at_least_one, positive
+from .._checks import above_one, check_at_least_one, positive
 from ._projection import Projection
 
 
@@ -71,9 +71,7 @@ class _LowRank(Projection):
             if "basis" not in row:
                 out.append(tensor)
                 continue
-            matrix = _flat_side(self._given[self._order[k]])
-            if matrix is None:
-                raise RuntimeError(f"{type(self).__name__}: a parameter of shape {tuple(param.shape)} lost its matrix")
+            matrix = cast(Tensor, _flat_side(self._given[self._order[k]]))
             found = self.expand(tensor, matrix, row) * self.settings[param]["scale"]
             tall = param.shape[0] > param[0].numel()
             out.append((found.mT if tall else found).reshape(param.shape).to(param.dtype))
@@ -136,8 +134,7 @@ class GaLore(_LowRank):
         return left * (pivot.conj() / pivot.abs() if pivot.is_complex() else pivot.sign())
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
-        out: Tensor = state["basis"] @ inner
-        return out
+        return state["basis"] @ inner
 
 
 class Fira(GaLore):
@@ -176,7 +173,8 @@ class Fira(GaLore):
         growth: float = 1.01,
     ) -> None:
         super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
-        self.growth = _check_growth("Fira", growth)
+        above_one("Fira", growth=growth)
+        self.growth = growth
 
     def expand(self, inner: Tensor, matrix: Tensor, state: Any) -> Tensor:
         seen = state["basis"].mH @ matrix
@@ -226,7 +224,8 @@ class APOLLO(_LowRank):
     ) -> None:
         super().__init__(modules, rank=rank, update_gap=update_gap, scale=scale)
         self.tensorwise, self.seed = tensorwise, seed
-        self.growth = _check_growth("APOLLO", growth)
+        above_one("APOLLO", growth=growth)
+        self.growth = growth
 
     def directions(self, matrix: Tensor, state: Any) -> Tensor:
         generator = self.get_generator(matrix.device, self.seed)
@@ -240,12 +239,6 @@ class APOLLO(_LowRank):
         else:
             ratio = _ratios(inner, seen)
         return _limit_growth(matrix * ratio, state, self.growth)
-
-
-def _check_growth(link: str, growth: float) -> float:
-    if not isinstance(growth, int | float) or isinstance(growth, bool) or not growth > 1:
-        raise ValueError(f"{link}: growth is {growth!r}; give a factor above 1")
-    return growth
 
 
 def _ratios(after: Tensor, before: Tensor) -> Tensor:
