@@ -33,8 +33,11 @@ class ParamState(dict[str, Any]):
         self._changes[0] += 1
         super().__delitem__(key)
 
-    # Each by way of the two above.
-    pop = MutableMapping.pop
+    def pop(self, key: str, *default: Any) -> Any:
+        self._changes[0] += 1
+        return super().pop(key, *default)
+
+    # Each by way of those above.
     popitem = MutableMapping.popitem
     clear = MutableMapping.clear
     update = MutableMapping.update
