@@ -77,9 +77,10 @@ def positive(link: str, **settings: Any) -> None:
 
 
 def above_one(link: str, **settings: Any) -> None:
-    """Numbers above one."""
+    """Numbers above one, of which there is one for all steps."""
     for key, value in settings.items():
-        _check(link, key, value, lambda x: x > 1, "a number above 1")
+        if not value > 1:
+            raise ValueError(f"{link}: {key} is {value!r}; give a number above 1")
 
 
 def check_at_least_one(link: str, **settings: Any) -> None:
