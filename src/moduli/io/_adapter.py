@@ -12,8 +12,7 @@ from torch import Tensor
 from ..merge import MergeError
 from ._errors import CheckpointError
 from ._header import _json
-from ._tensor_file import TensorFile
-from ._tensor_mapping import TensorMapping
+from ._tensor_file import TensorFile, TensorMapping
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -1,5 +1,8 @@
 """What goes wrong with checkpoints."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or loaded; nothing has changed.
@@ -28,3 +31,14 @@ class DamagedFileError(CheckpointError):
         >>> issubclass(io.DamagedFileError, io.CheckpointError)
         True
     """
+
+
+@contextmanager
+def name_file(path: str) -> Iterator[None]:
+    """A block in which every `DamagedFileError` that does not name the file says which it is."""
+    try:
+        yield
+    except DamagedFileError as error:
+        if path in str(error):
+            raise
+        raise DamagedFileError(f"{path!r} is not a checkpoint, or was damaged: {error}") from None

@@ -14,7 +14,9 @@ Files of version 0.1 have `moduli.crc32` in the place of `moduli.sums`: the CRC-
 """
 
 import json
+import math
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,16 +67,18 @@ class Header:
 
 def arrange(tensors: list[tuple[str, str, list[int]]]) -> list[TensorSlot]:
     """Give tensors, as names with codes and shapes, their places: the widest numbers first, so that all are aligned."""
-    sized = [(DTYPES[code].itemsize, at) for at, (_, code, _) in enumerate(tensors)]
     slots: list[TensorSlot] = []
     begin = 0
-    for size, at in sorted(sized, key=lambda pair: -pair[0]):
-        name, code, shape = tensors[at]
-        for length in shape:
-            size *= length
-        slots.append(TensorSlot(name, code, tuple(shape), begin, begin + size))
-        begin += size
+    for name, code, shape in sorted(tensors, key=lambda each: -DTYPES[each[1]].itemsize):
+        end = begin + count_bytes(code, shape)
+        slots.append(TensorSlot(name, code, tuple(shape), begin, end))
+        begin = end
     return slots
+
+
+def count_bytes(code: str, shape: Sequence[int]) -> int:
+    """How many bytes a tensor has in a file."""
+    return DTYPES[code].itemsize * math.prod(shape)
 
 
 def compose(
@@ -166,10 +170,18 @@ def _json(text: bytes, what: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice!r} is there twice")
+        raise ValueError(f"{find_twice(name for name, _ in pairs)!r} is there twice")
     return found
+
+
+def find_twice(names: Iterable[str]) -> str | None:
+    """The first name that comes a second time."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _constant(text: str) -> Any:
@@ -195,13 +207,9 @@ def _slot(name: str, entry: Any) -> TensorSlot:
         raise DamagedFileError(f"the shape of {name!r} is not a list of at most {_MOST_DIMENSIONS} natural numbers")
     if not _naturals(offsets) or len(offsets) != 2:
         raise DamagedFileError(f"the offsets of {name!r} are not two natural numbers")
-    count = 1
-    for length in shape:
-        count *= max(length, 1)
-        if count >= 2**63:
-            raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
-    size = 0 if 0 in shape else count * DTYPES[code].itemsize
-    begin, end = offsets
+    if math.prod(max(length, 1) for length in shape) >= 2**63:
+        raise DamagedFileError(f"the shape of {name!r} is larger than any memory")
+    size, (begin, end) = count_bytes(code, shape), offsets
     if end - begin != size:
         raise DamagedFileError(f"{name!r} needs {size} bytes, and its offsets are from {begin} to {end}")
     return TensorSlot(name, code, tuple(shape), begin, end)

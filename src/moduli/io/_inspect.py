@@ -15,11 +15,12 @@ from torch import Tensor
 from moduli.particles import CONFIG_KEY as CONFIG
 
 from ._dtypes import dtype_name
-from ._foreign import is_torch_file, read_torch_file
-from ._load import _SavedSource
+from ._errors import name_file
+from ._foreign import TorchFile
+from ._load import open_file
 from ._match import list_names
 from ._replace import PathLike
-from ._save import PARTS
+from ._saved import PARTS, Saved
 from ._tree import tensor_names
 
 _MOST_VALUES, _MOST_LETTERS, _MOST_NOTES = 16, 200, 64
@@ -224,52 +225,46 @@ def inspect(path: PathLike, *, verify: bool = False) -> Description:
           bias    float32    [2]
                   = [...]
     """
-    if is_torch_file(path):
-        state = read_torch_file(path)
+    with name_file(os.fspath(path)):
+        saved = open_file(path)
+        reader, content = saved.reader, saved.content
+        checked = "none" if reader.checksums() is None else "present"
+        if verify and reader.verify(reader.slots):
+            checked = "verified"
+        owners = {
+            name: part
+            for part in (*PARTS, "extra", "rng")
+            for name in tensor_names(content.get(part))
+            if part in content
+        }
+        # Values that are shown are those that were written.
+        small = {name for name in reader.slots if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES}
+        reader.verify(small)
+        labels = saved.labels
+        tied: dict[str, list[str]] = {}
+        for name, first in saved.ties.items():
+            tied.setdefault(first, []).append(name)
         infos = [
             TensorInfo(
-                name, "module", dtype_name(value.dtype), tuple(value.shape), value.nbytes, values=_read_small(value)
+                name,
+                owners.get(name, "module"),
+                dtype_name(reader.dtype(name)),
+                reader.shape(name),
+                math.prod(reader.shape(name)) * reader.dtype(name).itemsize,
+                labels.get(name),
+                tuple(tied.get(name, ())),
+                _read_small(reader.tensor(name)) if name in small else None,
             )
-            for name, value in state.items()
-            if isinstance(value, Tensor)
+            for name in reader.slots
         ]
-        return Description(os.fspath(path), os.path.getsize(path), "torch", tensors=tuple(infos))
-    source = _SavedSource(path)
-    reader, saved, content = source.reader, source.saved, source.content
-    checked = "none" if reader.checksums() is None else "present"
-    if verify and reader.verify(reader.slots):
-        checked = "verified"
-    owners = {
-        name: part for part in (*PARTS, "extra", "rng") for name in tensor_names(content.get(part)) if part in content
-    }
-    # Values that are shown are those that were written.
-    small = {name for name in reader.slots if name not in owners and math.prod(reader.shape(name)) <= _MOST_VALUES}
-    reader.verify(small)
-    labels = saved.labels
-    tied: dict[str, list[str]] = {}
-    for name, first in saved.ties.items():
-        tied.setdefault(first, []).append(name)
-    infos = [
-        TensorInfo(
-            name,
-            owners.get(name, "module"),
-            dtype_name(reader.dtype(name)),
-            reader.shape(name),
-            slot.end - slot.begin,
-            labels.get(name),
-            tuple(tied.get(name, ())),
-            _read_small(reader.tensor(name)) if name in small else None,
-        )
-        for name, slot in reader.slots.items()
-    ]
-    made = content.get("made", {})
-    extra = content.get("extra")
+    made, extra = content.get("made", {}), content.get("extra")
+    kind = "torch" if isinstance(reader, TorchFile) else "safetensors" if reader.content is None else "moduli"
     return Description(
         reader.path,
         reader.size,
-        "safetensors" if reader.content is None else "moduli",
+        kind,
         made if isinstance(made, dict) else {},
-        _parts(content, saved.kind),
+        _parts(saved) if kind == "moduli" else {},
         tuple(infos),
         len(saved.history),
         tuple(f"version {event.number}: {event.sentence}" for event in saved.history),
@@ -296,18 +291,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _parts(content: dict[str, Any], kind: str) -> dict[str, str]:
-    found = {"module": kind or "a state dict"} if "module" in content else {}
+def _parts(saved: Saved) -> dict[str, str]:
+    found = {"module": saved.kind or "a state dict"} if "module" in saved.content else {}
     for part in PARTS:
-        each = content.get(part)
-        if isinstance(each, dict):
-            many = each.get("many")
-            if isinstance(many, dict):
-                named = ((name, one.get("class") if isinstance(one, dict) else "") for name, one in many.items())
-                found[part] = ", ".join(f"{name} ({kind})" for name, kind in named)
-            else:
-                found[part] = str(each.get("class"))
-    if "rng" in content:
+        kinds = {name: str(each.get("class")) for name, each in saved.objects(part).items()}
+        if kinds:
+            found[part] = kinds.get(None) or ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    if "rng" in saved.content:
         found["rng"] = "random states of torch, NumPy and Python"
     return found
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from . import _random
-from ._errors import CheckpointError, DamagedFileError
-from ._foreign import is_torch_file, read_torch_file
-from ._in_memory import InMemory
+from ._errors import CheckpointError, name_file
+from ._foreign import TorchFile, is_torch_file
 from ._match import NameMap, make_rename
 from ._module import ModulePlan, plan
-from ._optimizer import KnownState, class_name, fit_state, parameter_names
-from ._processes import choose_by_rank
+from ._optimizer import KnownState, fit_state, parameter_names
 from ._read import Reader
 from ._replace import PathLike
-from ._save import PARTS
-from ._saved import Saved
-from ._steps import Steps
-from ._tree import decode, is_stateful, tensor_names
+from ._saved import PARTS, Saved
+from ._steps import RandomState, Steps
+from ._tree import class_name, is_stateful, tensor_names
 
 
 @dataclass(frozen=True)
@@ -126,45 +123,45 @@ def load(
     given = {"optimizer": optimizer, "population": population, "scheduler": scheduler}
     if module is not None and not isinstance(module, nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module. `read` gives state dicts")
-    if is_torch_file(path):
-        return _load_torch_file(path, module, {**given, "extra": extra}, mapping, strict)
-    source = _SavedSource(path)
-    wanted = {part: value for part, value in given.items() if value is not None}
-    for part in wanted:
-        source.require(part)
-    if extra is not None:
-        source.require("extra")
-    plans = _module_plan(source, module, mapping, strict)
-    used = (
-        [source.saved.source(name) for name in plans.match.taken.values() if name not in source.saved.extra]
-        if plans
-        else []
-    )
-    used += tensor_names([source.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
-    verified = source.reader.verify(source.known(used)) if checksums else False
-    known = _match_known(source.saved, module, plans, mapping, strict)
-    steps, fresh, dropped = Steps(), [], []
-    if plans is not None:
-        fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
-    for part, value in wanted.items():
-        for one, saved in source.told(_pairs, part, value, source.content[part], strict):
-            state = source.decode(saved.get("state"))
-            if part == "optimizer" and hasattr(one, "param_groups"):
-                state, new, old = source.told(fit_state, one, saved, state, known)
-                fresh += [name for name in new if name not in fresh]
-                dropped += [name for name in old if name not in dropped]
-            # Ours take over the links that agree.
-            by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
-            options = {"strict": False} if by_link and not strict else {}
-            steps.load(one, state, **options)
-    found = source.decode(source.content.get("extra"))
-    if extra is not None:
-        _load_tree(extra, found, "extra", steps)
-    states = None
-    if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in source.content):
-        source.require("rng")
-        states = source.told(_random.validate, source.decode(_choose_states(source.content)))
-    steps.run(plans)
+    with name_file(os.fspath(path)):
+        saved = open_file(path)
+        wanted = {part: value for part, value in given.items() if value is not None}
+        for part in (*wanted, *([] if extra is None else ["extra"])):
+            saved.require(part)
+        plans: ModulePlan | None = None
+        used: list[str] = []
+        fresh: list[str] = []
+        dropped: list[str] = []
+        if module is not None:
+            if not saved.present:
+                saved.require("module")
+            plans = plan(saved, module, mapping, strict, saved.reader.path)
+            used += [saved.source(name) for name in plans.match.taken.values() if name not in saved.extra]
+            fresh, dropped = list(plans.match.fresh), list(plans.match.dropped)
+        used += tensor_names([saved.content.get(part) for part in (*wanted, "extra", "rng", "rng_by_rank", "module")])
+        verified = saved.reader.verify(used) if checksums else False
+        rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
+        known = KnownState(parameter_names(module), rename, saved.ties, set(fresh), set(dropped), strict, saved.every)
+        steps = Steps()
+        for part, value in wanted.items():
+            for one, node in _pairs(saved, part, value, strict):
+                state = saved.decode(node.get("state"))
+                if part == "optimizer" and hasattr(one, "param_groups"):
+                    state, new, old = fit_state(one, node, state, known)
+                    fresh += [name for name in new if name not in fresh]
+                    dropped += [name for name in old if name not in dropped]
+                # Ours take over the links that agree.
+                by_link = isinstance(state, dict) and isinstance(state.get("links"), dict)
+                options = {"strict": False} if by_link and not strict else {}
+                steps.load(one, state, **options)
+        found = saved.decode(saved.content.get("extra"))
+        if extra is not None:
+            _load_tree(extra, found, "extra", steps)
+        states = None
+        if rng or (rng is None and (optimizer is not None or population is not None) and "rng" in saved.content):
+            saved.require("rng")
+            states = _random.validate(saved.decode(_choose_states(saved.content)))
+        steps.run(plans)
     if states is not None:
         _random.restore(states)
     converted = tuple(plans.converted) if plans is not None else ()
@@ -191,119 +188,58 @@ def read(path: PathLike, *, checksums: bool = True) -> Contents:
         >>> found.module["w"], found.extra
         (tensor([0., 1., 2.]), (1, inf))
     """
-    if is_torch_file(path):
-        return Contents(module=read_torch_file(path))
-    source = _SavedSource(path)
-    if checksums:
-        source.reader.verify(source.reader.slots)
-    saved = source.saved
-    state: OrderedDict[str, Any] | None = None
-    if saved.present:
-        state = OrderedDict((name, source.reader.copy(saved.source(name))) for name in [*saved.names, *saved.ties])
-        state.update((name, source.decode(node)) for name, node in saved.extra.items())
-        if saved.metadata:
-            state._metadata = OrderedDict(saved.metadata)  # type: ignore[attr-defined]
-    parts = {part: _states(source, part) for part in PARTS}
-    return Contents(
-        state, **parts, extra=source.decode(source.content.get("extra")), rng=source.decode(source.content.get("rng"))
-    )
+    with name_file(os.fspath(path)):
+        saved = open_file(path)
+        if checksums:
+            saved.reader.verify(saved.reader.slots)
+        state: OrderedDict[str, Any] | None = None
+        if saved.present:
+            state = OrderedDict((name, saved.reader.copy(saved.source(name))) for name in [*saved.names, *saved.ties])
+            state.update((name, saved.decode(node)) for name, node in saved.extra.items())
+            if saved.metadata:
+                state._metadata = OrderedDict(saved.metadata)  # type: ignore[attr-defined]
+        parts: dict[str, Any] = {}
+        for part in PARTS:
+            states = {name: saved.decode(node.get("state")) for name, node in saved.objects(part).items()}
+            parts[part] = states.get(None, states or None)
+        return Contents(state, **parts, **{part: saved.decode(saved.content.get(part)) for part in ("extra", "rng")})
 
 
-class _SavedSource:
-    """An open file and what it says about its parts."""
-
-    def __init__(self, path: PathLike) -> None:
-        self.reader = Reader(path)
-        self.content: dict[str, Any] = self.reader.content or {}
-        self.saved = self.told(Saved, self.reader)
-
-    def told(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Run something, and name the file if it is found to be damaged."""
-        try:
-            return call(*args)
-        except DamagedFileError as error:
-            raise error if self.reader.path in str(error) else self.reader.damaged(str(error)) from None
-
-    def require(self, part: str) -> None:
-        """Refuse to load a part that is not in the file."""
-        if part not in self.content:
-            has = [each for each in ("module", *PARTS, "extra", "rng") if each in self.content] or ["tensors"]
-            raise CheckpointError(f"{self.reader.path!r} has no {part}; it has {', '.join(has)}")
-
-    def known(self, names: list[str]) -> list[str]:
-        for name in names:
-            if name not in self.reader.slots:
-                raise self.reader.damaged(f"it refers to a tensor {name!r} that is not in it")
-        return list(dict.fromkeys(names))
-
-    def decode(self, node: Any) -> Any:
-        return self.told(decode, node, self._tensor)
-
-    def _tensor(self, name: str) -> Tensor:
-        if not isinstance(name, str) or name not in self.reader.slots:
-            raise DamagedFileError(f"it refers to a tensor {name!r} that is not in it")
-        return self.reader.copy(name)
+def open_file(path: PathLike) -> Saved:
+    """A file, ours or of others, with what it says about its module."""
+    return Saved(TorchFile(path) if is_torch_file(path) else Reader(path))
 
 
 def _choose_states(content: dict[str, Any]) -> Any:
-    """The random states that this process saved, or those of the one that wrote the file."""
-    by_rank = content.get("rng_by_rank")
-    return (choose_by_rank(by_rank) if isinstance(by_rank, list) else None) or content["rng"]
+    """The random states that this process saved, if there are as many as there were; or those of the one that wrote the file."""
+    by_rank, distributed = content.get("rng_by_rank"), torch.distributed
+    there = distributed.is_available() and distributed.is_initialized()
+    if there and isinstance(by_rank, list) and len(by_rank) == distributed.get_world_size():
+        return by_rank[distributed.get_rank()] or content["rng"]
+    return content["rng"]
 
 
-def _module_plan(
-    source: _SavedSource, module: nn.Module | None, mapping: NameMap | None, strict: bool
-) -> ModulePlan | None:
-    if module is None:
-        return None
-    if not source.saved.present:
-        source.require("module")
-    return plan(source.saved, module, mapping, strict, source.reader.path)
-
-
-def _match_known(
-    saved: Saved, module: Any, plans: ModulePlan | None, mapping: NameMap | None, strict: bool
-) -> KnownState:
-    groups: dict[str, list[str]] = {}
-    for name, first in saved.ties.items():
-        groups.setdefault(first, [first]).append(name)
-    rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
-    fresh = set(plans.match.fresh) if plans is not None else set()
-    dropped = set(plans.match.dropped) if plans is not None else set()
-    return KnownState(
-        parameter_names(module), rename, lambda name: groups.get(name, [name]), fresh, dropped, strict, saved.every
-    )
-
-
-def _pairs(part: str, value: Any, content: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
+def _pairs(saved: Saved, part: str, value: Any, strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
     """The objects to load into, each with what the file has for it."""
-    if not isinstance(content, dict):
-        raise DamagedFileError(f"what it says about {part} is not a mapping")
-    many = content.get("many")
-    if isinstance(value, Mapping) != (many is not None):
+    there = saved.objects(part)
+    if isinstance(value, Mapping) == (None in there):
         kinds = ("several, by name", "one")
-        there, here = kinds if many is not None else kinds[::-1]
-        raise CheckpointError(f"the checkpoint has {there}, as {part}, and {here} is to be loaded; give what was saved")
-    if many is None:
-        pairs: list[tuple[Any, Mapping[str, Any]]] = [(value, content)]
-    else:
-        if not isinstance(many, dict) or not all(isinstance(each, dict) for each in many.values()):
-            raise DamagedFileError(f"what it says about {part} is not a mapping of mappings")
-        if value.keys() != many.keys():
-            raise CheckpointError(
-                f"the checkpoint has {part} called {sorted(many)}, and {sorted(value)} are to be loaded"
-            )
-        pairs = [(value[name], each) for name, each in many.items()]
-    for one, saved in pairs:
+        told, here = kinds[::-1] if isinstance(value, Mapping) else kinds
+        raise CheckpointError(f"the checkpoint has {told}, as {part}, and {here} is to be loaded; give what was saved")
+    given: Mapping[str | None, Any] = value if isinstance(value, Mapping) else {None: value}
+    if given.keys() != there.keys():
+        raise CheckpointError(f"the checkpoint has {part} called {list(there)}, and {list(given)} are to be loaded")
+    for name, one in given.items():
         if not is_stateful(one):
             raise TypeError(f"{part} is a {class_name(one)}, which has no state_dict() and load_state_dict()")
         # Not the module it is in: that is __main__ today and something else tomorrow.
-        if strict and str(saved.get("class")).rpartition(".")[2] != type(one).__name__:
+        kind = there[name].get("class")
+        if strict and str(kind).rpartition(".")[2] != type(one).__name__:
             raise CheckpointError(
-                f"the {part} in the checkpoint is a {saved.get('class')}, and a {class_name(one)} is to be loaded; make one "
-                "of the same kind, or use strict=False if their states are alike"
+                f"the {part} in the checkpoint is a {kind}, and a {class_name(one)} is to be loaded; make one of the same "
+                "kind, or use strict=False if their states are alike"
             )
-    return pairs
+    return [(given[name], node) for name, node in there.items()]
 
 
 def _load_tree(live: Any, found: Any, where: str, steps: Steps) -> None:
@@ -311,7 +247,9 @@ def _load_tree(live: Any, found: Any, where: str, steps: Steps) -> None:
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator):
             raise CheckpointError(f"{where} is a generator, and the checkpoint has {type(found).__name__} there")
-        steps.generator(live, found)
+        if live.device != found.device:
+            raise CheckpointError(f"a generator on {live.device} cannot take the state of one on {found.device}")
+        steps.load(RandomState(live), found.get_state())
     elif is_stateful(live):
         steps.load(live, found)
     elif isinstance(live, Mapping):
@@ -330,31 +268,3 @@ def _keys(found: Any) -> str:
     if isinstance(found, Mapping):
         return f"{list(found)}"
     return f"{len(found)}" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-
-
-def _states(source: _SavedSource, part: str) -> Any:
-    content = source.content.get(part)
-    if content is None:
-        return None
-    if not isinstance(content, dict):
-        raise source.reader.damaged(f"what it says about {part} is not a mapping")
-    many = content.get("many")
-    if isinstance(many, dict) and all(isinstance(each, dict) for each in many.values()):
-        return {name: source.decode(each.get("state")) for name, each in many.items()}
-    return source.decode(content.get("state"))
-
-
-def _load_torch_file(
-    path: PathLike, module: nn.Module | None, others: dict[str, Any], mapping: NameMap | None, strict: bool
-) -> Loaded:
-    asked = [part for part, value in others.items() if value is not None]
-    if asked:
-        raise CheckpointError(
-            f"{os.fspath(path)!r} was written by torch.save; only a module is loaded from it, no {asked[0]}"
-        )
-    state = read_torch_file(path)
-    if module is None:
-        return Loaded()
-    found = plan(InMemory(path, state), module, mapping, strict, os.fspath(path))
-    Steps().run(found)
-    return Loaded(None, tuple(found.match.fresh), tuple(found.match.dropped), tuple(found.converted))

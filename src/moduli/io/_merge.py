@@ -18,7 +18,7 @@ from ._dtypes import CODES, describe_stored
 from ._replace import PathLike
 from ._save import describe_writer, strings
 from ._shards import TensorFiles, side_files, write_directory
-from ._tensor_mapping import TensorMapping
+from ._tensor_file import TensorMapping
 from ._vocabulary import align, read_vocabulary
 from ._write import write_tensors
 

@@ -6,7 +6,8 @@ parameters are saved with it, so that it finds them again after they were reorde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,7 @@ from torch import Tensor, nn
 
 from ._errors import CheckpointError, DamagedFileError
 from ._match import Rename, list_names
-
-
-def class_name(value: object) -> str:
-    """The full name of an object's class."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+from ._tree import class_name
 
 
 def parameter_names(module: Any) -> dict[int, list[str]]:
@@ -64,31 +61,27 @@ def _names(optimizer: Any, names: Mapping[int, list[str]]) -> list[list[list[str
     return found  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
 class KnownState:
     """What is known about names when an optimizer is loaded.
 
     Attributes:
         names: The names of parameters here, by `id`.
         rename: What names of the checkpoint are called here.
-        tied: The names in the checkpoint that stand for the same tensor as a name.
+        ties: Names in the checkpoint that stand for the tensor of another name.
         fresh: Names here that may start fresh.
         dropped: Names of the checkpoint that may be left out.
         strict: Whether anything else must match.
         every: All names in the checkpoint.
     """
 
-    def __init__(
-        self,
-        names: Mapping[int, list[str]],
-        rename: Rename,
-        tied: Callable[[str], list[str]],
-        fresh: set[str],
-        dropped: set[str],
-        strict: bool,
-        every: list[str],
-    ) -> None:
-        self.names, self.rename, self.tied = names, rename, tied
-        self.fresh, self.dropped, self.strict, self.every = fresh, dropped, strict, every
+    names: Mapping[int, list[str]]
+    rename: Rename
+    ties: Mapping[str, str]
+    fresh: Collection[str]
+    dropped: Collection[str]
+    strict: bool
+    every: list[str]
 
 
 def fit_state(
@@ -141,10 +134,7 @@ def _fit_named(optimizer: Any, state: Any, here: Any, known: KnownState) -> tupl
         }
         fresh = [name for name in ours if name not in found]
         dropped = [name for name in shapes if name not in found.values()]
-        if known.strict:
-            _refuse(
-                optimizer, [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
-            )
+        _check_leftovers(optimizer, fresh, dropped, known)
         new |= dict.fromkeys(dropped)
         links, own = state.get("links"), here.get("links")
         if isinstance(links, dict) and isinstance(own, dict) and not known.strict:
@@ -193,7 +183,7 @@ def _match_by_name(
         for name, shape, place in zip(names[at], shapes[at], group["params"], strict=True):
             if not isinstance(name, str):
                 raise DamagedFileError("the names of its optimizer's parameters are malformed")
-            for each in known.tied(name):
+            for each in (name, *(other for other, first in known.ties.items() if first == name)):
                 new = known.rename(each)
                 if new is not None:
                     sources[new] = name, place, at, shape
@@ -216,8 +206,7 @@ def _match_by_name(
         if "param_names" in group:
             groups[-1]["param_names"] = group["param_names"]
     dropped = [name for every in names for name in every if name not in used]
-    if known.strict:
-        _refuse(optimizer, [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped])
+    _check_leftovers(optimizer, fresh, dropped, known)
     return {**state, "state": states, "param_groups": groups}, fresh, dropped
 
 
@@ -225,36 +214,34 @@ def _options(group: dict[str, Any], origins: list[int], saved: list[dict[str, An
     """The settings of a group: those of the saved group that its parameters were in."""
     if not origins:
         return group
-    first = {key: value for key, value in saved[origins[0]].items() if key not in ("params", "param_names")}
-    for other in set(origins):
-        settings = {key: value for key, value in saved[other].items() if key not in ("params", "param_names")}
-        if not _equal(settings, first):
-            raise CheckpointError(
-                "parameters that are in one group here were in groups with different settings in the checkpoint; make the "
-                "same groups"
-            )
+    own = ("params", "param_names")
+    first, *others = (
+        {key: value for key, value in saved[place].items() if key not in own} for place in dict.fromkeys(origins)
+    )
+    if not all(_equal(first, other) for other in others):
+        raise CheckpointError(
+            "parameters that are in one group here were in groups with different settings in the checkpoint; make the same "
+            "groups"
+        )
     return first
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        return isinstance(left, Tensor) and isinstance(right, Tensor) and left.tolist() == right.tolist()
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+    if isinstance(left, Tensor | np.ndarray) or isinstance(right, Tensor | np.ndarray):
         return type(left) is type(right) and left.dtype == right.dtype and left.tolist() == right.tolist()
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(map(_equal, left, right))
     return bool(left == right)
 
 
-def _refuse(optimizer: Any, fresh: list[str], dropped: list[str]) -> None:
-    problems = []
-    if fresh:
-        problems.append(f"it has no state that fits {list_names(fresh)}")
-    if dropped:
-        problems.append(f"nothing here takes its state of {list_names(dropped)}")
-    if problems:
+def _check_leftovers(optimizer: Any, fresh: list[str], dropped: list[str], known: KnownState) -> None:
+    """Refuse parameters that find no state, and states that find no parameter, unless they may."""
+    new, old = [n for n in fresh if n not in known.fresh], [n for n in dropped if n not in known.dropped]
+    problems = [f"it has no state that fits {list_names(new)}"] if new else []
+    problems += [f"nothing here takes its state of {list_names(old)}"] if old else []
+    if problems and known.strict:
         raise CheckpointError(
             f"the checkpoint does not fit the {type(optimizer).__name__}: {'; '.join(problems)}. Say what has another name "
             "with mapping=, or load what fits with strict=False"

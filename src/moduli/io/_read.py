@@ -3,7 +3,7 @@
 import mmap
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ._checksum import checksums_of
 from ._dtypes import COMPLEX, DTYPES, dtype_name
-from ._errors import CheckpointError, DamagedFileError
-from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, Header, TensorSlot, _json, parse
+from ._errors import CheckpointError, DamagedFileError, name_file
+from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, _json, parse
 from ._replace import PathLike
 from ._tree import check_owners
 
@@ -36,31 +36,32 @@ class Reader:
 
     def __init__(self, path: PathLike) -> None:
         self.path = os.fspath(path)
-        with open(path, "rb") as file:
+        with open(path, "rb") as file, name_file(self.path):
             self.size = os.fstat(file.fileno()).st_size
-            if self.size < 8:
-                raise self.damaged(f"it has {self.size} bytes, which is not even the length of a header")
+            head = file.read(8)
+            self.header = parse(head + file.read(min(int.from_bytes(head, "little"), self.size)), self.size)
+            self.slots: Mapping[str, Any] = self.header.slots
+            self.content = self._content()
+            self._views = self._check_views()
             try:
                 self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"cannot map {self.path!r}: {error}") from error
-        length = int.from_bytes(self._map[:8], "little")
-        try:
-            self.header: Header = parse(self._map[: 8 + min(length, self.size)], self.size)
-            self.content = self._content()
-            self._views = self._check_views()
-        except DamagedFileError as error:
-            raise self.damaged(str(error)) from None
         self._cache: dict[str, Tensor] = {}
 
     def damaged(self, why: str) -> DamagedFileError:
         """The error to raise, with the name of the file."""
         return DamagedFileError(f"{self.path!r} is not a checkpoint, or was damaged: {why}")
 
-    @property
-    def slots(self) -> dict[str, TensorSlot]:
-        """The tensors in the file by name."""
-        return self.header.slots
+    def slot(self, name: str) -> Any:
+        """Where a tensor is.
+
+        Raises:
+            DamagedFileError: If there is none of this name.
+        """
+        if name not in self.slots:
+            raise self.damaged(f"it refers to a tensor {name!r} that is not in it")
+        return self.slots[name]
 
     def _content(self) -> dict[str, Any] | None:
         text = self.header.metadata.get(CONTENT)
@@ -112,23 +113,18 @@ class Reader:
         sums = self.checksums()
         if sums is None:
             return False
-        names = list(names)
+        names = list(dict.fromkeys(names))
         with memoryview(self._map) as data:
-            start, slots = self.header.start, [self.slots[name] for name in names]
+            start, slots = self.header.start, [self.slot(name) for name in names]
             parts = [data[start + slot.begin : start + slot.end] for slot in slots]
-            found = self._compute(parts)
+            new = CHECKSUMS in self.header.metadata
+            found = checksums_of(parts) if new else [zlib.crc32(part) for part in parts]
             for part in parts:
                 part.release()
         for name, checksum in zip(names, found, strict=True):
-            self._compare(name, checksum, sums[name])
+            if checksum != sums[name]:
+                raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
         return True
-
-    def _compute(self, parts: list[memoryview]) -> list[int]:
-        return checksums_of(parts) if CHECKSUMS in self.header.metadata else [zlib.crc32(part) for part in parts]
-
-    def _compare(self, name: str, found: int, expected: int) -> None:
-        if found != expected:
-            raise self.damaged(f"the bytes of {name!r} do not have the checksum that was written with them")
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor."""
@@ -136,7 +132,7 @@ class Reader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
-        shape = self.slots[name].shape
+        shape: tuple[int, ...] = self.slots[name].shape
         return shape[:-1] if name in self._views else shape
 
     def tensor(self, name: str) -> Tensor:
@@ -145,7 +141,7 @@ class Reader:
         Raises:
             DamagedFileError: If its bytes are not values of its dtype.
         """
-        slot = self.slots[name]
+        slot = self.slot(name)
         dtype, offset = DTYPES[slot.code], self.header.start + slot.begin
         if slot.end == slot.begin:
             found = torch.empty(slot.shape, dtype=dtype)

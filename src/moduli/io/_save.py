@@ -3,25 +3,22 @@
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..layout import any_sharded, gather_objects
+from ..layout import any_sharded, find_group, gather_objects, is_sharded, make_whole
 from . import _module, _random
 from ._dtypes import COMPLEX, describe_stored, dtype_name, order_for_file
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
-from ._optimizer import class_name, describe, parameter_names
-from ._processes import write_together
+from ._optimizer import describe, parameter_names
 from ._replace import PathLike
-from ._tree import Tensors, encode
+from ._saved import PARTS
+from ._tree import Tensors, class_name, encode
 from ._write import write_tensors
-
-PARTS = ("optimizer", "population", "scheduler")
-"""The parts of a checkpoint that are objects with a state dict, besides the module."""
 
 
 def save(
@@ -99,7 +96,7 @@ def save(
         )
     every = {**found, **tensors.found}
     if any_sharded(every.values()):
-        write_together(path, every, lambda whole: write(path, every, content, whole, checksums=checksums, fsync=fsync))
+        _write_together(path, every, lambda whole: write(path, every, content, whole, checksums=checksums, fsync=fsync))
     else:
         write(path, every, content, checksums=checksums, fsync=fsync)
 
@@ -170,3 +167,44 @@ def _one(path: tuple[str, ...], value: Any, names: Mapping[int, list[str]], tens
     if path[0] == "optimizer" and hasattr(value, "param_groups"):
         found |= describe(value, state, names)
     return found
+
+
+def _write_together(
+    path: PathLike, tensors: Mapping[str, Tensor], write: Callable[[Iterable[tuple[str, Tensor]]], None]
+) -> None:
+    """Write tensors of which some are DTensors; returns in every process after the file is there.
+
+    Args:
+        path: The file, for errors.
+        tensors: The tensors by name, in every process the same ones in the same order.
+        write: Takes whole tensors one at a time and writes them; called in one process.
+
+    Raises:
+        CheckpointError: In every process, if the one that writes could not, or processes save different things.
+    """
+    distributed = torch.distributed
+    group = find_group(tensors.values())
+    asked = gather_objects([name for name, tensor in tensors.items() if is_sharded(tensor)], tensors.values())
+    if any(names != asked[0] for names in asked):
+        raise CheckpointError(f"the processes save different tensors in {str(path)!r}; call save alike in all of them")
+    stream = _gather_each(order_for_file(tensors), writes=distributed.get_rank(group) == 0)
+    failure: Exception | None = None
+    if distributed.get_rank(group) == 0:
+        try:
+            write(stream)
+        except Exception as error:  # noqa: BLE001 - raised below, when no other process waits any more
+            failure = error
+    for _ in stream:
+        pass  # whatever was not written: the others wait for this process
+    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    distributed.broadcast_object_list(told, group=group, group_src=0)
+    if failure is not None:
+        raise failure
+    if told[0] is not None:
+        raise CheckpointError(f"{str(path)!r} could not be written by the first process: {told[0]}")
+
+
+def _gather_each(tensors: Iterable[tuple[str, Tensor]], writes: bool) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        if writes or is_sharded(tensor):
+            yield name, make_whole(tensor.detach())

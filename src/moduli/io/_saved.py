@@ -10,12 +10,14 @@ from moduli.nn import TENSOR_BUFFER_PREFIX, TENSOR_PARAM_PREFIX
 from moduli.particles import CONFIG_KEY as CONFIG
 from moduli.particles import POLICIES, Event
 
-from ._errors import DamagedFileError
+from ._errors import CheckpointError, DamagedFileError
 from ._read import Reader
 from ._tree import decode, tensor_names
 
 LABELS = "labels"
 EXTRA = "_extra_state"
+PARTS = ("optimizer", "population", "scheduler")
+"""The parts of a checkpoint that are objects with a state dict, besides the module."""
 PREFIXES = (TENSOR_PARAM_PREFIX, TENSOR_BUFFER_PREFIX, "")
 
 
@@ -28,28 +30,47 @@ class Saved:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        content = reader.content or {}
-        part = content.get("module", {} if reader.content is None else None)
+        self.content: dict[str, Any] = reader.content or {}
+        part = self.content.get("module", {} if reader.content is None else None)
         self.present = part is not None
         part = {} if part is None else part
         if not isinstance(part, dict):
-            raise reader.damaged("what it says about a module is not a mapping")
-        self.extra: dict[str, Any] = _mapping(reader, part, "extra_state")
-        others = set(tensor_names([value for key, value in content.items() if key != "module"]))
+            raise DamagedFileError("what it says about a module is not a mapping")
+        self.extra: dict[str, Any] = _mapping(part, "extra_state")
+        others = set(tensor_names([value for key, value in self.content.items() if key != "module"]))
         # The tensors of extra state and metadata, which belong to the module and have no name in its state dict.
         self.carried = list(dict.fromkeys(tensor_names([self.extra, part.get("metadata")])))
         for name in self.carried:
-            if name not in reader.slots:
-                raise reader.damaged(f"it refers to a tensor {name!r} that is not in it")
+            reader.slot(name)
         others.update(self.carried)
         self.names = [name for name in reader.slots if name not in others] if self.present else []
-        self.ties = self._ties(_mapping(reader, part, "ties"))
+        self.ties = self._ties(_mapping(part, "ties"))
         self.metadata = self._metadata(part.get("metadata", {}))
         self.history = self._history(part.get("history", []))
-        self.policies = self._policies(_mapping(reader, part, "policies"))
+        self.policies = self._policies(_mapping(part, "policies"))
         self.virtual = self._strings(part.get("virtual", []))
         self.frozen = self._strings(part.get("frozen", []))
         self.kind = str(part.get("class", ""))
+
+    def require(self, part: str) -> None:
+        """Refuse to load a part that is not in the file."""
+        if part not in self.content:
+            has = [each for each in ("module", *PARTS, "extra", "rng") if each in self.content] or ["tensors"]
+            raise CheckpointError(f"{self.reader.path!r} has no {part}; it has {', '.join(has)}")
+
+    def objects(self, part: str) -> dict[str | None, dict[str, Any]]:
+        """What the file says of the objects of a part, by name; under None if there is one, without a name."""
+        found = self.content.get(part, {})
+        if not isinstance(found, dict):
+            raise DamagedFileError(f"what it says about {part} is not a mapping")
+        many = found.get("many", {None: found} if found else {})
+        if not isinstance(many, dict) or not all(isinstance(each, dict) for each in many.values()):
+            raise DamagedFileError(f"what it says about {part} is not a mapping of mappings")
+        return many
+
+    def decode(self, node: Any) -> Any:
+        """The tree that JSON of the file stands for."""
+        return decode(node, self.reader.copy)
 
     @property
     def every(self) -> list[str]:
@@ -74,19 +95,16 @@ class Saved:
         own = set(self.names)
         for name, first in ties.items():
             if name in own or not isinstance(first, str) or first not in own:
-                raise self.reader.damaged(f"{name!r} is tied to {first!r}, which is not so")
+                raise DamagedFileError(f"{name!r} is tied to {first!r}, which is not so")
         return ties
 
     def _metadata(self, node: Any) -> dict[str, dict[str, Any]]:
-        try:
-            found = decode(node, self.reader.copy)
-        except DamagedFileError as error:
-            raise self.reader.damaged(str(error)) from None
+        found = self.decode(node)
         if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-            raise self.reader.damaged("its metadata is not a mapping of mappings")
+            raise DamagedFileError("its metadata is not a mapping of mappings")
         for path, entry in found.items():
             if not _are_labels(entry.get(LABELS, {})) or not _is_configuration(entry.get(CONFIG, {})):
-                raise self.reader.damaged(f"its labels or configurations of {path!r} are malformed")
+                raise DamagedFileError(f"its labels or configurations of {path!r} are malformed")
             self._check_labels(path, entry.get(LABELS, {}))
         return found
 
@@ -102,13 +120,13 @@ class Saved:
             if len(counts) != len(shape) or any(
                 count not in (None, size) for count, size in zip(counts, shape, strict=True)
             ):
-                raise self.reader.damaged(f"the labels of {name!r} are not those of a tensor of shape {shape}")
+                raise DamagedFileError(f"the labels of {name!r} are not those of a tensor of shape {shape}")
 
     def _history(self, found: Any) -> list[Event]:
         try:
             events = [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
         except (TypeError, ValueError):
-            raise self.reader.damaged("its history is malformed") from None
+            raise DamagedFileError("its history is malformed") from None
         return events
 
     def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
@@ -118,19 +136,19 @@ class Saved:
                 for path, each in found.items()
             }
         except (TypeError, ValueError):
-            raise self.reader.damaged("its policies for buffers are malformed") from None
+            raise DamagedFileError("its policies for buffers are malformed") from None
 
     def _strings(self, found: Any) -> list[str]:
         try:
             return [_text(each) for each in found]
         except TypeError:
-            raise self.reader.damaged("a list of names in it is malformed") from None
+            raise DamagedFileError("a list of names in it is malformed") from None
 
 
-def _mapping(reader: Reader, part: dict[str, Any], key: str) -> dict[str, Any]:
+def _mapping(part: dict[str, Any], key: str) -> dict[str, Any]:
     found = part.get(key, {})
     if not isinstance(found, dict):
-        raise reader.damaged(f"its {key} is not a mapping")
+        raise DamagedFileError(f"its {key} is not a mapping")
     return found
 
 

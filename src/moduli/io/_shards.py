@@ -14,12 +14,10 @@ from typing import Final
 
 from torch import Tensor
 
-from ._dtypes import DTYPES
 from ._errors import CheckpointError, DamagedFileError
-from ._header import _json
+from ._header import _json, count_bytes
 from ._replace import PathLike, make_directory, write_bytes
-from ._tensor_file import TensorFile
-from ._tensor_mapping import TensorMapping
+from ._tensor_file import TensorFile, TensorMapping
 from ._write import write_tensors
 
 SINGLE: Final = "model.safetensors"
@@ -204,7 +202,7 @@ def write_directory(
             write_tensors(folder / name, values, part, {"format": "pt"}, checksums=False, fsync=fsync)
             weight_map |= dict.fromkeys((each for each, _, _ in part), name)
         if len(shards) > 1:
-            total = sum(_bytes(code, shape) for _, code, shape in like)
+            total = sum(count_bytes(code, shape) for _, code, shape in like)
             text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
             write_bytes(folder / INDEX, text.encode() + b"\n", fsync=fsync)
         for each in copied:
@@ -215,20 +213,13 @@ def _divide(like: Sequence[tuple[str, str, list[int]]], most: int | None) -> lis
     shards: list[list[tuple[str, str, list[int]]]] = [[]]
     filled = 0
     for entry in like:
-        size = _bytes(entry[1], entry[2])
+        size = count_bytes(entry[1], entry[2])
         if most is not None and shards[-1] and filled + size > most:
             shards.append([])
             filled = 0
         shards[-1].append(entry)
         filled += size
     return shards
-
-
-def _bytes(code: str, shape: Sequence[int]) -> int:
-    size = DTYPES[code].itemsize
-    for length in shape:
-        size *= length
-    return size
 
 
 @contextmanager

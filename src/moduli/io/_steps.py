@@ -12,6 +12,13 @@ from ._errors import CheckpointError
 from ._module import ModulePlan
 
 
+class RandomState:
+    """A generator as an object with a state dict."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.state_dict, self.load_state_dict = generator.get_state, generator.set_state
+
+
 class Steps:
     """Objects to load into, and how to put them back."""
 
@@ -20,11 +27,6 @@ class Steps:
 
     def load(self, value: Any, state: Any, **options: Any) -> None:
         self._todo.append((value, state, options))
-
-    def generator(self, value: torch.Generator, found: torch.Generator) -> None:
-        if value.device != found.device:
-            raise CheckpointError(f"a generator on {value.device} cannot take the state of one on {found.device}")
-        self._todo.append((value, found, {}))
 
     def run(self, plans: ModulePlan | None) -> None:
         """Load everything, the module last: of it alone is it known beforehand that it fits."""
@@ -56,9 +58,6 @@ def _try_undo(value: Any, back: Callable[[], None]) -> str:
 
 
 def _take(value: Any, state: Any, options: dict[str, Any]) -> None:
-    if isinstance(value, torch.Generator):
-        value.set_state(state.get_state())
-        return
     try:
         value.load_state_dict(state, **options)
     except CheckpointError:
@@ -70,13 +69,6 @@ def _take(value: Any, state: Any, options: dict[str, Any]) -> None:
 
 
 def _undo(value: Any) -> Callable[[], None]:
-    if isinstance(value, torch.Generator):
-        before = value.get_state()
-
-        def rewind() -> None:
-            value.set_state(before)
-
-        return rewind
     if (
         isinstance(value, torch.optim.Optimizer)
         and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict

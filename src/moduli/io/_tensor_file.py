@@ -1,15 +1,36 @@
 """A file as a mapping from names to tensors that are read when they are asked for."""
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._errors import DamagedFileError
+from ._errors import DamagedFileError, name_file
 from ._read import Reader
 from ._replace import PathLike
 from ._saved import Saved
-from ._tensor_mapping import TensorMapping
+
+
+class TensorMapping(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for; `held` has the names, and looking for one reads nothing.
+
+    Args:
+        held: The names, in order.
+    """
+
+    def __init__(self, held: Collection[str]) -> None:
+        self._held = held
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
 
 
 class TensorFile(TensorMapping):
@@ -38,9 +59,10 @@ class TensorFile(TensorMapping):
 
     def __init__(self, path: PathLike, *, checksums: bool = False) -> None:
         self._reader = Reader(path)
-        self._saved = Saved(self._reader)
-        if not self._saved.present:
-            raise DamagedFileError(f"{self._reader.path!r} has no module")
+        with name_file(self._reader.path):
+            self._saved = Saved(self._reader)
+            if not self._saved.present:
+                raise DamagedFileError("it has no module")
         self._sources = {name: self._saved.source(name) for name in [*self._saved.names, *self._saved.ties]}
         super().__init__(self._sources)
         if self._saved.metadata:

@@ -19,11 +19,15 @@ from moduli.labels import Tensor as LabelledTensor
 
 from ._dtypes import NUMPY, dtype_name
 from ._errors import CheckpointError, DamagedFileError
+from ._header import find_twice
 
 _SMALL: Final = 2**63
 _PLAIN: Final = frozenset({str, bool, type(None)})
 _DTYPES: Final = {dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 _NUMBERS: Final = "biufc"
+_MAPPINGS: Final[dict[type, str]] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
+_LISTS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+_KINDS: Final = {tag: kind for kind, tag in (_MAPPINGS | _LISTS).items()}
 
 
 class Tensors:
@@ -82,11 +86,18 @@ def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
     if kind is float:
         return _float(value)
     if kind is list:
-        return [_encode(each, (*path, at), tensors) for at, each in enumerate(value)]
-    if kind is dict:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _encode(each, (*path, key), tensors) for key, each in value.items()}
-        return {"$dict": _pairs(value, path, tensors)}
+        return _items(value, path, tensors)
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: _encode(each, (*path, key), tensors) for key, each in value.items()}
+    if kind in _MAPPINGS:
+        pairs = value.items()
+        return {
+            _MAPPINGS[kind]: [
+                [_encode(key, (*path, "key"), tensors), _encode(each, (*path, key), tensors)] for key, each in pairs
+            ]
+        }
+    if kind in _LISTS:
+        return {_LISTS[kind]: _items(value, path, tensors)}
     encoder = _ENCODERS.get(kind)
     if encoder is not None:
         return encoder(value, path, tensors)
@@ -95,7 +106,7 @@ def _encode(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
     if isinstance(value, Tensor):
         return {"$tensor": tensors.add(value, path)}
     if is_stateful(value):
-        return {"$object": [f"{kind.__module__}.{kind.__qualname__}", _encode(value.state_dict(), path, tensors)]}
+        return {"$object": [class_name(value), _encode(value.state_dict(), path, tensors)]}
     raise CheckpointError(_refusal(value, path))
 
 
@@ -106,27 +117,26 @@ def is_stateful(value: Any) -> bool:
     )
 
 
+def class_name(value: object) -> str:
+    """The full name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def _refusal(value: Any, path: tuple[Any, ...]) -> str:
-    where, kind = "/".join(map(str, path)), type(value)
+    where = "/".join(map(str, path))
     if isinstance(value, LabelledTensor):
         return f"{where} is a labelled tensor, whose labels cannot be rebuilt from a file; save its data, or own it in a module"
     if isinstance(value, nn.Module):
         return f"{where} is a module; give it as module=, several of them in a torch.nn.ModuleDict"
     return (
-        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved without pickle; use numbers, strings, "
-        "tensors, and lists, tuples, sets and dicts of them, or an object with state_dict() in extra="
+        f"{where} is a {class_name(value)}, which cannot be saved without pickle; use numbers, strings, tensors, and lists, "
+        "tuples, sets and dicts of them, or an object with state_dict() in extra="
     )
 
 
 def _float(value: float) -> Any:
     # Not a number has many bit patterns, and JSON has no infinity.
     return value if value - value == 0 else {"$float": struct.pack(">d", value).hex()}
-
-
-def _pairs(value: Any, path: tuple[Any, ...], tensors: Tensors) -> list[Any]:
-    return [
-        [_encode(key, (*path, "key"), tensors), _encode(each, (*path, key), tensors)] for key, each in value.items()
-    ]
 
 
 def _items(value: Any, path: tuple[Any, ...], tensors: Tensors) -> list[Any]:
@@ -148,11 +158,6 @@ def _array(value: Any, path: tuple[Any, ...], tensors: Tensors) -> Any:
 
 
 _ENCODERS: Final[dict[type, Callable[[Any, tuple[Any, ...], Tensors], Any]]] = {
-    tuple: lambda value, path, tensors: {"$tuple": _items(value, path, tensors)},
-    OrderedDict: lambda value, path, tensors: {"$ordered": _pairs(value, path, tensors)},
-    Counter: lambda value, path, tensors: {"$counter": _pairs(value, path, tensors)},
-    set: lambda value, path, tensors: {"$set": _items(value, path, tensors)},
-    frozenset: lambda value, path, tensors: {"$frozenset": _items(value, path, tensors)},
     deque: lambda value, path, tensors: {"$deque": [value.maxlen, _items(value, path, tensors)]},
     complex: lambda value, path, tensors: {"$complex": [_float(value.real), _float(value.imag)]},
     bytes: lambda value, path, tensors: {"$bytes": value.hex()},
@@ -200,6 +205,9 @@ def _decode(node: Any, read: Read) -> Any:
     if len(node) == 1:
         ((tag, body),) = node.items()
         if tag.startswith("$"):
+            if tag in _KINDS:
+                kind = _KINDS[tag]
+                return kind((_decode_pairs if kind in _MAPPINGS else _decode_items)(body, read))
             decoder = _DECODERS.get(tag)
             if decoder is None:
                 raise DamagedFileError(f"a tree in it has a value of the unknown kind {tag!r}")
@@ -209,22 +217,17 @@ def _decode(node: Any, read: Read) -> Any:
     return {key: _decode(each, read) for key, each in node.items()}
 
 
-def _decode_pairs(body: Any, read: Read) -> list[tuple[Any, Any]]:
+def _decode_pairs(body: Any, read: Read) -> dict[Any, Any]:
     found = [(_decode(key, read), _decode(value, read)) for key, value in body]
     if len(dict(found)) != len(found):
         raise ValueError("a key is there twice")
-    return found
+    return dict(found)
 
 
 def _decode_items(body: Any, read: Read) -> list[Any]:
     if type(body) is not list:
         raise TypeError(f"{type(body).__name__} in the place of a list")
     return [_decode(each, read) for each in body]
-
-
-def _decode_float(body: Any, read: Read) -> float:
-    found: float = struct.unpack(">d", bytes.fromhex(body))[0]
-    return found
 
 
 def _decode_part(body: Any, read: Read) -> float:
@@ -270,11 +273,6 @@ def _numpy_dtype(code: Any) -> Any:
     return dtype
 
 
-def _decode_deque(body: Any, read: Read) -> Any:
-    longest, items = body
-    return deque(_decode_items(items, read), longest)
-
-
 def _read_tensor(body: Any, read: Read) -> Tensor:
     if type(body) is not str:
         raise TypeError(f"{body!r} is no name")
@@ -283,14 +281,8 @@ def _read_tensor(body: Any, read: Read) -> Tensor:
 
 _DECODERS: Final[dict[str, Callable[[Any, Read], Any]]] = {
     "$int": lambda body, read: int(body, 16),
-    "$float": _decode_float,
-    "$dict": lambda body, read: dict(_decode_pairs(body, read)),
-    "$tuple": lambda body, read: tuple(_decode_items(body, read)),
-    "$ordered": lambda body, read: OrderedDict(_decode_pairs(body, read)),
-    "$counter": lambda body, read: Counter(dict(_decode_pairs(body, read))),
-    "$set": lambda body, read: set(_decode_items(body, read)),
-    "$frozenset": lambda body, read: frozenset(_decode_items(body, read)),
-    "$deque": _decode_deque,
+    "$float": lambda body, read: struct.unpack(">d", bytes.fromhex(body))[0],
+    "$deque": lambda body, read: deque(_decode_items(body[1], read), body[0]),
     "$complex": lambda body, read: complex(_decode_part(body[0], read), _decode_part(body[1], read)),
     "$bytes": lambda body, read: bytes.fromhex(body),
     "$size": lambda body, read: torch.Size(body),
@@ -310,10 +302,8 @@ def check_owners(node: Any) -> None:
     Raises:
         DamagedFileError: If there are two of one.
     """
-    names = _names(node, ("$generator", "$array"))
-    if len(set(names)) != len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    twice = find_twice(_names(node, ("$generator", "$array")))
+    if twice is not None:
         raise DamagedFileError(f"two arrays in it are made of the tensor {twice!r}")
 
 
