@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moduli.lab import problems
-from moduli.lab._population import scatter
+from moduli.lab.catalogue import scatter
 
 NAMES = problems.names()
 

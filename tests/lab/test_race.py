@@ -1,5 +1,6 @@
 """Races: equal numbers in one process or several, rogues as rows, and files that survive whatever ends a race."""
 
+import contextlib
 import json
 import math
 import os
@@ -254,7 +255,7 @@ def test_a_server_that_dies_is_replaced(tmp_path):
 
     tasks = [Task("sphere-10", "LR(1e-6)", seed, 10**6, 0.3, 1) for seed in range(3)]
     found = {}
-    with RunPool(1) as pool:
+    with contextlib.closing(RunPool(1)) as pool:
         for number, message in pool.run(tasks):
             if "pid" in message and number == 0:
                 pool.server.kill()

@@ -1,5 +1,6 @@
 """What results and labels say is text, and never run or obeyed; and nothing is left behind."""
 
+import contextlib
 import csv
 import json
 import os
@@ -146,7 +147,7 @@ def test_a_server_that_hangs_on_an_import_is_given_up(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_pool, "STARTUP", 0.5)
     task = lab._tasks.Task("rosenbrock", "torch.SGD(lr=0.001)", 0, 5, 5.0, 1)
-    with _pool.RunPool(1, ["hangs_on_import"]) as pool:
+    with contextlib.closing(_pool.RunPool(1, ["hangs_on_import"])) as pool:
         pool._start()
         server = pool.server.pid
         messages = [message for _, message in pool.run([task, task]) if "reason" in message]
@@ -183,6 +184,6 @@ def test_a_server_that_hangs_on_an_import_does_not_survive_its_driver(number, tm
 def test_a_worker_that_hangs_on_the_import_of_its_problem_is_killed_in_its_time(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text("import time\nwhile True: time.sleep(1)\n")
     task = lab._tasks.Task(f"{tmp_path / 'hangs.py'}:problem", "torch.SGD(lr=0.001)", 0, 5, 0.2, 1)
-    with _pool.RunPool(1) as pool:
+    with contextlib.closing(_pool.RunPool(1)) as pool:
         (record,) = [message for _, message in pool.run([task]) if "reason" in message]
     assert (record["reason"], record["detail"]) == ("hung, was killed", "it did not come back within its time")

@@ -28,7 +28,7 @@ def entries() -> dict[str, dict[str, Any]]:
     try:
         kept = json.loads(FILE.read_text(encoding="utf-8"))
         found: dict[str, dict[str, Any]] = kept["entries"]
-        changed = find_changes(kept["sources"]) if _is_checkout() else []
+        changed = find_changes(kept["sources"]) if (PACKAGE.parent.parent / "pyproject.toml").is_file() else []
     except (OSError, ValueError, KeyError):
         return describe()
     if not changed:
@@ -36,10 +36,6 @@ def entries() -> dict[str, dict[str, Any]]:
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     note().print(f"{changed[0]}{more} changed since the catalogue was written: make catalogue renews it", markup=False)
     return describe()
-
-
-def _is_checkout() -> bool:
-    return (PACKAGE.parent.parent / "pyproject.toml").is_file()
 
 
 def find_changes(sources: dict[str, str]) -> list[str]:

@@ -29,7 +29,8 @@ def inspect(
     if file.is_dir() or file.suffix == ".json":
         _inspect_shards(file, verify, as_json)
         return
-    _check_exists(file)
+    if not file.is_file():
+        exit_with_usage(f"there is no file {file}")
     try:
         found = io.inspect(file, verify=verify)
     except io.CheckpointError as error:
@@ -108,8 +109,6 @@ def merge(
             exit_with_usage(f"there is no file {file}")
     if written and files:
         exit_with_usage(f"{recipe} names its models itself; give no others")
-    if not written and len(files or []) < 2:
-        exit_with_usage("give at least two checkpoints to merge")
     try:
         size = None if shard_size is None else io.parse_size(shard_size)
     except ValueError as error:
@@ -137,11 +136,6 @@ def merge(
     else:
         where = "" if len(found.files) == 1 else f", in {len(found.files)} files"
         note().print(io.escape(f"{output}: {count:,} numbers in {len(found)} tensors{where}"), markup=False)
-
-
-def _check_exists(file: Path) -> None:
-    if not file.is_file():
-        exit_with_usage(f"there is no file {file}")
 
 
 def _option(text: str) -> tuple[str, Any]:

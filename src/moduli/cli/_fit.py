@@ -80,9 +80,7 @@ def fit(
             )  # fmt: skip
         except ChainSyntaxError as error:
             exit_with_usage(str(error))
-        except io.CheckpointError as error:
-            fail(str(error))
-        except ProblemFileError as error:
+        except (io.CheckpointError, ProblemFileError) as error:
             fail(str(error))
         except OSError as error:
             fail(f"{output} cannot be written: {error}")

@@ -110,12 +110,8 @@ def race(
             results = lab.race(
                 **spec, workers=workers, file=kept, resume=resume, command=["moduli", *sys.argv[1:]], listen=watch
             )
-    except lab.ChainSyntaxError as error:
-        exit_with_usage(str(error))
-    except (lab.problems.UnknownProblemError, lab.ProblemFileError, ModuleNotFoundError) as error:
-        exit_with_usage(str(error))
-    except (lab.ResultsError, ValueError, TypeError) as error:
-        exit_with_usage(str(error))
+    except (lab.problems.UnknownProblemError, ModuleNotFoundError, ValueError, TypeError) as error:
+        exit_with_usage(str(error))  # chains, problem files and results that are no such thing are ValueErrors
     except OSError as error:
         fail(f"the race cannot be kept: {error}")
     except KeyboardInterrupt:

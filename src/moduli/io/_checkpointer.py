@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,11 +255,8 @@ class Checkpointer:
     @property
     def loaded(self) -> Loaded | None:
         """What the last `resume` did: the `extra` that was saved, and what did not match; None if nothing was loaded."""
-        if self._loaded is None:
-            return None
-        extra = self._loaded.extra["extra"]
         found = self._loaded
-        return Loaded(extra, found.fresh, found.dropped, found.converted, found.verified)
+        return None if found is None else replace(found, extra=found.extra["extra"])
 
     def _step(self, extra: Any, path: Path) -> int:
         if not isinstance(extra, Mapping) or type(extra.get("step")) is not int or "extra" not in extra:

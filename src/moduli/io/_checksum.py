@@ -71,7 +71,9 @@ def checksums_of(parts: Sequence[Any]) -> list[int]:
         pieces = [buffer[at : at + _SPAN] for at in range(0, len(buffer), _SPAN)]
         spans += pieces
         owners += [checksum] * len(pieces)
-    threads = 1 if sum(map(len, spans)) < _THREADED else min(_MOST_THREADS, _count_cores())
+    # More threads than the cores that this process may use only take them from each other.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = 1 if sum(map(len, spans)) < _THREADED else min(_MOST_THREADS, cores)
     if threads == 1:
         summaries = list(map(_summary, spans))
     else:
@@ -80,11 +82,6 @@ def checksums_of(parts: Sequence[Any]) -> list[int]:
     for checksum, summary in zip(owners, summaries, strict=True):
         checksum.add(*summary)
     return [checksum.value for checksum in found]
-
-
-def _count_cores() -> int:
-    """The cores that this process may use: more threads than these only take them from each other."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _summary(piece: Any) -> tuple[bytes, int]:

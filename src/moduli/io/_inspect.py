@@ -105,11 +105,7 @@ class Description:
     @property
     def parameters(self) -> int:
         """How many numbers the module's tensors have."""
-        total = 0
-        for tensor in self.tensors:
-            if tensor.part == "module":
-                total += math.prod(tensor.shape)
-        return total
+        return sum(math.prod(tensor.shape) for tensor in self.tensors if tensor.part == "module")
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.format} file of {self.size:,} bytes, checksums {self.checksums}"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,6 @@ from ._optimizer import KnownState, fit_state, parameter_names
 from ._read import Reader
 from ._replace import PathLike
 from ._saved import PARTS, Saved
-from ._steps import RandomState, Steps
 from ._tree import class_name, is_stateful, tensor_names
 
 
@@ -142,7 +142,7 @@ def load(
         verified = saved.reader.verify(used) if checksums else False
         rename = plans.rename if plans is not None else make_rename(mapping, saved.every)
         known = KnownState(parameter_names(module), rename, saved.ties, set(fresh), set(dropped), strict, saved.every)
-        steps = Steps()
+        steps = _Steps()
         for part, value in wanted.items():
             for one, node in _pairs(saved, part, value, strict):
                 state = saved.decode(node.get("state"))
@@ -242,14 +242,14 @@ def _pairs(saved: Saved, part: str, value: Any, strict: bool) -> list[tuple[Any,
     return [(given[name], node) for name, node in there.items()]
 
 
-def _load_tree(live: Any, found: Any, where: str, steps: Steps) -> None:
+def _load_tree(live: Any, found: Any, where: str, steps: _Steps) -> None:
     """Find the objects in a tree that take the states at their places in the one that was saved."""
     if isinstance(live, torch.Generator):
         if not isinstance(found, torch.Generator):
             raise CheckpointError(f"{where} is a generator, and the checkpoint has {type(found).__name__} there")
         if live.device != found.device:
             raise CheckpointError(f"a generator on {live.device} cannot take the state of one on {found.device}")
-        steps.load(RandomState(live), found.get_state())
+        steps.load(_RandomState(live), found.get_state())
     elif is_stateful(live):
         steps.load(live, found)
     elif isinstance(live, Mapping):
@@ -268,3 +268,82 @@ def _keys(found: Any) -> str:
     if isinstance(found, Mapping):
         return f"{list(found)}"
     return f"{len(found)}" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+
+
+class _RandomState:
+    """A generator as an object with a state dict."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.state_dict, self.load_state_dict = generator.get_state, generator.set_state
+
+
+class _Steps:
+    """Objects to load into, and how to put them back."""
+
+    def __init__(self) -> None:
+        self._todo: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def load(self, value: Any, state: Any, **options: Any) -> None:
+        self._todo.append((value, state, options))
+
+    def run(self, plans: ModulePlan | None) -> None:
+        """Load everything, the module last: of it alone is it known beforehand that it fits."""
+        undo: list[tuple[Any, Callable[[], None]]] = []
+        try:
+            for value, state, options in self._todo:
+                undo.append((value, _undo(value)))
+                _take(value, state, options)
+            if plans is not None:
+                plans.apply()
+        except BaseException as error:
+            stuck = [told for value, back in reversed(undo) if (told := _try_undo(value, back))]
+            if not stuck:
+                raise
+            told = f"it could not be put back: {'; '.join(stuck)}"
+            if not isinstance(error, Exception):
+                error.add_note(told)
+                raise
+            raise CheckpointError(f"{error}; and not all of it is as before: {told}") from error
+
+
+def _try_undo(value: Any, back: Callable[[], None]) -> str:
+    """Put an object back; gives what went wrong, if anything did, so that the others are put back in any case."""
+    try:
+        back()
+    except Exception as error:  # noqa: BLE001 - whatever an object says about its own state
+        return f"the {type(value).__name__} raised {type(error).__name__}: {error}"
+    return ""
+
+
+def _take(value: Any, state: Any, options: dict[str, Any]) -> None:
+    try:
+        value.load_state_dict(state, **options)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever an object says about a state that is not its own
+        raise CheckpointError(
+            f"the {type(value).__name__} refuses its state: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _undo(value: Any) -> Callable[[], None]:
+    if (
+        isinstance(value, torch.optim.Optimizer)
+        and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict
+    ):
+        # Loading gives it new dicts and leaves the old ones and the tensors in them alone.
+        held = dict(value.__dict__)
+
+        def put_back() -> None:
+            value.__dict__.clear()
+            value.__dict__.update(held)
+
+        return put_back
+    try:
+        state = copy.deepcopy(value.state_dict())
+    except Exception as error:  # whatever an object says about its own state
+        raise CheckpointError(
+            f"the {type(value).__name__} does not give its state, so it could not be put back: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return lambda: value.load_state_dict(state)

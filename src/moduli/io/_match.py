@@ -37,27 +37,24 @@ def make_rename(mapping: NameMap | None, names: Iterable[str]) -> Rename:
     """
     if mapping is None:
         return lambda name: name
-    names = list(names)
-    if isinstance(mapping, Mapping):
-        table = dict(mapping)
-        used: set[str] = set()
-
-        def renamed(name: str) -> str | None:
-            path = name
-            while True:
-                if path in table:
-                    used.add(path)
-                    new = table[path]
-                    return None if new is None else (new + name[len(path) :]).removeprefix("." if new == "" else "")
-                if "." not in path:
-                    return name
-                path = path.rpartition(".")[0]
-
-        rename: Rename = renamed
-    elif callable(mapping):
-        table, used, rename = {}, set(), mapping
-    else:
+    if not isinstance(mapping, Mapping) and not callable(mapping):
         raise TypeError(f"mapping is a {type(mapping).__name__}; it must be a dict from names to names, or a function")
+    names = list(names)
+    table = dict(mapping) if isinstance(mapping, Mapping) else {}
+    used: set[str] = set()
+
+    def rename(name: str) -> str | None:
+        if not isinstance(mapping, Mapping):
+            return mapping(name)
+        path = name
+        while path not in table:
+            if "." not in path:
+                return name
+            path = path.rpartition(".")[0]
+        used.add(path)
+        new = table[path]
+        return None if new is None else (new + name[len(path) :]).removeprefix("." if new == "" else "")
+
     seen: dict[str, str] = {}
     for name in names:
         new = rename(name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -13,13 +14,12 @@ from torch import Tensor
 from .. import merge
 from ..merge import RECIPES as _RECIPES
 from ..merge import MergeError, make_recipe
-from ._adapter import Adapted, is_adapter
 from ._dtypes import CODES, describe_stored
+from ._model_views import Adapted, align, is_adapter, read_vocabulary
 from ._replace import PathLike
 from ._save import describe_writer, strings
 from ._shards import TensorFiles, side_files, write_directory
 from ._tensor_file import TensorMapping
-from ._vocabulary import align, read_vocabulary
 from ._write import write_tensors
 
 RECIPES: Final = tuple(_RECIPES)
@@ -89,8 +89,9 @@ def merge_files(
     values = merge.stream(made_recipe, sources.models, labels, buffers=buffers, integers=integers)
     # What can be found out without reading values is found out before a file is begun.
     first = next(values, None)
-    merged = _convert(_chain(first, values), dtype)
-    if _is_directory(Path(out), sources.first, shard_size, os.fspath(out)):
+    merged = _convert(chain([] if first is None else [first], values), dtype)
+    named = os.fspath(out).endswith(os.sep) or Path(out).is_dir()
+    if named or shard_size or (sources.first.path.is_dir() and Path(out).suffix != ".safetensors"):
         like = [_describe_stored(name, sources.models[0].meta(name), dtype) for name in sources.models[0]]
         plain = ((name, value) for names, value in merged for name in names)
         copied = side_files(sources.first.directory) if sources.first.path.is_dir() or shard_size else []
@@ -99,13 +100,7 @@ def merge_files(
         _write_file(out, sources, merged, dtype, checksums, fsync)
 
 
-def _chain(first: Any, rest: Merged) -> Merged:
-    if first is not None:
-        yield first
-    yield from rest
-
-
-def _convert(values: Merged, dtype: torch.dtype | None) -> Merged:
+def _convert(values: Iterable[tuple[tuple[str, ...], Tensor]], dtype: torch.dtype | None) -> Merged:
     for names, value in values:
         yield names, value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
@@ -114,12 +109,6 @@ def _describe_stored(name: str, meta: Tensor, dtype: torch.dtype | None) -> tupl
     wanted = meta.dtype if dtype is None or not meta.is_floating_point() else dtype
     code, shape = describe_stored(torch.empty((), dtype=wanted), name)
     return name, code, [*meta.shape, *shape]
-
-
-def _is_directory(out: Path, first: TensorFiles, shard_size: int | None, text: str) -> bool:
-    if shard_size is not None or text.endswith(os.sep) or out.is_dir():
-        return True
-    return first.path.is_dir() and out.suffix != ".safetensors"
 
 
 class _Sources:
@@ -189,11 +178,11 @@ def _write_file(
     model = sources.models[0]
     carried: list[str] = []
     like = [_describe_stored(name, model.meta(name), dtype) for name in model]
-    file = sources.first.files[0]
+    file, single = sources.first.files[0], len(sources.first.files) == 1
     reader, saved = file._reader, file._saved
-    ours = len(sources.first.files) == 1 and reader.content is not None
+    ours = single and reader.content is not None
     if not ours:
-        metadata = dict(reader.header.metadata) if len(sources.first.files) == 1 else {"format": "pt"}
+        metadata = dict(reader.header.metadata) if single else {"format": "pt"}
     else:
         content = reader.content or {}
         keep = sources.shared or not saved.ties
@@ -205,7 +194,7 @@ def _write_file(
         kept = {name: views[saved.source(name)] for name in [*model, *carried] if saved.source(name) in views}
         metadata = strings({"format": 1, "made": describe_writer(), "module": part} | ({"views": kept} if kept else {}))
     # C64 in files of others stays what it is; in ours complex tensors are pairs in either file.
-    codes = {name: reader.slots[saved.source(name)] for name in model} if len(sources.first.files) == 1 else {}
+    codes = {name: reader.slots[saved.source(name)] for name in model} if single else {}
     like = [
         (n, codes[n].code, list(codes[n].shape)) if n in codes and codes[n].code == "C64" else (n, c, s)
         for n, c, s in like

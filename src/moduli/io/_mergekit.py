@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from ..merge import RECIPES, MergeError
+from ._dtypes import dtype_name
 from ._errors import CheckpointError
 from ._merge import merge_files
 from ._replace import PathLike
@@ -43,12 +44,7 @@ _OF_ALL: Final = {
 # What a recipe without such an argument does anyway.
 _AS_IT_IS: Final = {"normalize": (False,), "rescale": (False,)}
 _IGNORED: Final = "int8_mask"  # how it computes
-_DTYPES: Final = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+_DTYPES: Final = {dtype_name(each): each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 _TOP: Final = {"merge_method", "models", "base_model", "parameters", "dtype", "out_dtype", "name", "tokenizer_source"}
 _BASED: Final = frozenset({"task_arithmetic", "ties", "dare", "stock", "breadcrumbs", "della", "sce"})
 

@@ -7,6 +7,7 @@ import fnmatch
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..layout import cut_like, is_sharded, memory_of
 from ._errors import CheckpointError
 from ._match import Match, NameMap, Rename, edits_between, make_rename, match
 from ._saved import EXTRA, LABELS, Saved
-from ._tree import Tensors, decode, encode
+from ._tree import Tensors, class_name, encode
 
 # -- into a file -------------------------------------------------------------------------------------------------------
 
@@ -69,7 +70,9 @@ def collect(module: nn.Module | Mapping[str, Any], tensors: Tensors) -> tuple[di
                 continue
         found[name] = value
     content: dict[str, Any] = {
-        "metadata": encode(_copy_metadata(getattr(state, "_metadata", {})), ("metadata",), tensors)
+        "metadata": encode(
+            {path: dict(entry) for path, entry in getattr(state, "_metadata", {}).items()}, ("metadata",), tensors
+        )
     }
     if ties:
         content["ties"] = ties
@@ -95,14 +98,9 @@ def _check(name: str, value: Any) -> None:
         raise CheckpointError(f"{name!r} cannot be written as UTF-8; rename it") from None
 
 
-def _copy_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: dict(entry) for path, entry in metadata.items()}
-
-
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     """What is told about a module beside its tensors."""
-    kind = type(module)
-    found: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    found: dict[str, Any] = {"class": class_name(module)}
     virtuals: list[str] = []
     policies: dict[str, Any] = {}
     for path, each in module.named_modules():
@@ -118,16 +116,14 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _virtual_names(module: nn.Module) -> list[str]:
-    kind = type(module)
-    names = _declared.get(kind)
-    if names is None:
-        declared = {name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, virtual)}
-        names = _declared[kind] = sorted(declared)
-    live = [held.name for held in module.__dict__.values() if isinstance(held, VirtualTensor)]
-    return [*names, *live] if live else names
+    declared = _declared_names(type(module))  # type: ignore[arg-type]
+    live = (held.name for held in module.__dict__.values() if isinstance(held, VirtualTensor))
+    return [*declared, *live]
 
 
-_declared: dict[type, list[str]] = {}
+@cache
+def _declared_names(kind: type) -> list[str]:
+    return sorted({name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, virtual)})
 
 
 # -- out of a file -----------------------------------------------------------------------------------------------------
@@ -213,7 +209,7 @@ def _apply(saved: Saved, module: nn.Module, held: Mapping[str, Any], found: Matc
         if source is None:
             state[name] = value
         elif source in saved.extra:
-            state[name] = decode(saved.extra[source], saved.reader.copy)
+            state[name] = saved.decode(saved.extra[source])
         else:
             place = saved.source(source)
             if place not in tensors:

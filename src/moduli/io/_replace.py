@@ -103,12 +103,9 @@ def find_unfinished(path: PathLike) -> list[Path]:
     """Files that writers have begun, to take the place of a file: those with names that `replace_file` made for it."""
     target = Path(os.path.realpath(path))
     with os.scandir(target.parent) as entries:
-        return [Path(entry.path) for entry in entries if _is_ours(entry.name, target)]
-
-
-def _is_ours(name: str, target: Path) -> bool:
-    match = _NAME.fullmatch(name)
-    return match is not None and match[2] == _mark(target, match[1])
+        return [
+            Path(entry.path) for entry in entries if (m := _NAME.fullmatch(entry.name)) and m[2] == _mark(target, m[1])
+        ]
 
 
 def _mark(target: Path, token: str) -> str:

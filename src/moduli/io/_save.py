@@ -95,42 +95,17 @@ def save(
             f"there is nothing to save in {str(path)!r}: give a module, an optimizer or something else"
         )
     every = {**found, **tensors.found}
+
+    def write(stream: Iterable[tuple[str, Tensor]]) -> None:
+        like = [(name, *describe_stored(tensor, name)) for name, tensor in every.items()]
+        views = {name: dtype_name(tensor.dtype) for name, tensor in every.items() if tensor.dtype in COMPLEX}
+        metadata = strings({**content, "views": views} if views else content)
+        write_tensors(path, stream, like, metadata, checksums=checksums, fsync=fsync)
+
     if any_sharded(every.values()):
-        _write_together(path, every, lambda whole: write(path, every, content, whole, checksums=checksums, fsync=fsync))
+        _write_together(path, every, write)
     else:
-        write(path, every, content, checksums=checksums, fsync=fsync)
-
-
-def write(
-    path: PathLike,
-    tensors: Mapping[str, Tensor],
-    content: dict[str, Any],
-    stream: Iterable[tuple[str, Tensor]] | None = None,
-    *,
-    checksums: bool,
-    fsync: bool,
-) -> None:
-    """Write tensors, and JSON that tells about them.
-
-    Args:
-        path: Where to.
-        tensors: The tensors by name.
-        content: The JSON.
-        stream: The tensors to write where they are not those, one at a time.
-        checksums: As for `save`.
-        fsync: As for `save`.
-    """
-    like = []
-    views: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        code, shape = describe_stored(tensor, name)
-        like.append((name, code, shape))
-        if tensor.dtype in COMPLEX:
-            views[name] = dtype_name(tensor.dtype)
-    if views:
-        content = {**content, "views": views}
-    stream = order_for_file(tensors) if stream is None else stream
-    write_tensors(path, stream, like, strings(content), checksums=checksums, fsync=fsync)
+        write(order_for_file(every))
 
 
 def strings(content: dict[str, Any]) -> dict[str, str]:

@@ -81,10 +81,10 @@ class Saved:
     def labels(self) -> dict[str, list[dict[str, Any]]]:
         """The axes of labelled tensors, by each name under which one may be registered."""
         return {
-            f"{path}.{prefix}{name}" if path else prefix + name: axes
+            place: axes
             for path, entry in self.metadata.items()
             for name, axes in entry.get(LABELS, {}).items()
-            for prefix in PREFIXES
+            for place in _places(path, name)
         }
 
     def source(self, name: str) -> str:
@@ -103,7 +103,9 @@ class Saved:
         if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
             raise DamagedFileError("its metadata is not a mapping of mappings")
         for path, entry in found.items():
-            if not _are_labels(entry.get(LABELS, {})) or not _is_configuration(entry.get(CONFIG, {})):
+            settings = entry.get(CONFIG, {})
+            right = isinstance(settings, dict) and all(isinstance(each, dict) for each in settings.values())
+            if not right or not _are_labels(entry.get(LABELS, {})):
                 raise DamagedFileError(f"its labels or configurations of {path!r} are malformed")
             self._check_labels(path, entry.get(LABELS, {}))
         return found
@@ -112,8 +114,7 @@ class Saved:
         """Refuse labels that are not as many as their axes are long: a range may claim any number without writing it."""
         own = {*self.names, *self.ties}
         for name, axes in labels.items():
-            places = [f"{path}.{prefix}{name}" if path else prefix + name for prefix in PREFIXES]
-            place = next((self.source(place) for place in places if place in own), None)
+            place = next((self.source(place) for place in _places(path, name) if place in own), None)
             # What is not in the file, as buffers that are not persistent, is not loaded either.
             shape = tuple(map(_length, axes)) if place is None else self.reader.shape(place)
             counts = [_length(axis) for axis in axes]
@@ -124,10 +125,9 @@ class Saved:
 
     def _history(self, found: Any) -> list[Event]:
         try:
-            events = [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
+            return [Event(n, s, frozenset(map(_text, a)), frozenset(map(_text, r))) for n, s, a, r in found]
         except (TypeError, ValueError):
             raise DamagedFileError("its history is malformed") from None
-        return events
 
     def _policies(self, found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         try:
@@ -143,6 +143,11 @@ class Saved:
             return [_text(each) for each in found]
         except TypeError:
             raise DamagedFileError("a list of names in it is malformed") from None
+
+
+def _places(path: str, name: str) -> list[str]:
+    """The names under which the tensor of an attribute may be registered."""
+    return [f"{path}.{prefix}{name}" if path else prefix + name for prefix in PREFIXES]
 
 
 def _mapping(part: dict[str, Any], key: str) -> dict[str, Any]:
@@ -164,10 +169,6 @@ def _one_of(value: Any, choices: tuple[str, ...]) -> str:
     return _text(value)
 
 
-def _is_configuration(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
-
-
 def _length(axis: dict[str, Any]) -> int | None:
     """How many labels an axis has; None if it has none."""
     if "range" in axis:
@@ -186,16 +187,12 @@ def _are_labels(labels: Any) -> bool:
         for axis in axes:
             if not isinstance(axis, dict) or not isinstance(axis.get("name", 0), str | None):
                 return False
-            if not isinstance(axis.get("labels", []), list) or not all(map(_is_label, axis.get("labels", []))):
+            found, bounds = axis.get("labels", []), axis.get("range", [0, 0, 1])
+            if not isinstance(found, list) or not all(map(_is_label, found)):
                 return False
-            bounds = axis.get("range", [0, 0, 1])
-            if (
-                not isinstance(bounds, list)
-                or len(bounds) != 3
-                or not all(type(each) is int and abs(each) < 2**63 for each in bounds)
-            ):
+            if not isinstance(bounds, list) or len(bounds) != 3 or bounds[2] == 0:
                 return False
-            if bounds[2] == 0:
+            if not all(type(each) is int and abs(each) < 2**63 for each in bounds):
                 return False
     return True
 

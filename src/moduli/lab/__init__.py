@@ -14,12 +14,11 @@ The `moduli` command is a thin layer over this room.
 from .._deprecated import rename
 from . import catalogue, problems
 from ._contender import Contender, Entrant, contender
-from ._default import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field
 from ._fit import Ended, Fit, fit
 from ._grammar import ChainSyntaxError, Link, ParsedChain, parse
+from ._meter import RunReason
 from ._picture import picture, write_picture
-from ._race import race
-from ._reasons import RunReason
+from ._race import DEFAULT_BUDGET, DEFAULT_FIELD, DEFAULT_PROBLEMS, default_field, race
 from ._reference import ProblemFileError, as_problem, load_problem
 from ._report import command_for, report, write_report
 from ._results import Results, ResultsError, check_table, flat_rows, write_table

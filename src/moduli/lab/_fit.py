@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,21 +13,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
+from torch import nn
 
 from .. import io
 from ._contender import Contender, Entrant, contender
-from ._errors import readable, standard_errors
 from ._grammar import ParsedChain
-from ._meter import Meter
-from ._run import closure_for
+from ._meter import Meter, drop_infinite
+from ._run import IDLE, closure_for, seed_all
 from .problems import Problem
 
-# So many steps in a row that evaluate nothing: the optimizer has finished.
-IDLE = 8
 # A step with so many evaluations has searched; if the loss stays the same to the last bit, it does not become smaller.
 SEARCHED = 5
+# How many numbers of a model are told one by one.
+MOST_SHOWN = 64
 
 
 class Ended(StrEnum):
@@ -121,9 +119,7 @@ def fit(
     all steps done 0.0
     """
     runner = contender(chain)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_all(seed)
     model = problem.model(seed)
     entrant = runner.enter(model)
     course = _Course(problem, entrant, runner.source, torch.Generator().manual_seed(seed))
@@ -274,3 +270,76 @@ def _patience() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def readable(model: nn.Module) -> dict[str, Any]:
+    """The trainable parameters by name, as numbers and nested lists; none where there are more than 64 numbers."""
+    found = _trainable(model)
+    if sum(parameter.numel() for parameter in found.values()) > MOST_SHOWN:
+        return {}
+    return {_name(name): _to_numbers(parameter.detach()) for name, parameter in found.items()}
+
+
+def standard_errors(problem: Problem, model: nn.Module) -> dict[str, Any] | None:
+    """The standard errors of a least-squares fit: the roots of the diagonal of s² (JᵀJ)⁻¹, with s² = |r|² / (n - p).
+
+    Args:
+        problem: The problem.
+        model: Its fitted model.
+
+    Returns:
+        A number or nested list for each parameter; None if the problem is no least-squares problem, has fewer residuals than
+        parameters, or does not determine all of them.
+    """
+    found = _trainable(model)
+    if any(parameter.is_complex() for parameter in found.values()):
+        return None
+    with torch.enable_grad():
+        residuals = problem.residuals(model)
+        if residuals is None or not residuals.requires_grad:
+            return None
+        rows = [
+            torch.autograd.grad(each, list(found.values()), retain_graph=True, allow_unused=True) for each in residuals
+        ]
+    columns = [
+        torch.stack([torch.zeros_like(p) if row[at] is None else row[at] for row in rows])
+        .reshape(len(rows), -1)
+        .double()
+        for at, p in enumerate(found.values())
+    ]
+    jacobian = torch.cat(columns, 1)
+    count, unknowns = jacobian.shape
+    # Columns of one length: which parameters are determined does not depend on their units.
+    lengths = jacobian.norm(dim=0)
+    if count <= unknowns or not bool((lengths > 0).all()):
+        return None
+    values, vectors = torch.linalg.eigh((jacobian / lengths).mT @ (jacobian / lengths))
+    if float(values[0]) <= 1e-12 * float(values[-1]):
+        return None
+    variance = residuals.detach().double().square().sum() / (count - unknowns)
+    errors = (variance * (vectors.square() / values).sum(1)).sqrt() / lengths
+    parts = errors.split([parameter.numel() for parameter in found.values()])
+    return {
+        _name(name): _to_numbers(part.reshape(parameter.shape))
+        for (name, parameter), part in zip(found.items(), parts, strict=True)
+    }
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _name(name: str) -> str:
+    """The name that a user knows: arguments of a function and owned tensors have a prefix in a model."""
+    path, dot, last = name.rpartition(".")
+    return path + dot + last.removeprefix("arg_").removeprefix("tensor:")
+
+
+def _to_numbers(values: torch.Tensor) -> Any:
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return _drop_infinite(values.double().tolist())
+
+
+def _drop_infinite(value: Any) -> Any:
+    return [_drop_infinite(each) for each in value] if isinstance(value, list) else drop_infinite(value)

@@ -1,19 +1,42 @@
-"""Counting what a run costs, and remembering what it reached."""
+"""Counting what a run costs, remembering what it reached, and why it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable
-
-from ._reasons import RunReason
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 
 # Points of the history are this factor of evaluations apart: the curve has the same detail in every decade.
 SPACING = 1.04
 # A line search may step where the loss is not a number and come back. This many in a row is no line search.
 LOST = 40
+
+
+class RunReason(StrEnum):
+    """Why a run ended, as a sentence.
+
+    >>> print(RunReason.REACHED)
+    reached the optimum
+    """
+
+    REACHED = "reached the optimum"
+    TARGET = "reached the target"
+    BUDGET = "budget spent"
+    TIME = "time limit"
+    STOPPED = "stopped by itself"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    HUNG = "hung, was killed"
+    KILLED = "process died"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run has no result that could be compared: it broke, or left the numbers."""
+        return self in (RunReason.DIVERGED, RunReason.CRASHED, RunReason.HUNG, RunReason.KILLED)
 
 
 class RunEnd(BaseException):
@@ -53,9 +76,14 @@ class Meter:
         """Seconds of the run, without those of the bookkeeping."""
         return time.perf_counter() - self.began - self.paused
 
-    def pause(self) -> _Aside:
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
         """Within this, time does not count."""
-        return _Aside(self)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.paused += time.perf_counter() - began
 
     def check_budget(self) -> None:
         """Before an evaluation: is there anything left to spend?"""
@@ -105,12 +133,6 @@ class Meter:
             self.progress(self.evaluations, self.best)
 
 
-class _Aside:
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.meter.paused += time.perf_counter() - self.began
+def drop_infinite(value: float) -> float | None:
+    """A number as JSON has it: None in the place of what is not finite."""
+    return value if math.isfinite(value) else None

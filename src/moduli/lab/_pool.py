@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
-from ._reasons import RunReason
+from ._meter import RunReason
 from ._tasks import Task, record_without_run
 
 STARTUP = 300.0
@@ -37,14 +36,6 @@ class RunPool:
         self.preload = tuple(preload)
         self.server: subprocess.Popen[bytes] | None = None
         self.ready = False
-
-    def __enter__(self) -> RunPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End every run that is under way, and the server."""

@@ -1,4 +1,4 @@
-"""The race: every contender on every problem from every seed."""
+"""The race: every contender on every problem from every seed; and the one that is run when nothing is said, within two minutes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from torch import nn
@@ -14,13 +16,50 @@ from torch import nn
 from ._contender import Contender, contender
 from ._grammar import ParsedChain
 from ._pool import RunPool
-from ._results import Results, Writer, header
+from ._results import FORMAT, Results, Writer, environment
 from ._tasks import Task, execute, resolve
 from .problems import Problem
 
 Spec = str | ParsedChain | Contender | Callable[[nn.Module], Any]
 Listener = Callable[[str, Task, dict[str, Any]], None]
 Messages = Generator[tuple[int, dict[str, Any]], None, None]
+
+
+DEFAULT_PROBLEMS = ("rosenbrock", "rastrigin", "kinked-valley", "noisy-20", "bands", "ground-state", "spirals")
+"""The problems of the default race; none of them needs an extra."""
+
+DEFAULT_BUDGET = 600
+"""How many evaluations a run of the default race has."""
+
+# Label, and chain, each with the setting that its page shows: first order, matrices, quasi-Newton, trust regions, without
+# gradients, populations, the hybrid of both (docs/population-optimizers.md), and torch to compare with.
+DEFAULT_FIELD = (
+    ("gradient descent", "ClipNorm(1) | LR(0.02)"),
+    ("Nesterov", "ClipNorm(1) | NAG(0.9) | LR(0.01)"),
+    ("Adam", "Adam | LR(0.1)"),
+    ("Lion", "Lion | LR(0.01)"),
+    ("SOAP", "SOAP | LR(0.1)"),
+    ("BFGS", "BFGS | StrongWolfe"),
+    ("L-BFGS", "LBFGS | StrongWolfe"),
+    ("trust region", "TrustCG(BFGS(inverse=False))"),
+    ("CMA-ES", "CMAES(sigma=0.5)"),
+    ("swarm", "Population(16, spread=0.5) | PSO"),
+    (
+        "Adam in a swarm",
+        "Population(8, spread=0.5) | ClipNorm(1) | Adam | LR(0.1) | PSO(inertia=0.3, cognitive=0.1, social=0.1)",
+    ),
+    ("torch L-BFGS", "torch.LBFGS(line_search_fn='strong_wolfe')"),
+)
+"""The contenders of the default race: label, and chain."""
+
+
+def default_field() -> list[Contender]:
+    """The contenders of the default race.
+
+    >>> "Adam" in [entry.label for entry in default_field()]
+    True
+    """
+    return [contender(chain, label=label) for label, chain in DEFAULT_FIELD]
 
 
 def race(
@@ -79,16 +118,20 @@ def race(
     _check(field, [problem.name for _, problem in courses], numbers, budget, threads)
     if target is not None and not math.isfinite(target):
         raise ValueError(f"the target is a finite number, not {target}")
-    top = header(
-        [_describe_problem(spec, problem) for spec, problem in courses],
-        [{"label": entry.label, "source": entry.source} for entry in field],
-        numbers,
-        command=command,
-        budget=budget,
-        seconds=seconds,
-        threads=threads,
-        target=target,
-    )
+    top = {
+        "kind": "race",
+        "format": FORMAT,
+        "command": list(sys.argv) if command is None else command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "problems": [_describe_problem(spec, problem) for spec, problem in courses],
+        "contenders": [{"label": entry.label, "source": entry.source} for entry in field],
+        "seeds": numbers,
+        "budget": budget,
+        "seconds": seconds,
+        "threads": threads,
+        "target": target,
+        **environment(),
+    }
     writer = Writer(file, top, resume)
     writer.results.problems = {problem.name: problem for _, problem in courses}
     done = {Results.key(run) for run in writer.results.runs}
@@ -137,7 +180,7 @@ def _run_in_workers(tasks: list[Task], workers: int, preload: list[str]) -> Mess
         return
     for task in tasks:
         _sendable(task)
-    with RunPool(workers, preload) as pool:
+    with contextlib.closing(RunPool(workers, preload)) as pool:
         yield from pool.run(tasks)
 
 

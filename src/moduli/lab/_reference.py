@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -140,7 +141,41 @@ class NamedArguments(nn.Module):
         return {name: getattr(self, f"arg_{name}") for name in self.names}
 
 
-class FunctionProblem(Problem):
+class _CalledProblem(Problem):
+    """A problem whose loss, or residuals, a function of the user's returns."""
+
+    def __init__(self, name: str, written: Callable[..., Any]) -> None:
+        self.name = name
+        self.summary = (inspect.getdoc(written) or "").split("\n")[0]
+
+    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
+        """What the function returns; of residuals, the sum of their squares."""
+        value = self._call_function(model)
+        loss = _data(value)
+        if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
+            what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
+            raise ProblemFileError(
+                f"{self.name}: a loss is one number as a tensor, or several as residuals of a least-squares problem, not "
+                f"{what}"
+            )
+        return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
+
+    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
+        """What the function returns, if that is several numbers."""
+        found = _data(self._call_function(model))
+        if not isinstance(found, torch.Tensor) or found.numel() < 2:
+            return None
+        return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)
+
+    @abstractmethod
+    def _call_function(self, model: Callable[..., Any]) -> Any: ...
+
+
+def _data(value: Any) -> Any:
+    return getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
+
+
+class FunctionProblem(_CalledProblem):
     """A function of tensors that returns a loss; the defaults of its arguments are the start.
 
     >>> problem = FunctionProblem("bowl", lambda x: (x**2).sum(), {"x": [3.0, 4.0]})
@@ -149,8 +184,8 @@ class FunctionProblem(Problem):
     """
 
     def __init__(self, name: str, function: Callable[..., Any], start: dict[str, Any]) -> None:
-        self.name, self.function = name, function
-        self.summary = (inspect.getdoc(function) or "").split("\n")[0]
+        super().__init__(name, function)
+        self.function = function
         self.start = {key: self._tensor(key, value) for key, value in start.items()}
 
     def _tensor(self, key: str, value: Any) -> torch.Tensor:
@@ -169,16 +204,11 @@ class FunctionProblem(Problem):
         jitter = {k: scale * torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in self.start.items()}
         return NamedArguments({key: value + jitter[key] for key, value in self.start.items()})
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the function returns; of residuals, the sum of their squares."""
-        return _loss(self.function(**model()), self.name)
-
-    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """What the function returns, if that is several numbers."""
-        return _residuals(self.function(**model()))
+    def _call_function(self, model: Callable[..., Any]) -> Any:
+        return self.function(**model())
 
 
-class ModuleProblem(Problem):
+class ModuleProblem(_CalledProblem):
     """What a function returns: a module, and a function of it that returns the loss.
 
     >>> problem = ModuleProblem("line", lambda: (nn.Linear(1, 1), lambda f: f(torch.ones(1)).square().sum()))
@@ -187,8 +217,8 @@ class ModuleProblem(Problem):
     """
 
     def __init__(self, name: str, make: Callable[[], tuple[nn.Module, Callable[..., Any]]]) -> None:
-        self.name, self.make = name, make
-        self.summary = (inspect.getdoc(make) or "").split("\n")[0]
+        super().__init__(name, make)
+        self.make = make
         self.function: Callable[..., Any] | None = None
 
     def model(self, seed: int) -> nn.Module:
@@ -198,38 +228,9 @@ class ModuleProblem(Problem):
             model, self.function = self.make()
         return model
 
-    def loss(self, model: Callable[..., Any]) -> torch.Tensor:
-        """What the second function returns for it; of residuals, the sum of their squares."""
-        return _loss(self._call_function(model), self.name)
-
-    def residuals(self, model: Callable[..., Any]) -> torch.Tensor | None:
-        """What the second function returns, if that is several numbers."""
-        return _residuals(self._call_function(model))
-
     def _call_function(self, model: Callable[..., Any]) -> Any:
         if self.function is None:
             self.model(0)
         if self.function is None:
             raise ProblemFileError(f"{self.name} returned no function of the model")
         return self.function(model)
-
-
-def _data(value: Any) -> Any:
-    return getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
-
-
-def _loss(value: Any, name: str) -> torch.Tensor:
-    loss = _data(value)
-    if not isinstance(loss, torch.Tensor) or loss.numel() == 0:
-        what = "an empty tensor" if isinstance(loss, torch.Tensor) else repr(type(value).__name__)
-        raise ProblemFileError(
-            f"{name}: a loss is one number as a tensor, or several as residuals of a least-squares problem, not {what}"
-        )
-    return loss.reshape(()) if loss.numel() == 1 else loss.abs().square().sum()
-
-
-def _residuals(value: Any) -> torch.Tensor | None:
-    found = _data(value)
-    if not isinstance(found, torch.Tensor) or found.numel() < 2:
-        return None
-    return torch.view_as_real(found).reshape(-1) if found.is_complex() else found.reshape(-1)

@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy
 import torch
 
 from ..io import make_directory, write_bytes
-from ._reasons import RunReason
+from ._meter import RunReason
 from .problems import Problem
 
 COLUMNS = (
@@ -300,12 +299,10 @@ class Writer:
         if path is None:
             return
         path = Path(path)
-        kept: dict[tuple[str, str, int], dict[str, Any]] = {}
         if resume and path.exists() and path.stat().st_size:
-            kept = {Results.key(run): run for run in self._same(path, header).runs}
-        wanted = self.results.keys()
-        self.results.runs = [run for key, run in kept.items() if key in wanted]
-        self.results.sort()
+            wanted = self.results.keys()
+            self.results.runs = [run for run in self._same(path, header).runs if Results.key(run) in wanted]
+            self.results.sort()
         # A new file takes the place of the old one only when all that is kept is on the disk.
         make_directory(path.parent)
         write_bytes(path, b"".join(_line(record) for record in (header, *self.results.runs)))
@@ -339,24 +336,3 @@ class Writer:
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def header(
-    problems: list[dict[str, Any]], contenders: list[dict[str, Any]], seeds: list[int], *, command: list[str] | None,
-    budget: int | None, seconds: float, threads: int, target: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The first line of the file."""
-    return {
-        "kind": "race",
-        "format": FORMAT,
-        "command": list(sys.argv) if command is None else command,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "problems": problems,
-        "contenders": contenders,
-        "seeds": seeds,
-        "budget": budget,
-        "seconds": seconds,
-        "threads": threads,
-        "target": target,
-        **environment(),
-    }

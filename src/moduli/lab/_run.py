@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import traceback
@@ -10,11 +11,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
 
 from ._contender import Contender, Entrant
-from ._meter import Meter, RunEnd
-from ._reasons import RunReason
+from ._meter import Meter, RunEnd, RunReason, drop_infinite
 from ._reference import ProblemFileError
 from .problems import Problem
 
@@ -56,9 +55,7 @@ def run(
     >>> record["reason"], record["value"] < 1e-8
     ('reached the optimum', True)
     """
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
+    seed_all(seed)
     reached = RunReason.REACHED if target is None else RunReason.TARGET
     if target is None and problem.optimum is not None and problem.exact:
         target = problem.optimum + problem.tolerance
@@ -84,15 +81,22 @@ def run(
         "reason": str(reason),
         "detail": detail,
         "traceback": trace,
-        "value": _finite(meter.best),
+        "value": drop_infinite(meter.best),
         "evaluations": meter.evaluations,
         "gradients": meter.gradients,
         "steps": tracks.steps,
         "seconds": round(meter.seconds(), 6),
         "digest": meter.digest.hexdigest(),
-        "history": [[e, s, _finite(v)] for e, s, v in meter.history],
+        "history": [[e, s, drop_infinite(v)] for e, s, v in meter.history],
         **tracks.result(),
     }
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, NumPy and Python."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def _steps(problem: Problem, entrant: Entrant, meter: Meter, tracks: _Tracks, generator: torch.Generator) -> None:
@@ -130,66 +134,40 @@ def closure_for(
         problem: What is evaluated.
         entrant: Who evaluates it.
         meter: What counts it.
-        better: Called after an evaluation that is the best so far, while the model stands there.
+        better: Called after an evaluation of a model that is the best so far, while it stands there.
     """
-    if entrant.population is not None:
-        made = _population_closure(problem, entrant, meter)
-    else:
-        made = _closure(problem, entrant.model, meter, better)
-    # The same function at every step: a line search may hand on the point that it accepted.
-    made.fixed = not problem.noisy  # type: ignore[attr-defined]
-    return made
-
-
-def _closure(
-    problem: Problem, model: nn.Module, meter: Meter, better: Callable[[], None]
-) -> Callable[..., torch.Tensor]:
+    model, population = entrant.model, entrant.population
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def closure(backward: bool = True) -> torch.Tensor:
         meter.check_budget()
-        if backward:
+        if backward and population is None:
             for parameter in parameters:
                 parameter.grad = None
-            with torch.enable_grad():
-                loss = _differentiable(problem, problem.loss(model))
-                loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            loss = problem.loss(model)
+        elif backward:
+            population.zero_grad()
+        with torch.enable_grad() if backward else contextlib.nullcontext():
+            loss: torch.Tensor = problem.loss(model) if population is None else population.losses(problem.loss)
+            if backward:
+                _differentiable(problem, loss).sum().backward()  # type: ignore[no-untyped-call]
         with meter.pause():
-            meter.count(1, int(backward))
-            value = float(loss.detach())
+            values = loss.detach().reshape(-1)
+            meter.count(len(values), len(values) * int(backward))
+            if population is not None:
+                entrant.losses = values
+                for each in values.tolist():
+                    meter.digest.update(repr(each).encode())
+                values = torch.where(values.isnan(), math.inf, values)
+            value = float(values.min())
             meter.record_loss(value)
-            if value < meter.best:
+            if value < meter.best and population is None:
                 better()
             if not problem.noisy:
                 meter.value(value)
         return loss
 
-    return closure
-
-
-def _population_closure(problem: Problem, entrant: Entrant, meter: Meter) -> Callable[..., torch.Tensor]:
-    population = entrant.population
-
-    def closure(backward: bool = True) -> torch.Tensor:
-        meter.check_budget()
-        losses: torch.Tensor = population.losses(problem.loss)
-        if backward:
-            population.zero_grad()
-            _differentiable(problem, losses).sum().backward()  # type: ignore[no-untyped-call]
-        with meter.pause():
-            values = losses.detach()
-            meter.count(len(values), len(values) * int(backward))
-            entrant.losses = values
-            for value in values.tolist():
-                meter.digest.update(repr(value).encode())
-            best = float(torch.where(values.isnan(), math.inf, values).min())
-            meter.record_loss(best)
-            if not problem.noisy:
-                meter.value(best)
-        return losses
-
+    # The same function at every step: a line search may hand on the point that it accepted.
+    closure.fixed = not problem.noisy  # type: ignore[attr-defined]
     return closure
 
 
@@ -242,7 +220,3 @@ def _thin(items: list[Any], most: int) -> list[Any]:
         return items
     places = sorted({round((len(items) - 1) * (i / (most - 1)) ** 1.5) for i in range(most)})
     return [items[place] for place in places]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

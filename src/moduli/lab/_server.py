@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from ._reasons import RunReason
+from ._meter import RunReason, drop_infinite
 
 # Beyond the time that a run gives itself: for one that never comes back to ask what time it is.
 GRACE = 3.0
@@ -133,7 +133,7 @@ def _work(task: bytes, writer: Connection[Any, Any], errors: IO[bytes], others: 
     from ._tasks import execute
 
     def tell(evaluations: int, value: float) -> None:
-        writer.send({"evaluations": evaluations, "value": value if math.isfinite(value) else None})
+        writer.send({"evaluations": evaluations, "value": drop_infinite(value)})
 
     writer.send(execute(pickle.loads(task), tell))
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._reasons import RunReason
+from ._meter import RunReason, drop_infinite
 from ._results import Results
 
 TOLERANCES = (1e-1, 1e-3, 1e-6)
@@ -46,10 +46,6 @@ def _value(run: dict[str, Any]) -> float:
     )
 
 
-def _replace_infinite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def summary(results: Results) -> list[dict[str, Any]]:
     """One row per problem and contender.
 
@@ -73,10 +69,10 @@ def summary(results: Results) -> list[dict[str, Any]]:
                 "contender": contender["label"],
                 "source": contender["source"],
                 "runs": len(runs),
-                "median": _replace_infinite(quantile(values, 0.5)),
-                "lower": _replace_infinite(quantile(values, 0.25)),
-                "upper": _replace_infinite(quantile(values, 0.75)),
-                "best": _replace_infinite(min(values)),
+                "median": drop_infinite(quantile(values, 0.5)),
+                "lower": drop_infinite(quantile(values, 0.25)),
+                "upper": drop_infinite(quantile(values, 0.75)),
+                "best": drop_infinite(min(values)),
                 "evaluations": quantile([run["evaluations"] for run in runs], 0.5),
                 "seconds": quantile(seconds, 0.5) if seconds else None,
                 "reached": reasons[str(RunReason.REACHED)] + reasons[str(RunReason.TARGET)] if known else None,
@@ -129,7 +125,7 @@ def curves(results: Results, problem: str) -> list[dict[str, Any]]:
             levels = [[_find_best_at(history, column, x) for history in histories] for x in grid]
             curve[key] = {"x": [float(f"{x:.5g}") for x in grid]}
             for name, q in (("median", 0.5), ("lower", 0.25), ("upper", 0.75)):
-                curve[key][name] = [_replace_infinite(quantile(level, q)) for level in levels]
+                curve[key][name] = [drop_infinite(quantile(level, q)) for level in levels]
         found.append(curve)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ._contender import Contender, contender
-from ._reasons import RunReason
+from ._meter import RunReason
 from ._reference import load_problem
 from ._run import run
 from .problems import Problem, get

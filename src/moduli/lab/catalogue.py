@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -21,8 +20,8 @@ import torch
 from torch import nn
 
 from .. import optim
+from ..population import Population
 from ._grammar import ChainSyntaxError, Link, ParsedChain, Value
-from ._population import scatter
 
 __all__ = ["CatalogueEntry", "build", "check", "entries", "find"]
 
@@ -93,8 +92,6 @@ def entries() -> dict[str, CatalogueEntry]:
         "Population": CatalogueEntry("Population", "population", "population", _population, _population.__doc__ or "")
     }
     for room, kind in (("moduli.m", "link"), ("moduli.presets", "preset")):
-        if importlib.util.find_spec(room) is None:
-            continue
         module = importlib.import_module(room)
         for name in module.__all__:
             value = getattr(module, name)
@@ -269,3 +266,20 @@ def _value(value: Value, source: str) -> Any:
     if isinstance(value, list):
         return [_value(part, source) for part in value]
     return tuple(_value(part, source) for part in value) if isinstance(value, tuple) else value
+
+
+def scatter(model: nn.Module, *, size: int, spread: float, seed: int) -> Population:
+    """A population of which the first member is the model, and the others lie around it.
+
+    Args:
+        model: Where it starts; the population has copies.
+        size: How many members.
+        spread: The standard deviation of the others, in every parameter.
+        seed: Added to torch's seed, so that runs from other seeds start with other clouds.
+    """
+    generator = torch.Generator().manual_seed((torch.initial_seed() + seed + 1) % 2**63)
+    population = Population.of(model, size, init=spread, generator=generator)
+    with torch.no_grad():
+        for (_, stacked), start in zip(population.named_parameters(), model.parameters(), strict=True):
+            stacked[0] = start
+    return population

@@ -43,20 +43,17 @@ Example:
 from ._batch_norm import reestimate_batch_norm
 from ._breadcrumbs import breadcrumbs
 from ._coefficients import Coefficient, layered
-from ._dare import dare
-from ._della import della
 from ._driver import run, stream
+from ._drop import dare, della
 from ._errors import MergeError
 from ._fisher import fisher, fisher_information
-from ._karcher import karcher
-from ._linear import lerp, linear
+from ._linear import lerp, linear, task_arithmetic, task_vector
 from ._recipe import Buffers, Integers, Policy, Recipe
 from ._sce import sce
 from ._search import MergeSearch, search
-from ._slerp import slerp
 from ._soup import greedy_ingredients, greedy_soup, soup
+from ._sphere import karcher, slerp
 from ._stock import stock
-from ._task import task_arithmetic, task_vector
 from ._ties import Elect, ties
 from ._views import Model
 from .recipes import RECIPES, make_recipe

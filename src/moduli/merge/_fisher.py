@@ -144,7 +144,7 @@ def fisher_information(
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters:
         raise MergeError("no parameter of the model requires gradients, so there is nothing to estimate")
-    totals = [torch.zeros_like(each, dtype=_precision(each)) for each in parameters]
+    totals = [torch.zeros_like(each, dtype=torch.promote_types(each.real.dtype, torch.float32)) for each in parameters]
     examples = 0
     for batch in data:
         with torch.enable_grad():
@@ -176,7 +176,3 @@ def fisher_information(
     found = {id(parameter): total.div_(examples) for parameter, total in zip(parameters, totals, strict=True)}
     named = model.named_parameters(remove_duplicate=False)
     return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
-
-
-def _precision(parameter: Tensor) -> torch.dtype:
-    return torch.float64 if parameter.dtype in (torch.float64, torch.complex128) else torch.float32

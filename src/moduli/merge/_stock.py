@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ._errors import MergeError
-from ._linear import widen
+from ._linear import add_to_base, widen
 from ._paths import recipe
 from ._recipe import Buffers, Integers, ModelT, Recipe, Row
-from ._task import add_to_base
 
 
 @recipe

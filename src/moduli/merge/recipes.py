@@ -5,18 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ._breadcrumbs import breadcrumbs
-from ._dare import dare
-from ._della import della
+from ._drop import dare, della
 from ._errors import MergeError
-from ._karcher import karcher
-from ._linear import lerp, linear
+from ._linear import lerp, linear, task_arithmetic, task_vector
 from ._paths import model_arguments
 from ._recipe import Recipe
 from ._sce import sce
-from ._slerp import slerp
 from ._soup import soup
+from ._sphere import karcher, slerp
 from ._stock import stock
-from ._task import task_arithmetic, task_vector
 from ._ties import ties
 
 __all__ = ["RECIPES", "make_recipe"]
