@@ -1,7 +1,5 @@
 """The command and its parts."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

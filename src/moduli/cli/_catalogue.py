@@ -6,8 +6,6 @@ one of what the catalogue tells of it. Where the latter has changed, the answer 
 says how to renew the file.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """`moduli inspect` and `moduli merge`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

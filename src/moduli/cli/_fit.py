@@ -1,7 +1,5 @@
 """`moduli fit`."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`moduli links`."""
 
-from __future__ import annotations
-
 import difflib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of a run: written every so often, the newest few kept, and taken up again."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -31,25 +31,14 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }
 """Dtypes by the codes that stand for them in a file."""
 
-COMPLEX: Final[dict[torch.dtype, torch.dtype]] = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
-"""Complex dtypes are written as pairs of real numbers of these."""
-
 # C64 is read where others wrote it; we write pairs, which every version of the safetensors library opens.
 CODES: Final[dict[torch.dtype, str]] = {dtype: code for code, dtype in DTYPES.items() if not dtype.is_complex}
 
-NUMPY: Final = frozenset(
-    {
-        torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.float16,
-        torch.uint32, torch.int32, torch.float32, torch.uint64, torch.int64, torch.float64,
-    }
-)  # fmt: skip
-"""Dtypes that NumPy has too. The others are written as integers of their size."""
-
-_INTEGERS: Final = {1: torch.int8, 2: torch.int16}
+AS_INTEGERS: Final[dict[torch.dtype, torch.dtype]] = {
+    torch.bfloat16: torch.int16,
+    **{dtype: torch.int8 for code, dtype in DTYPES.items() if code.startswith("F8")},
+}
+"""Dtypes that NumPy does not have. They are written as integers of their size."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -67,8 +56,8 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
         what = "has no data (device 'meta')" if tensor.is_meta else f"is {_kind(tensor)}"
         raise CheckpointError(f"{name!r} {what}; only dense tensors with data can be saved, so convert or remove it")
     dtype, shape = tensor.dtype, list(tensor.shape)
-    if dtype in COMPLEX:
-        dtype, shape = COMPLEX[dtype], [*shape, 2]
+    if dtype.is_complex:  # as pairs
+        dtype, shape = dtype.to_real(), [*shape, 2]
     code = CODES.get(dtype)
     if code is None:
         raise CheckpointError(
@@ -80,7 +69,7 @@ def describe_stored(tensor: Tensor, name: str) -> tuple[str, list[int]]:
 
 def order_for_file(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     """Tensors in the order of the data in a file, so that the disk sees one long write: those of wide numbers first."""
-    return sorted(tensors.items(), key=lambda pair: -COMPLEX.get(pair[1].dtype, pair[1].dtype).itemsize)
+    return sorted(tensors.items(), key=lambda pair: -pair[1].dtype.to_real().itemsize)
 
 
 def _kind(tensor: Tensor) -> str:
@@ -110,7 +99,7 @@ class Scratch:
 def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, Any]":
     """The values of a tensor as they are written: its own memory where that is contiguous on the CPU, else a copy."""
     value = tensor.detach()
-    if value.dtype in COMPLEX:
+    if value.is_complex():
         # What is conjugated lazily is resolved by a copy, which is contiguous.
         value = torch.view_as_real(value.resolve_conj())
     if value.is_neg():
@@ -118,7 +107,5 @@ def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, An
     if scratch is not None and (value.device.type != "cpu" or not value.is_contiguous()):
         value = scratch.contiguous(value)
     value = value.cpu().contiguous()
-    if value.dtype not in NUMPY:
-        value = value.view(_INTEGERS[value.dtype.itemsize])
-    found: np.ndarray[Any, Any] = value.numpy()
+    found: np.ndarray[Any, Any] = value.view(AS_INTEGERS.get(value.dtype, value.dtype)).numpy()
     return found

@@ -1,7 +1,5 @@
 """What is in a checkpoint, told without loading it."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which name of a checkpoint goes where: the same name, a mapping, or the edits of a species."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias

@@ -1,7 +1,5 @@
 """Merging checkpoints into a checkpoint, name by name: files, sharded directories, and adapters."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Recipes in the YAML that mergekit reads, for the methods that `moduli.merge` has; everything else is refused by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Models seen otherwise: with a LoRA adapter in PEFT's layout applied, W + s B A, or with the rows of another's vocabulary."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Modules in checkpoints: what a file holds of one, and how it gets into another."""
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 from collections import OrderedDict

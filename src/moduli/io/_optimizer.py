@@ -4,8 +4,6 @@ Ours keep their state by name, and it is saved as it is. Torch's own keep it by 
 parameters are saved with it, so that it finds them again after they were reordered, renamed or joined by others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ._checksum import checksums_of
-from ._dtypes import COMPLEX, DTYPES, dtype_name
+from ._dtypes import DTYPES, dtype_name
 from ._errors import CheckpointError, DamagedFileError, name_file
 from ._header import CHECKSUMS, CONTENT, FORMAT, OLD_CHECKSUMS, _json, parse
 from ._replace import PathLike
 from ._tree import check_owners
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
-_COMPLEX_NAMES = {dtype_name(dtype): dtype for dtype in COMPLEX}
+_COMPLEX_NAMES = {dtype_name(dtype): dtype for dtype in (torch.complex32, torch.complex64, torch.complex128)}
 
 
 class Reader:
@@ -88,7 +88,7 @@ class Reader:
         for name, kind in views.items():
             dtype = _COMPLEX_NAMES.get(kind) if isinstance(kind, str) else None
             slot = self.slots.get(name)
-            if dtype is None or slot is None or DTYPES[slot.code] != COMPLEX[dtype] or slot.shape[-1:] != (2,):
+            if dtype is None or slot is None or DTYPES[slot.code] != dtype.to_real() or slot.shape[-1:] != (2,):
                 raise DamagedFileError(f"{name!r} is not made of pairs that would be {kind}")
             found[name] = dtype
         return found

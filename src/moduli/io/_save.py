@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..layout import any_sharded, find_group, gather_objects, is_sharded, make_whole
 from . import _module, _random
-from ._dtypes import COMPLEX, describe_stored, dtype_name, order_for_file
+from ._dtypes import describe_stored, dtype_name, order_for_file
 from ._errors import CheckpointError
 from ._header import CONTENT, FORMAT
 from ._optimizer import describe, parameter_names
@@ -98,7 +98,7 @@ def save(
 
     def write(stream: Iterable[tuple[str, Tensor]]) -> None:
         like = [(name, *describe_stored(tensor, name)) for name, tensor in every.items()]
-        views = {name: dtype_name(tensor.dtype) for name, tensor in every.items() if tensor.dtype in COMPLEX}
+        views = {name: dtype_name(tensor.dtype) for name, tensor in every.items() if tensor.is_complex()}
         metadata = strings({**content, "views": views} if views else content)
         write_tensors(path, stream, like, metadata, checksums=checksums, fsync=fsync)
 

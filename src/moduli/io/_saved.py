@@ -1,7 +1,5 @@
 """The module part of a file, checked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints of several files, as people have them: a directory, or an index that says which file holds which tensor."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moduli.labels import Tensor as LabelledTensor
 
-from ._dtypes import NUMPY, dtype_name
+from ._dtypes import AS_INTEGERS, dtype_name
 from ._errors import CheckpointError, DamagedFileError
 from ._header import find_twice
 
@@ -248,7 +248,7 @@ def _decode_array(body: Any, read: Read) -> Any:
     code, name = body
     dtype = _numpy_dtype(code)
     tensor = read(name)
-    if tensor.dtype not in NUMPY and not tensor.is_complex():
+    if tensor.dtype in AS_INTEGERS:
         raise TypeError(f"{name!r} is no array")
     found = tensor.numpy()
     if found.dtype != dtype.newbyteorder("="):

@@ -1,7 +1,5 @@
 """Who runs: a chain, or any factory of optimizers, and what it becomes when it meets a model."""
 
-from __future__ import annotations
-
 import cmath
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fitting one problem for as long as it takes, with checkpoints to stop and go on at."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -11,8 +11,6 @@ compiled or run, and no name is known here: what a name means is decided by `mod
 in lists.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """Counting what a run costs, remembering what it reached, and why it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Runs in processes of their own, several at a time, and none of them able to stop the others."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

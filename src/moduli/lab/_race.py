@@ -1,7 +1,5 @@
 """The race: every contender on every problem from every seed; and the one that is run when nothing is said, within two minutes."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

@@ -11,8 +11,6 @@ A function that returns several numbers returns residuals: its problem is one of
 squares, and a fit has standard errors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import inspect

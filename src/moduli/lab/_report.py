@@ -1,7 +1,5 @@
 """The report of a race: one HTML file that needs nothing else."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -3,8 +3,6 @@
 Reference: Dolan and Moré, "Benchmarking optimization software with performance profiles", Mathematical Programming 91 (2002).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What is sent to a process of its own, and what is done there."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 from collections.abc import Callable

@@ -5,8 +5,6 @@ A name is looked up in lists and nowhere else: the public links of `moduli.m`, t
 n members instead of one model. Arguments are checked against the signature before anything is made.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

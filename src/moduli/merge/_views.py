@@ -131,18 +131,21 @@ def check(first: View, other: View, needed: Sequence[str]) -> None:
     _align(first, other)
     for name in needed:
         if name not in other.keys:
-            shape = f" ({describe_tensor(first.look(name))} in {first.label})" if first.known else ""
-            raise MergeError(f"{name!r}{shape} is missing in {other.label}; merge models of one structure")
+            raise _tell_missing(name, first, other)
         if first.known and other.known:
             compare(name, first, first.look(name), other, other.look(name))
             _compare_pieces(name, first, other)
     for name in other.names():
         # A module may have buffers that the other lacks, such as caches that grow; parameters are never left out.
         if name not in first.keys and name not in other.buffers:
-            shape = f" ({describe_tensor(other.look(name))} in {other.label})" if other.known else ""
-            raise MergeError(f"{name!r}{shape} is missing in {first.label}; merge models of one structure")
+            raise _tell_missing(name, other, first)
     if isinstance(first.model, nn.Module) and isinstance(other.model, nn.Module):
         _check_ties(first, other, first.model, other.model)
+
+
+def _tell_missing(name: str, here: View, there: View) -> MergeError:
+    shape = f" ({describe_tensor(here.look(name))} in {here.label})" if here.known else ""
+    return MergeError(f"{name!r}{shape} is missing in {there.label}; merge models of one structure")
 
 
 def _align(first: View, other: View) -> None:

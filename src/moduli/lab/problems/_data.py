@@ -1,7 +1,5 @@
 """Problems made of data: least squares, digits, spirals."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable

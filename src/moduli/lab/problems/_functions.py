@@ -5,8 +5,6 @@ unconstrained optimization software" (1981); Jamil and Yang, "A literature surve
 optimisation problems" (2013). Every function takes points on the last axis and works over all other axes at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

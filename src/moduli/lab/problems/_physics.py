@@ -1,7 +1,5 @@
 """Problems from physics whose axes have names: the bands of a chain, and the ground state of an oscillator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

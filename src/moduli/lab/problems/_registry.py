@@ -1,7 +1,5 @@
 """Problems by name."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny transformer that learns a page of text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache
