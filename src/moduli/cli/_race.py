@@ -103,7 +103,8 @@ def race(
             "seeds": _seeds(seeds), "budget": given, "seconds": seconds, "threads": threads, "target": target,
         }  # fmt: skip
     courses = [problem_of(reference) for reference in spec["problems"]]
-    watch = _RaceProgress(len(spec["problems"]) * len(spec["contenders"]) * _count(spec["seeds"]))
+    count = spec["seeds"] if isinstance(spec["seeds"], int) else len(spec["seeds"])
+    watch = _RaceProgress(len(spec["problems"]) * len(spec["contenders"]) * count)
     interrupted = False
     try:
         with watch.bar:
@@ -196,10 +197,6 @@ def _seeds(text: str) -> int | list[int]:
     if min(numbers) < 0 or (len(numbers) == 1 and numbers[0] == 0 and "," not in text):
         exit_with_usage(f"--seeds {text}: there is at least one seed, and none is negative")
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _count(seeds: int | list[int]) -> int:
-    return seeds if isinstance(seeds, int) else len(seeds)
 
 
 def _read_race(path: Path, given: list[str]) -> dict[str, Any]:

@@ -277,12 +277,11 @@ def _notes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key, each in node.items():
             if not key.startswith("$"):
                 yield from _notes(each, f"{path}.{key}" if path else key)
-    elif path and (not isinstance(node, list) or (len(node) <= _MOST_VALUES and all(map(_is_number, node)))):
+    elif path and (
+        not isinstance(node, list)
+        or (len(node) <= _MOST_VALUES and all(isinstance(each, int | float) for each in node))
+    ):
         yield path, node
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _parts(saved: Saved) -> dict[str, str]:

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -159,7 +159,7 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
     """
     foreign, population, links = _assemble(chain)
     if foreign is not None:
-        return foreign.make([p for p in model.parameters() if p.requires_grad], **dict(foreign.kwargs)), None
+        return foreign([p for p in model.parameters() if p.requires_grad]), None
     target: Any = model if population is None else scatter(model, **population)
     try:
         return optim.Optimizer(target, *links), None if population is None else target
@@ -167,13 +167,7 @@ def build(chain: ParsedChain, model: nn.Module) -> tuple[Any, Any]:
         raise ChainSyntaxError(str(error), chain.source, 1, len(chain.source)) from error
 
 
-@dataclass(frozen=True)
-class _Foreign:
-    make: Callable[..., Any]
-    kwargs: tuple[tuple[str, Value], ...]
-
-
-def _assemble(chain: ParsedChain) -> tuple[_Foreign | None, dict[str, Any] | None, list[Any]]:
+def _assemble(chain: ParsedChain) -> tuple[Callable[..., Any] | None, dict[str, Any] | None, list[Any]]:
     found = [(link, _find(link, chain.source)) for link in chain.links]
     population: dict[str, Any] | None = None
     links: list[Any] = []
@@ -183,7 +177,7 @@ def _assemble(chain: ParsedChain) -> tuple[_Foreign | None, dict[str, Any] | Non
                 fact = f"{link.name} is a whole optimizer: it stands alone, without other links"
                 raise ChainSyntaxError(fact, chain.source, link.column, len(link.name))
             _bind(link, entry, chain.source)
-            return _Foreign(entry.make, link.kwargs), None, []
+            return partial(entry.make, **dict(link.kwargs)), None, []
         if entry.kind == "population":
             if place:
                 fact = "Population stands at the head of a chain"
