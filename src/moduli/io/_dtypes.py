@@ -107,5 +107,7 @@ def array(tensor: Tensor, scratch: Scratch | None = None) -> "np.ndarray[Any, An
     if scratch is not None and (value.device.type != "cpu" or not value.is_contiguous()):
         value = scratch.contiguous(value)
     value = value.cpu().contiguous()
-    found: np.ndarray[Any, Any] = value.view(AS_INTEGERS.get(value.dtype, value.dtype)).numpy()
+    if value.dtype in AS_INTEGERS:
+        value = value.view(AS_INTEGERS[value.dtype])
+    found: np.ndarray[Any, Any] = value.numpy()
     return found

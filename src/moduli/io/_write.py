@@ -48,7 +48,8 @@ def write_tensors(
     head, place = compose(slots, order, metadata, checksums)
     left = {slot.name: slot for slot in slots}
     sums = dict.fromkeys(left, 0)
-    scratch, copied = Scratch(), np.empty(min(_CHUNK, max((s.end - s.begin for s in slots), default=0)), np.uint8)
+    scratch, most = Scratch(), max((slot.end - slot.begin for slot in slots), default=0)
+    copied = memoryview(bytearray(min(_CHUNK, most)))
     with replace_file(path, fsync) as descriptor, open(descriptor, "wb", BLOCK, closefd=False) as file:
         file.write(head)
         at = 0
@@ -56,7 +57,7 @@ def write_tensors(
             slot = left.pop(name, None)
             if slot is None:
                 raise CheckpointError(f"{name!r} was not announced, or comes twice; this is not a complete model")
-            raw = array(tensor, scratch).reshape(-1).view(np.uint8)
+            raw = array(tensor, scratch).reshape(-1).view(np.uint8).data
             if len(raw) != slot.end - slot.begin:
                 raise CheckpointError(f"{name!r} has {len(raw)} bytes where {slot.end - slot.begin} are expected")
             if slot.begin != at:  # to seek is to write what is waiting
@@ -69,7 +70,7 @@ def write_tensors(
                     copied[: len(piece)] = piece
                     piece = copied[: len(piece)]
                     checksum.update(piece)
-                file.write(piece.data)
+                file.write(piece)
             sums[name] = checksum.value
         if left:
             raise CheckpointError(f"{sorted(left)[0]!r} is missing")

@@ -253,6 +253,4 @@ def _identity(tensor: object, name: str) -> object:
         return name
     if tensor.is_meta or is_fake(tensor) or tensor.layout is not torch.strided or tensor.numel() == 0:
         return id(tensor)  # no memory to compare
-    if is_sharded(tensor):
-        return memory_of(tensor)
-    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return memory_of(tensor)
