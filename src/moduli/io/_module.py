@@ -114,13 +114,13 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _virtual_names(module: nn.Module) -> list[str]:
-    declared = _declared_names(type(module))  # type: ignore[arg-type]
+    declared = _list_declared(type(module))  # type: ignore[arg-type]
     live = (held.name for held in module.__dict__.values() if isinstance(held, VirtualTensor))
     return [*declared, *live]
 
 
 @cache
-def _declared_names(kind: type) -> list[str]:
+def _list_declared(kind: type) -> list[str]:
     return sorted({name for base in kind.__mro__ for name, held in vars(base).items() if isinstance(held, virtual)})
 
 
