@@ -10,9 +10,9 @@ from ._axes import Axes, DimLike, as_pair, cache_by_axes, intern_pairs
 from ._elementwise import as_number
 from ._gather import Gather, gather
 from ._index import get
-from ._pairing import align_to_fixed, order_labels
-from ._shape import freeze
-from ._space import Space
+from ._matrix import order_of
+from ._pairing import align_to_fixed
+from ._space import Space, freeze
 from ._tensor import RULES, Tensor, _in_transform, as_tensor, finish, method, wrap
 
 
@@ -178,7 +178,7 @@ def _diagonal_axes(axes: Axes, dim0: DimLike, dim1: DimLike) -> tuple[int, int, 
         raise ValueError(f"a diagonal needs two axes, got {axes.describe(at0)} twice")
     a, b = axes.spaces[at0], axes.spaces[at1]
     axes.refuse_broadcast((at0, at1), "", " and has no diagonal")
-    plan = order_labels(a, b, f"{axes.describe(at0)} and {axes.describe(at1)}")
+    plan = order_of(a, b, "a diagonal needs the same labels on two axes, in any order, but those of", axes)
     return at0, at1, plan, intern_pairs([*axes.drop(at0, at1).pairs(), (axes.names[at0], b if a is None else a)])
 
 

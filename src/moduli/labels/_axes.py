@@ -253,9 +253,9 @@ def intern_pairs(pairs: Iterable[Pair]) -> Axes:
 def axes_of(dims: Iterable[Space]) -> Axes:
     """The Axes of a tuple of Spaces."""
     dims = tuple(dims)
-    for space in dims:
+    for axis, space in enumerate(dims):
         if not isinstance(space, Space):
-            raise TypeError(f"dims are Spaces, one per axis, but one of them is {space!r}; write Space({space!r})")
+            raise TypeError(f"dims are Spaces, one per axis, but number {axis} is {space!r}; write Space({space!r})")
     return intern_pairs(map(as_pair, dims))
 
 

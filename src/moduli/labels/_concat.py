@@ -13,8 +13,7 @@ from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, cache_by_axes, drop
 from ._gather import Gather, gather
 from ._join import policy
 from ._pairing import PairingPlan, align_all, current_plan, pair
-from ._shape import freeze
-from ._space import Space, check_name
+from ._space import Space, check_name, freeze
 from ._tensor import RULES, Tensor, as_tensor, method, wrap
 
 

@@ -17,7 +17,7 @@ import torch
 from .._torch import mark_constant
 from ..device import Device, DeviceLike
 from ._axes import SCALAR, Axes, as_pair, cache_by_axes, intern, make_unnamed, split_names
-from ._space import Space
+from ._space import Space, freeze
 from ._tensor import Tensor, finish
 
 Dim: TypeAlias = int | Space | Iterable[Hashable]
@@ -131,16 +131,11 @@ def _place(device: Place) -> torch.device | None:
 
 def _freeze(dim: Any) -> Any:
     """One axis given by a person in a form that can be remembered and be a constant under torch.compile."""
+    frozen = freeze(dim)
     # 1, 1.0 and True are one key, so what is no size must be told apart before anything is looked up.
-    if isinstance(dim, (bool, float, complex, np.bool_)):
+    if isinstance(frozen, (bool, float, complex)):
         raise TypeError(f"an axis is given by a size, a Space or a list of labels, not by {dim!r}")
-    if isinstance(dim, list):
-        for label in dim:
-            if isinstance(label, (list, dict, set)):
-                raise TypeError(f"labels must be hashable, but {label!r} is a {type(label).__name__}")
-        return tuple(dim)
-    known = dim is None or isinstance(dim, (Space, int, tuple, range, str, bytes))
-    return dim if known else Space(dim)
+    return frozen
 
 
 def _part(dim: Any, name: str | None) -> Part:

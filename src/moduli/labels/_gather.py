@@ -94,10 +94,8 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tens
     """The data with one axis rearranged; what is missing becomes `fill`."""
     if not plan.missing:
         return data.index_select(axis, index_of(plan, data))
-    shape = [1] * data.ndim
-    shape[axis] = -1
     mask = plan.reader("mask")(data.device) if is_dynamo_compiling() else plan.build(data.device, "mask")
-    mask = mask.reshape(shape)
+    mask = lay_along(mask, axis, data.ndim)
     # 0.0 in integers is 0: a float that is a whole number must not turn integers into floats and round them.
     if not (data.is_floating_point() or data.is_complex() or isinstance(fill, complex)) and fill % 1 == 0:
         fill = bool(fill) if data.dtype is torch.bool and fill in (0, 1) else int(fill)
@@ -106,3 +104,8 @@ def gather(data: torch.Tensor, axis: int, plan: Gather, fill: Any) -> torch.Tens
         wanted[axis] = plan.size
         return torch.where(mask, data.new_zeros(wanted), fill)
     return torch.where(mask, data.index_select(axis, index_of(plan, data)), fill)
+
+
+def lay_along(vector: torch.Tensor, axis: int, ndim: int) -> torch.Tensor:
+    """A vector as a tensor of more axes, all of size one but one."""
+    return vector.reshape([-1 if at == axis else 1 for at in range(ndim)])

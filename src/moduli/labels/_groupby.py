@@ -9,7 +9,7 @@ import torch
 
 from ._axes import Axes, DimLike
 from ._errors import UnknownLabelError
-from ._gather import Gather, index_of
+from ._gather import Gather, index_of, lay_along
 from ._space import Space, show_labels
 from ._tensor import Tensor, finish, method
 
@@ -100,9 +100,8 @@ class Groups:
             >>> mo.tensor([1.0, 3.0, 10.0], "t").groupby("t", ["a", "a", "b"]).mean()
             Tensor(t: a=2., b=10.)
         """
-        total, shape = self.sum(), [1] * self._t._data.ndim
-        shape[self._axis] = -1
-        return finish(total._data / self._counts().reshape(shape), self._axes)
+        counts = lay_along(self._counts(), self._axis, self._t._data.ndim)
+        return finish(self.sum()._data / counts, self._axes)
 
     def amax(self) -> Tensor:
         """The greatest of each group.
@@ -138,9 +137,8 @@ class Groups:
         return torch.bincount(index_of(self._index, self._t._data), minlength=len(self.labels))
 
     def _extreme(self, how: str) -> Tensor:
-        data, shape = self._t._data, [1] * self._t._data.ndim
-        shape[self._axis] = -1
-        index = index_of(self._index, data).reshape(shape).expand(data.shape)
+        data = self._t._data
+        index = lay_along(index_of(self._index, data), self._axis, data.ndim).expand(data.shape)
         made = data.new_zeros(self._shape()).scatter_reduce(self._axis, index, data, how, include_self=False)
         return finish(made, self._axes)
 

@@ -114,9 +114,7 @@ def _plan_product(axes: Axes, other: Axes, how: str, fill: complex) -> _Product:
     wide = [space is not None and space.broadcast for space in spaces]
     if wide[0] != wide[1]:
         stretch = -1 if wide[0] else 1
-    first_batch = intern_pairs(axes.pairs()[:-2])
-    second_batch = intern_pairs(other.pairs()[:-2])
-    batch = pair(first_batch, (second_batch,), how, fill)
+    batch = pair(axes.take(range(axes.ndim - 2)), (other.take(range(other.ndim - 2)),), how, fill)
     pairs = batch.axes.pairs()
     if axes.ndim > 1:
         pairs.append(axes.pairs()[-2])

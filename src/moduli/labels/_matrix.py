@@ -45,12 +45,9 @@ def operator(axes: Axes, what: str) -> Operator:
     axes.refuse_broadcast(
         (axes.ndim - 2, axes.ndim - 1), f"{what} needs a matrix, but ", f"{_NEVER}; {_describe_both(axes)}"
     )
-    order = None
+    order = order_of(row, column, f"{what} needs the same labels on rows and columns, in any order, but those of", axes)
     pairs = axes.pairs()
-    if row is not None and column is not None and row.labels != column.labels:
-        order = order_of(
-            row, column, f"{what} needs the same labels on rows and columns, in any order, but those of", axes
-        )
+    if order is not None:
         pairs[-1] = (axes.names[-1], row)
     lead = pairs[:-2]
     spectrum = (new_name(axes, "spectrum"), None)
@@ -89,8 +86,10 @@ def new_name(axes: Axes, name: str | None) -> str | None:
     return name if axes.named and name not in axes.names else None
 
 
-def order_of(left: Space, right: Space, sentence: str, axes: Axes) -> Gather:
-    """For each label of the left its position on the right; both must have the same labels."""
+def order_of(left: Space | None, right: Space | None, sentence: str, axes: Axes) -> Gather | None:
+    """For each label of the left its position on the right, where the order differs; both must have the same labels."""
+    if left is None or right is None or left.labels == right.labels:
+        return None
     if right.has_labels_of(left):
         return Gather(right.locate(left))
     only_left = [label for label in left if label not in right]
@@ -197,13 +196,7 @@ def solution(axes: Axes, other: Axes, vector: bool, how: str, fill: complex) -> 
             f"but b has an axis {name!r}, the name of a's rows, elsewhere; {other.listing()}. "
             "Permute b, or give it a column axis with b.unsqueeze(-1)"
         )
-    order = None
-    if row is not None and b_row is not None and row.labels != b_row.labels:
-        order = order_of(
-            row, b_row, "solve(a, b) needs the same labels on the rows of a and b, in any order, but", axes
-        )
-    lead = intern_pairs(axes.pairs()[:-2])
-    b_lead = intern_pairs(other.pairs()[:row_at])
-    batch = pair(lead, (b_lead,), how, fill)
+    order = order_of(row, b_row, "solve(a, b) needs the same labels on the rows of a and b, in any order, but", axes)
+    batch = pair(axes.take(range(axes.ndim - 2)), (other.take(range(row_at)),), how, fill)
     result = [*batch.axes.pairs(), axes.pairs()[-1], *other.pairs()[row_at + 1 :]]
     return Solution(batch, order, intern_pairs(result))

@@ -298,15 +298,6 @@ def align_to_fixed(axes: Axes, its: Axes, value: torch.Tensor, what: str, like: 
     return value if step is None else apply_step(value, step, plan.fill)
 
 
-def order_labels(own: Space | None, other: Space | None, axis: str) -> Gather | None:
-    """How other labels come to the order of one's own, where both have labels; they must be the same."""
-    if own is None or other is None or own.labels == other.labels:
-        return None
-    if not other.has_labels_of(own):
-        raise ValueError(describe_difference(own, other, axis))
-    return Gather(other.locate(own))
-
-
 def apply_step(data: torch.Tensor, step: Step, fill: complex) -> torch.Tensor:
     """Bring one operand to the axes of the result."""
     permute, insert, gathers = step

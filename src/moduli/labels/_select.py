@@ -12,7 +12,7 @@ import torch
 
 from ._axes import Axes, cache_by_axes
 from ._errors import UnknownLabelError
-from ._gather import Gather, index_of
+from ._gather import Gather, index_of, lay_along
 from ._index import get
 from ._space import Space, show_labels
 from ._tensor import Tensor, finish, method
@@ -156,13 +156,11 @@ def interp(t: Tensor, points: Mapping[Any, Any] | None = None, /, fill: complex 
         axis = axes.axis(which)
         several, frozen = _freeze(wanted, list, range, tuple)
         below, above, weights, outside, left = _plan_points(axes, axis, several, frozen, fill is not None)
-        shape = [1] * data.ndim
-        shape[axis] = -1
         low, high = (data.index_select(axis, index_of(each, data)) for each in (below, above))
-        weight = torch.tensor(weights, dtype=data.real.dtype, device=data.device).reshape(shape)
-        data = low + (high - low) * weight
+        weight = torch.tensor(weights, dtype=data.real.dtype, device=data.device)
+        data = low + (high - low) * lay_along(weight, axis, data.ndim)
         if any(outside):
-            mask = torch.tensor(outside, device=data.device).reshape(shape)
+            mask = lay_along(torch.tensor(outside, device=data.device), axis, data.ndim)
             data = torch.where(mask, torch.as_tensor(fill, dtype=data.dtype, device=data.device), data)
         data, axes = (data if several else data.squeeze(axis)), left
     return finish(data, axes)

@@ -9,7 +9,7 @@ import torch
 
 from ._axes import Axes, DimLike, DimsLike, as_key, as_pair, axes_of, cache_by_axes, intern, intern_pairs, split_names
 from ._pairing import PairingPlan, apply_step, pair, reorder
-from ._space import BROADCAST, Space
+from ._space import BROADCAST, Space, freeze
 from ._tensor import RULES, Tensor, finish, method, wrap
 
 
@@ -90,16 +90,6 @@ def relabel(t: Tensor, dim: DimLike | None = None, labels: Any = None, /, **new:
         if t._data.shape[at] != size:
             raise ValueError(f"{t._axes.describe(at)} has size {t._data.shape[at]}, but {size} labels were given")
     return wrap(t._data, axes)
-
-
-def freeze(given: Any) -> Any:
-    """Labels as an argument of label logic, which must be hashable."""
-    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes, set, frozenset)):
-        return given  # what has no order or is one word is refused by Space
-    tolist = getattr(given, "tolist", None)
-    if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
-        given = tolist()
-    return tuple(given) if hasattr(given, "__iter__") else given
 
 
 @cache_by_axes

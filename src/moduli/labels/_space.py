@@ -438,6 +438,16 @@ def _as_integer(label: object) -> int | None:
     return number if bool(number == label) else None  # type: ignore[comparison-overlap]
 
 
+def freeze(given: Any) -> Any:
+    """Labels as an argument of label logic, which must be hashable."""
+    if given is None or isinstance(given, (Space, int, range, tuple, str, bytes, set, frozenset)):
+        return given  # what has no order or is one word is refused by Space
+    tolist = getattr(given, "tolist", None)
+    if tolist is not None:  # NumPy arrays and tensors: their own scalars are no labels
+        given = tolist()
+    return tuple(given) if hasattr(given, "__iter__") else given
+
+
 def show_labels(labels: Sequence[Hashable], most: int = 8) -> str:
     """Labels for a message: all of a few, or the ends of many."""
     if len(labels) <= most:

@@ -477,10 +477,9 @@ def _fit_axes(anchor: Axes, spaces: tuple[Space, ...], shape: tuple[int, ...]) -
         raise ValueError(
             f"data of shape {tuple(shape)} has {len(shape)} axes, but {len(spaces)} spaces were given: {spaces}"
         )
+    axes = axes_of(spaces)
     for axis, (size, space) in enumerate(zip(shape, spaces, strict=True)):
-        if not isinstance(space, Space):
-            raise TypeError(f"dims are Spaces, one per axis, but number {axis} is {space!r}; write Space({space!r})")
         if len(space) != size:
             called = f"axis {axis}" if space.name is None else f"axis {axis} ({space.name!r})"
             raise ValueError(f"{called} of the data has size {size}, but its space has {len(space)} labels: {space!r}")
-    return axes_of(spaces)
+    return axes

@@ -17,7 +17,7 @@ from .._torch import batch_axis, mark_constant, pytree, register_collate, transf
 from ._axes import Axes, UnfitAxes, cache_by_axes, drop_axis, intern_pairs, make_unnamed, put_in_front
 from ._concat import stack
 from ._gather import Gather, gather
-from ._pairing import order_labels
+from ._pairing import pair_spaces
 from ._space import Space
 from ._tensor import Tensor, as_tensor, wrap
 
@@ -202,15 +202,9 @@ def _map_operands(tensors: list[Tensor], over: str) -> tuple[list[torch.Tensor],
 def _map_labels(
     axes: Axes, others: tuple[Axes, ...], over: str
 ) -> tuple[Space | None, tuple[tuple[int, Gather | None, Axes], ...]]:
-    spaces = [each.spaces[each.axis(over)] for each in (axes, *others)]
-    firm = [space for space in spaces if space is None or not space.broadcast]
-    first = next((space for space in firm or spaces if space is not None), None)
-    plans: list[tuple[int, Gather | None, Axes]] = []
-    for each, space in zip((axes, *others), spaces, strict=True):
-        at = each.axis(over)
-        plan = None if each.stretches(at) else order_labels(first, space, f"axis {over!r}")
-        plans.append((at, plan, drop_axis(each, at)))
-    return first, tuple(plans)
+    operands = [(each, each.axis(over)) for each in (axes, *others)]
+    space, plans = pair_spaces([each.spaces[at] for each, at in operands], "exact", over, 0)
+    return space, tuple((at, plan, each.drop(at)) for (each, at), plan in zip(operands, plans, strict=True))
 
 
 # -- where torch looks for tensors ---------------------------------------------------------------------------------------
