@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..optim import Module, Need
 from ._batched import BATCHED, BatchedRuns, minimize_batched
 from ._bounds import read_bounds
 from ._constraints import minimize_constrained, read_constraints
-from ._derivatives import FoundProblem
 from ._direct import DIRECT
 from ._loop import EndOfRun, RunRecord, run_chain
 from ._methods import IN_BOX, RESIDUALS, VALUES_ONLY, canonical, make_chain
-from ._point import StartPoint, from_vector, to_vector
+from ._point import StartPoint, data_of, from_vector, to_vector
 from ._result import Result, ask_to_stop
 from ._variables import Variables
 
@@ -120,13 +117,9 @@ def minimize(
         if bounded and bounds_by == "projection":
             raise ValueError("minimize: batched starts take bounds by transform; leave bounds_by out")
         runs = BatchedRuns(fun, Variables(point, low, high, True, batched=True), name, max_evals)
-        with _bar(progress, runs) as show:
-
-            def show_batch(now: BatchedRuns) -> bool:
-                show(now)
-                return callback is not None and ask_to_stop(callback, now.result())
-
-            return minimize_batched(runs, tol=tol, max_steps=max_steps, after=show_batch)
+        with _show_progress(progress, runs, callback) as after:
+            minimize_batched(runs, tol=point.choose_tol(tol, 1e-8, 1e-4), max_steps=max_steps, after=after)
+        return runs.result()
     links = None if isinstance(method, str) else ([method] if isinstance(method, Module) else list(method))
     projects = name in IN_BOX or name == "auto"
     transform = bounded and (bounds_by == "transform" or (bounds_by == "auto" and not projects))
@@ -140,42 +133,33 @@ def minimize(
     residuals = name in RESIDUALS
     if links is not None:
         residuals = any(Need.RESIDUALS in link.all_needs() for link in links)
-    exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
-    size = (1e-8 if exact else 1e-4) if tol is None else tol
-    with _bar(progress, record) as show:
-
-        def show_step(now: RunRecord) -> bool:
-            show(now)
-            return callback is not None and ask_to_stop(callback, _result(now, name))
-
+    size = point.choose_tol(tol, 1e-8, 1e-4)
+    with _show_progress(progress, record, callback) as after:
         try:
             if not variables.leaves:
                 record.evaluate(residuals)
                 record.gradient_norm = 0.0
                 record.end("All variables are fixed by their bounds.", True)
             elif name in DIRECT:
-                _run_direct(record, name, 1e-12 if exact else 1e-6, max_steps, show_step)
+                _run_direct(record, name, point.choose_tol(None, 1e-12, 1e-6), max_steps, after)
             else:
                 chain = make_chain(name, variables) if links is None else links
-                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=show_step)
+                run_chain(record, chain, tol=size, residuals=residuals, steps=max_steps, after=after)
         except EndOfRun as stop:
             record.end(str(stop), False)
         record.finish(residuals, size)
-    return _result(record, name)
+    return record.result()
 
 
 def _choose(record: RunRecord) -> str:
     """Least squares for a vector; the dense quasi-Newton method where its matrix is small."""
-    found = record.peek()
-    data = found if isinstance(found, Tensor) else getattr(found, "data", None)
-    if isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1:
+    data = data_of(record.peek())
+    if data is not None and data.dim() == 1 and data.numel() > 1:
         return "lm"
     return "bfgs" if record.point.size <= 200 else "lbfgs"
 
 
-def _run_direct(
-    record: RunRecord, name: str, tol: float, steps: int | None, after: Callable[[RunRecord], bool]
-) -> None:
+def _run_direct(record: RunRecord, name: str, tol: float, steps: int | None, after: Callable[[], bool]) -> None:
     leaves = record.variables.leaves
     start = to_vector(leaves).double().numpy().copy()
 
@@ -191,51 +175,32 @@ def _run_direct(
         if reason:
             record.end(reason, success)
             return
-        record.steps += 1
-        record.history.append((record.evaluations, record.lowest))
-        if after(record):
-            record.end("The callback asked to stop.", False)
+        if record.count_step(after):
             return
         if steps is not None and record.steps >= steps:
             record.end(f"The limit of {steps} steps was reached.", False)
             return
 
 
-def _result(record: RunRecord, method: str) -> Result:
-    variables = record.variables
-    fixed = [None if mask is None else ~mask for mask in variables.free_masks]
-    return Result(
-        record.point.result(record.best),
-        record.value,
-        record.reason or "Still running.",
-        record.success,
-        record.steps,
-        record.evaluations,
-        record.gradient_norm,
-        time.perf_counter() - record.began,
-        tuple(record.history),
-        method,
-        problem=FoundProblem(record.fun, record.point, fixed),
-    )
+@contextmanager
+def _show_progress(
+    wanted: bool, record: RunRecord | BatchedRuns, callback: Callable[[Result], Any] | None
+) -> Iterator[Callable[[], bool]]:
+    """What is to be called after each step: it shows the progress, and says whether the callback ends the run."""
 
+    def ask() -> bool:
+        return callback is not None and ask_to_stop(callback, record.result())
 
-def _bar(wanted: bool, record: RunRecord | BatchedRuns) -> Any:
     if not wanted:
-        return nullcontext(lambda now: None)
+        yield ask
+        return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    class Bar:
-        def __enter__(self) -> Callable[[RunRecord | BatchedRuns], None]:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self.progress = Progress(*columns, transient=True)
-            self.progress.start()
-            self.task = self.progress.add_task("minimize", total=record.max_evals)
-            return self.show
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True) as progress:
+        task = progress.add_task("minimize", total=record.max_evals)
 
-        def show(self, now: RunRecord | BatchedRuns) -> None:
-            self.progress.update(self.task, completed=now.evaluations, description=f"loss {now.value:.6g}")
+        def show_and_ask() -> bool:
+            progress.update(task, completed=record.evaluations, description=f"loss {record.value:.6g}")
+            return ask()
 
-        def __exit__(self, *error: object) -> None:
-            self.progress.stop()
-
-    return Bar()
+        yield show_and_ask

@@ -15,6 +15,7 @@ from ..optim import Closure, Module, Objective, step
 from ._derivatives import FoundProblem
 from ._loop import FAR, OUTSIDE, STRIDE, UNBOUNDED, falls_without_limit
 from ._methods import CHAINS
+from ._point import data_of
 from ._result import Result
 from ._variables import Variables
 
@@ -63,11 +64,8 @@ class BatchedRuns:
         self.start, self.size = self.x.clone(), self.x.abs().amax(1).clamp(min=1.0)
         self._evaluate(self.x, torch.arange(N))
         self.first, self.start, self.steepness = self.f, self.best.clone(), self.best_norms.clone()
-        self.mark, self.way, self.next = (
-            self.x.clone(),
-            torch.zeros_like(self.x),
-            torch.full_like(self.each, 2 * STRIDE),
-        )
+        self.mark, self.way = self.x.clone(), torch.zeros_like(self.x)
+        self.next = torch.full_like(self.each, 2 * STRIDE)
         self.x.requires_grad_()  # what links move, and closures differentiate by
 
     @property
@@ -82,9 +80,8 @@ class BatchedRuns:
 
     def _one(self, row: Tensor) -> Tensor:
         parts = [part.view(shape) for part, shape in zip(torch.split(row, self.sizes), self.shapes, strict=True)]
-        found = self.point.call(self.fun, parts)
-        data = found if isinstance(found, Tensor) else getattr(found, "data", None)
-        if not isinstance(data, Tensor) or data.dim() != 0:
+        data: Tensor | None = data_of(self.point.call(self.fun, parts))
+        if data is None or data.dim() != 0:
             raise ValueError("minimize: with batched=True the function takes one point and returns a 0-d tensor")
         return data
 
@@ -114,17 +111,14 @@ class BatchedRuns:
         self.evaluations += 1
         self.each[rows] += 1
         self.at[rows] = z
-        if not self.variables.bounded:
-            x = z
-            g, f = self._pair(x)
-            norms = g.abs().amax(1)
-        else:
-            with torch.enable_grad():
-                z = z.detach().requires_grad_()
-                seen = self.transform_rows(z, rows)
-            x = seen.detach()
-            g, f = self._pair(x)
-            norms = self._measure_gradients(x, g, rows)
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            seen = self.transform_rows(z, rows)
+        x = seen.detach()
+        g, f = self._pair(x)
+        followed = self.variables.follow(self.leaves(x), self.leaves(g), rows)
+        norms = torch.cat([leaf.reshape(len(x), -1) for leaf in followed], 1).abs().amax(1)
+        if seen is not z:
             (g,) = torch.autograd.grad(seen, z, g)
         f, g = f.detach(), g.detach()
         f = torch.where(f.isnan(), math.inf, f)
@@ -139,20 +133,6 @@ class BatchedRuns:
         falls = falls_without_limit(self.first[rows], f, self.steepness[rows], far, self.size[rows])
         if bool(falls.any()):
             self.end(torch.zeros_like(self.active).index_put((rows,), falls), False, UNBOUNDED)
-
-    def _measure_gradients(self, x: Tensor, g: Tensor, rows: Tensor) -> Tensor:
-        """The largest component of each gradient, as far as bounds let it be followed."""
-        out = torch.zeros_like(x[:, 0])
-        ends = zip(self.leaves(x), self.leaves(g), self.variables.low, self.variables.high, strict=True)
-        for value, grad, low, high in ends:
-            step = grad
-            if low is not None or high is not None:
-                inside = torch.clamp(
-                    value - grad, None if low is None else low[rows], None if high is None else high[rows]
-                )
-                step = value - inside
-            out = torch.maximum(out, step.abs().reshape(len(x), -1).amax(1))
-        return out
 
     def end(self, rows: Tensor, good: Tensor | bool, reason: str) -> None:
         """These runs are over."""
@@ -241,9 +221,7 @@ class _Losses(torch.autograd.Function):
         return g * given[:, None], None
 
 
-def minimize_batched(
-    runs: BatchedRuns, *, tol: float | None, max_steps: int | None, after: Callable[[BatchedRuns], bool]
-) -> Result:
+def minimize_batched(runs: BatchedRuns, *, tol: float, max_steps: int | None, after: Callable[[], bool]) -> None:
     """Step all runs until each has ended, by the rules of a single run.
 
     Args:
@@ -252,8 +230,6 @@ def minimize_batched(
         max_steps: The largest number of steps.
         after: Called after each step; a true answer ends all runs.
     """
-    exact = runs.x.dtype is torch.float64
-    tol = (1e-8 if exact else 1e-4) if tol is None else tol
     links = CHAINS[runs.method]()
     still, quiet = torch.zeros(runs.N, dtype=torch.long), torch.zeros(runs.N, dtype=torch.long)
     patience = 200 if runs.method == "adam" else 30
@@ -277,7 +253,7 @@ def minimize_batched(
         f, g = _step(runs, links, f, g)
         runs.steps += 1
         runs.history.append((runs.evaluations, runs.values.clone()))
-        if after(runs):
+        if after():
             runs.stop("The callback asked to stop.")
             break
         spent = runs.active & (runs.each >= runs.max_evals)
@@ -298,7 +274,6 @@ def minimize_batched(
         eps = torch.finfo(runs.x.dtype).eps
         small = (norms <= eps**0.5 * 10 * runs.values.abs().clamp(min=1.0))[rest]
         runs.end(rest, small, "No lower point was found: the loss is at the limit of its precision.")
-    return runs.result()
 
 
 def _step(runs: BatchedRuns, links: list[Module], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

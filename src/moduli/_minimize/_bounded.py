@@ -1,4 +1,4 @@
-"""The method of Levenberg and Marquardt within bounds, by an active set."""
+"""Links within bounds: the method of Levenberg and Marquardt by an active set, and the projection for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import m
 from ..linalg import LinearOperator
-from ..optim import Objective
+from ..optim import Module, Objective
 from ._point import to_vector
 from ._variables import Variables
 
@@ -73,3 +73,20 @@ class BoundedLevenbergMarquardt(m.LevenbergMarquardt):
             d = torch.where(over, torch.minimum(torch.maximum(d, self.least), self.most), d)
             held = held | over
         return d if float(torch.dot(d, u)) > 0 else torch.zeros_like(u)
+
+
+class Free(Module):
+    """Takes out of the update what pushes against a bound."""
+
+    def __init__(self, variables: Variables) -> None:
+        super().__init__()
+        self.variables = variables
+
+    def apply(self, objective: Objective) -> Objective:
+        """Zero where a variable is held by its bound."""
+        free = self.variables.find_free(objective.params, objective.get_grads())
+        objective.updates = [u * f for u, f in zip(objective.peek_updates(), free, strict=True)]
+        return objective
+
+    def __repr__(self) -> Any:
+        return "Free()"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,11 @@ def read_bounds(
     if isinstance(bounds, Iterator):
         bounds = list(bounds)
     if bounds is not None:
-        low, high = _read_intervals(point, bounds, batched)
+        read = partial(_read_leaf, batched=batched)
+        pairs = [pair or (None, None) for pair in point.match(bounds, "bounds", _is_interval, read, _FORMS)]
+        low, high = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     else:
-        low, high = point.spread(lower, "lower"), point.spread(upper, "upper")
+        low, high = _read_side(point, lower, "lower"), _read_side(point, upper, "upper")
     low = [None if bound is None or bool((bound == -torch.inf).all()) else bound for bound in low]
     high = [None if bound is None or bool((bound == torch.inf).all()) else bound for bound in high]
     for name, leaf, a, b in zip(point.names, point.leaves, low, high, strict=True):
@@ -69,47 +72,23 @@ def _check(name: str, leaf: Tensor, low: Bound, high: Bound) -> None:
         )
 
 
-def _read_intervals(point: StartPoint, bounds: Any, batched: bool) -> tuple[list[Bound], list[Bound]]:
-    low: list[Bound] = [None] * len(point.leaves)
-    high: list[Bound] = [None] * len(point.leaves)
-    positions = {name: i for i, name in enumerate(point.names)}
+def _read_side(point: StartPoint, given: Any, side: str) -> list[Bound]:
+    """A bound for every leaf: one number for all, or a nesting like x0; None is open."""
+    if isinstance(given, bool | str):
+        raise TypeError(f"minimize: {side} bounds are numbers in the form of x0, not {given!r}")
 
-    def walk(given: Any, x: Any, name: str) -> None:
-        if name in positions:
-            i = positions[name]
-            low[i], high[i] = _read_leaf(given, point.leaves[i], name, batched)
-        elif given is None:
-            return
-        elif _is_interval(given):
-            for key, i in positions.items():
-                if key.startswith(name):
-                    low[i], high[i] = _read_leaf(given, point.leaves[i], key, batched)
-        elif isinstance(x, Mapping):
-            if not isinstance(given, Mapping):
-                raise TypeError(f"minimize: bounds of {name} are a {type(given).__name__}; {_FORMS}")
-            unknown = [key for key in given if key not in x]
-            if unknown:
-                raise ValueError(f"minimize: bounds name {unknown[0]!r}, which {name} does not have")
-            for key, item in given.items():
-                walk(item, x[key], f"{name}[{key!r}]")
-        elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == len(x):
-            for i, (item, part) in enumerate(zip(given, x, strict=True)):
-                walk(item, part, f"{name}[{i}]")
-        else:
-            raise TypeError(f"minimize: bounds do not have the form of {name}; {_FORMS}")
+    def read(part: Any, leaf: Tensor, name: str) -> Tensor:
+        if isinstance(part, list | tuple):
+            open_end = -torch.inf if side == "lower" else torch.inf
+            part = [open_end if item is None else item for item in part]
+        data = part.data if isinstance(part, Labelled) else torch.as_tensor(part)
+        try:
+            return data.detach().to(leaf).expand_as(leaf).clone()
+        except RuntimeError as error:
+            raise ValueError(f"minimize: {side} of {name} does not fit the shape of x0: {error}") from None
 
-    if point.module is not None:
-        if not _is_interval(bounds) and not isinstance(bounds, Mapping):
-            raise TypeError("minimize: bounds of a module are one interval, or a dictionary by parameter name")
-        named = dict.fromkeys(point.names, bounds) if _is_interval(bounds) else dict(bounds)
-        unknown = [key for key in named if key not in positions]
-        if unknown:
-            raise ValueError(f"minimize: bounds name {unknown[0]!r}; the module has {', '.join(point.names)}")
-        for key, item in named.items():
-            walk(item, None, key)
-    else:
-        walk(bounds, point.x0, "x0")
-    return low, high
+    forms = "give one number, or the form of x0 (for a module a dictionary by parameter name)"
+    return point.match(given, f"{side} bounds", lambda part: isinstance(part, int | float), read, forms)
 
 
 def _is_end(value: Any) -> bool:
@@ -125,16 +104,14 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | Labelled | np.ndarray)
 
 
-def _read_leaf(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Bound, Bound]:
+def _read_leaf(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Tensor, Tensor]:
     """Both bounds of one leaf from an interval, a list of intervals, or an array with intervals along its last axis."""
-    if given is None:
-        return None, None
     one = leaf[0] if batched and leaf.dim() else leaf
     if isinstance(given, np.ndarray) and given.dtype == object:
         given = given.tolist()
     if _is_interval(given):
-        return _fill([given[0]], leaf, -torch.inf), _fill([given[1]], leaf, torch.inf)
-    if _is_array(given):
+        data = _read_interval(given)
+    elif _is_array(given):
         if isinstance(given, np.ndarray) and given.dtype.kind not in "iuf":
             raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
         data = torch.as_tensor(given.data if isinstance(given, Labelled) else given)
@@ -143,22 +120,20 @@ def _read_leaf(given: Any, leaf: Tensor, name: str, batched: bool) -> tuple[Boun
                 f"minimize: bounds of {name} are an array of shape {tuple(data.shape)}; it has {(*one.shape, 2)}, or "
                 "give lower= and upper="
             )
-        return data[..., 0].to(leaf).expand(leaf.shape), data[..., 1].to(leaf).expand(leaf.shape)
-    if not isinstance(given, Sequence) or isinstance(given, str) or any(map(_is_array, given)):
-        raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
-    pairs = [(None, None) if pair is None else pair for pair in given]
-    if one.dim() > 1 or len(pairs) != one.numel() or not all(map(_is_interval, pairs)):
-        raise ValueError(
-            f"minimize: {name} has {one.numel()} variables, and its bounds {len(pairs)} entries; give an interval "
-            "(low, high) for each, or one for all"
-        )
-    lows, highs = zip(*pairs, strict=True)
-    return _fill(list(lows), leaf, -torch.inf), _fill(list(highs), leaf, torch.inf)
+    else:
+        if not isinstance(given, Sequence) or isinstance(given, str) or any(map(_is_array, given)):
+            raise TypeError(f"minimize: bounds of {name} are not understood; {_FORMS}")
+        pairs = [(None, None) if pair is None else pair for pair in given]
+        if one.dim() > 1 or len(pairs) != one.numel() or not all(map(_is_interval, pairs)):
+            raise ValueError(
+                f"minimize: {name} has {one.numel()} variables, and its bounds {len(pairs)} entries; give an interval "
+                "(low, high) for each, or one for all"
+            )
+        data = torch.stack([_read_interval(pair) for pair in pairs]).reshape(*one.shape, 2)
+    low, high = data.to(leaf).unbind(-1)
+    return low.expand(leaf.shape).clone(), high.expand(leaf.shape).clone()
 
 
-def _fill(ends: list[Any], leaf: Tensor, open_end: float) -> Bound:
-    if all(end is None for end in ends):
-        return None
-    numbers = [open_end if end is None else float(end) for end in ends]
-    row = torch.tensor(numbers, dtype=leaf.dtype, device=leaf.device)
-    return (row if len(ends) > 1 else row[0]).expand(leaf.shape).clone()
+def _read_interval(pair: Any) -> Tensor:
+    ends = zip(pair, (-torch.inf, torch.inf), strict=True)
+    return torch.tensor([open_end if end is None else float(end) for end, open_end in ends], dtype=torch.float64)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..labels import Tensor as Labelled
 from ..m import AugmentedLagrangian
 from ._derivatives import FoundProblem
-from ._point import StartPoint
+from ._loop import loss_of
+from ._point import StartPoint, data_of
 from ._result import Result, ask_to_stop
 
 
@@ -28,8 +28,8 @@ class Constraint(NamedTuple):
     def values(self, x: Any) -> Tensor:
         """The function as a vector."""
         found = self.fun(x)
-        data = found.data if isinstance(found, Labelled) else torch.as_tensor(found)
-        return data.reshape(-1)
+        data = data_of(found)
+        return torch.as_tensor(found if data is None else data).reshape(-1)
 
 
 def read_constraints(given: Any) -> list[Constraint]:
@@ -59,7 +59,7 @@ def read_constraints(given: Any) -> list[Constraint]:
 
 
 def _product(A: Tensor, x: Any) -> Tensor:
-    vector = x.data if isinstance(x, Labelled) else x
+    vector: Tensor = data_of(x)
     return A.to(vector) @ vector
 
 
@@ -99,14 +99,11 @@ def minimize_constrained(
     """Runs of `minimize` on the augmented Lagrangian, each from where the last ended, until the KKT conditions hold."""
     began = time.perf_counter()
     point = StartPoint(x0)
-    exact = point.leaves[0].dtype in (torch.float64, torch.complex128)
-    tol = (1e-6 if exact else 1e-3) if tol is None else tol
+    tol = point.choose_tol(tol, 1e-6, 1e-3)
     spent, limit = 1, max_evals or max(20_000, 400 * point.size)
-    found = point.call(fun, point.leaves)
-    data = (
-        found.data if isinstance(found, Labelled) else found
-    )  # the value at the start, where there is no budget for more
-    residuals = isinstance(data, Tensor) and data.dim() == 1 and data.numel() > 1
+    # The value at the start, where there is no budget for more.
+    data = loss_of(point.call(fun, point.leaves), True)
+    residuals = data.dim() == 1 and data.numel() > 1
     with torch.no_grad():
         seen = [one.values(point.result(point.leaves)).detach() for one in constraints]
     multipliers = [torch.zeros_like(c) for c in seen]
@@ -115,16 +112,15 @@ def minimize_constrained(
     reason, success, kkt = f"The limit of {limit} evaluations was reached.", False, math.inf
 
     def evaluate_augmented(p: Any) -> Any:
-        loss = fun(p)
+        total = loss_of(fun(p), residuals)
         values = [one.values(p) for one in constraints]
         if residuals:
             # Half the square of these is the augmented Lagrangian, up to a constant.
-            parts = [loss.data if isinstance(loss, Labelled) else loss]
+            parts = [total]
             for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
                 shifted = c - multiplier / mu if one.inequality else c + multiplier / mu
                 parts.append(math.sqrt(mu) * (shifted.clamp(max=0) if one.inequality else shifted))
             return torch.cat(parts)
-        total = loss.data if isinstance(loss, Labelled) else loss
         for one, c, multiplier in zip(constraints, values, multipliers, strict=True):
             total = total + AugmentedLagrangian.term(c, multiplier, mu, one.inequality)
         return total
@@ -176,8 +172,7 @@ def minimize_constrained(
     if last is not None:
         spent += 1
         with torch.no_grad():
-            found = fun(x)
-        data = found.data if isinstance(found, Labelled) else found
+            data = loss_of(fun(x), residuals)
     data = data.detach()
     active = [
         one.fun for c, lam, one in zip(seen, multipliers, constraints, strict=True)

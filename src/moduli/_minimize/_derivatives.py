@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..labels import Space
 from ..labels import Tensor as Labelled
-from ._point import StartPoint, from_vector, to_vector
+from ._point import StartPoint, data_of, from_vector, to_vector
 
 
 class FoundProblem:
@@ -39,11 +39,8 @@ class FoundProblem:
         leaves = [leaf.clone().requires_grad_() for leaf in self.point.leaves_of(x)]
         with torch.enable_grad():
             found = self.point.call(fun, leaves)
-            data = found if isinstance(found, Tensor) else found.data
-            vector = data.reshape(-1)
-            rows = []
-            for component in vector:
-                rows.append(to_vector(_gradient(component, leaves)))
+            vector = data_of(found).reshape(-1)
+            rows = [to_vector(_gradient(component, leaves)) for component in vector]
         empty = torch.zeros(0, to_vector(leaves).numel(), dtype=vector.dtype)
         return vector.detach(), torch.stack(rows) if rows else empty, found
 
@@ -51,8 +48,7 @@ class FoundProblem:
         """The Hessian of the value by the real vector of all leaves."""
         leaves = [leaf.clone().requires_grad_() for leaf in self.point.leaves_of(x)]
         with torch.enable_grad():
-            found = self.point.call(self.fun, leaves)
-            data = found if isinstance(found, Tensor) else found.data
+            data = data_of(self.point.call(self.fun, leaves))
             value = 0.5 * data.abs().square().sum() if data.numel() > 1 else data.reshape(())
             grads = _gradient(value, leaves, create_graph=True)
             parts = [torch.view_as_real(g) if g.is_complex() else g for g in grads]
@@ -98,7 +94,7 @@ class FoundProblem:
         """Rows of the Jacobian by leaf."""
         _, J, found = self._differentiate(self.fun, x)
         dims = found.dims if isinstance(found, Labelled) else None
-        shape = tuple(found.data.shape if isinstance(found, Labelled) else found.shape)
+        shape = tuple(data_of(found).shape)
         parts: list[Any] = []
         pieces = [from_vector(row, self.point.leaves) for row in J]
         for i, own in enumerate(self.point.dims):

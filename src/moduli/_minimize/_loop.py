@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from ..optim import Closure, ClosureError, Module, Need, Objective, Optimizer
+from ._derivatives import FoundProblem
+from ._point import data_of
+from ._result import Result
 from ._variables import Variables, largest
 
 FAR = 1e9
@@ -36,8 +39,8 @@ def falls_without_limit(first: Any, value: Any, steepness: Any, far: Any, size: 
 
 def loss_of(found: Any, residuals: bool) -> Tensor:
     """What a user's function returned, as a 0-d tensor or a vector of residuals."""
-    data = found if isinstance(found, Tensor) else getattr(found, "data", None)
-    if not isinstance(data, Tensor):
+    data: Tensor | None = data_of(found)
+    if data is None:
         raise TypeError(f"minimize: the function returned a {type(found).__name__}; return the loss as a 0-d tensor")
     if data.is_complex() and not residuals:
         raise TypeError(f"minimize: the function returned a {data.dtype} number; return a real one, for instance abs()")
@@ -74,9 +77,8 @@ class RunRecord:
         self.start = [leaf.clone() for leaf in self.best]
         self.size = max(1.0, largest(self.best))
         self.first: float | None = None
-        self.probing = (
-            False  # whether evaluations ask only how the function goes on, and are no candidates for the best
-        )
+        #: Whether evaluations ask only how the function goes on, and are no candidates for the best.
+        self.probing = False
         self.steepness = 1.0
         self.evaluations = self.steps = 0
         self.ready: tuple[list[Tensor], Any] | None = None
@@ -119,6 +121,14 @@ class RunRecord:
         if value < self.value - (0.0 if self.gradient_norm is None else self.noise(value, data.dtype)):
             self._keep(value, seen, None)
         return data
+
+    def count_step(self, after: Callable[[], bool]) -> bool:
+        """A step was made; whether the callback ended the run."""
+        self.steps += 1
+        self.history.append((self.evaluations, self.lowest))
+        if after():
+            self.end("The callback asked to stop.", False)
+        return bool(self.reason)
 
     def note(self, value: float, norm: float, dtype: torch.dtype) -> bool:
         """Compare the present point, whose gradient is known, with the best; whether it is the best now."""
@@ -171,6 +181,23 @@ class RunRecord:
                 f"gradient is {norm:.2g}. Start again from there."
             )
 
+    def result(self) -> Result:
+        """The run so far."""
+        fixed = [None if mask is None else ~mask for mask in self.variables.free_masks]
+        return Result(
+            self.point.result(self.best),
+            self.value,
+            self.reason or "Still running.",
+            self.success,
+            self.steps,
+            self.evaluations,
+            self.gradient_norm,
+            time.perf_counter() - self.began,
+            tuple(self.history),
+            self.method,
+            problem=FoundProblem(self.fun, self.point, fixed),
+        )
+
 
 class _GradientWatch(Module):
     """Looks at the gradient before every step, and ends the run where it vanishes."""
@@ -219,23 +246,20 @@ class _GradientWatch(Module):
             norm = largest(held)
         if record.steps == 0 and record.first is not None and math.isfinite(norm):
             record.steepness = norm
-        done = ""
         if loss is not None and not math.isfinite(float(loss)):
             record.end(f"The loss is {float(loss)} along the way.", False)
-            done = record.reason
         elif not math.isfinite(norm):
             record.end("The gradient is not finite.", False)
-            done = record.reason
         else:
             if loss is not None and not variables.transform:
                 record.note(float(loss), norm, loss.dtype)
             if norm <= self.tol:
-                done = f"The gradient vanishes: its largest component is {norm:.2g}, at most {self.tol:.2g}."
-                record.end(done, True)
+                reason = f"The gradient vanishes: its largest component is {norm:.2g}, at most {self.tol:.2g}."
+                record.end(reason, True)
             else:
                 self._look_far(objective)
-        if done:
-            objective.terminate(done)
+        if record.reason:
+            objective.terminate(record.reason)
             objective.stop = objective.skip_update = True
             objective.updates = [torch.zeros_like(param) for param in objective.params]
         return objective
@@ -248,7 +272,7 @@ def run_chain(
     tol: float,
     residuals: bool,
     steps: int | None,
-    after: Callable[[RunRecord], bool],
+    after: Callable[[], bool],
 ) -> None:
     """Steps of a chain until something ends them.
 
@@ -277,13 +301,9 @@ def run_chain(
             if opt.should_terminate:
                 record.end(opt.reasons[-1] if opt.reasons else "A link of the chain asked to stop.", True)
                 return
-            record.steps += 1
-            record.history.append((record.evaluations, record.lowest))
             if record.value == 0.0 and residuals:
                 record.end("All residuals are zero.", True)
-                return
-            if after(record):
-                record.end("The callback asked to stop.", False)
+            if record.count_step(after):
                 return
             if all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True)):
                 still += 1

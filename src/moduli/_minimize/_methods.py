@@ -9,14 +9,9 @@ import torch
 
 from .. import m
 from ..optim import Module
-from ._bounded import BoundedLevenbergMarquardt
+from ._bounded import BoundedLevenbergMarquardt, Free
 from ._direct import DIRECT
-from ._variables import Free, Variables
-
-
-def _newton() -> list[Module]:
-    return [m.Newton(eigval_fn=torch.abs, eigv_tol=1e-14), m.Backtracking(maxiter=40)]
-
+from ._variables import Variables
 
 # Nocedal and Wright, Numerical Optimization, algorithm 4.1.
 _RADIUS: dict[str, Any] = {"nplus": 2.0, "nminus": 0.25, "rho_good": 0.75, "rho_bad": 0.25}
@@ -25,7 +20,7 @@ CHAINS: dict[str, Callable[[], list[Module]]] = {
     "bfgs": lambda: [m.BFGS(), m.StrongWolfe()],
     "lbfgs": lambda: [m.LBFGS(history_size=10), m.StrongWolfe()],
     "cg": lambda: [m.PolakRibiere(), m.StrongWolfe(c2=0.1, a_init="first-order", maxiter=40)],
-    "newton": _newton,
+    "newton": lambda: [m.Newton(eigval_fn=torch.abs, eigv_tol=1e-14), m.Backtracking(maxiter=40)],
     "damped-newton": lambda: [m.LevenbergMarquardt(m.Newton(), max_attempts=30)],
     # Looser systems (in both, and by the square root of the gradient) cost more evaluations than they save products.
     "newton-cg": lambda: [m.NewtonCG(tol=1e-2, reg=0.0), m.Backtracking(maxiter=40)],
@@ -44,16 +39,12 @@ RESIDUALS = frozenset({"lm", "gn"})
 VALUES_ONLY = frozenset({"spsa"})
 
 
-def _project_both(direction: list[Module], along: list[Module]) -> Callable[[Variables], list[Module]]:
-    return lambda variables: [Free(variables), *direction, Free(variables), *along]
-
-
 IN_BOX: dict[str, Callable[[Variables], list[Module]]] = {
-    "bfgs": lambda v: _project_both([m.LBFGS(history_size=30)], [m.Backtracking(maxiter=40)])(v),
-    "lbfgs": lambda v: _project_both([m.LBFGS(history_size=10)], [m.Backtracking(maxiter=40)])(v),
-    "cg": lambda v: _project_both([m.PolakRibiere()], [m.AdaptiveBacktracking(maxiter=40)])(v),
-    "gd": lambda v: _project_both([], [m.AdaptiveBacktracking(maxiter=40)])(v),
-    "adam": lambda v: _project_both([m.Adam(), m.LR(1e-2)], [])(v),
+    "bfgs": lambda v: [Free(v), m.LBFGS(history_size=30), Free(v), m.Backtracking(maxiter=40)],
+    "lbfgs": lambda v: [Free(v), m.LBFGS(history_size=10), Free(v), m.Backtracking(maxiter=40)],
+    "cg": lambda v: [Free(v), m.PolakRibiere(), Free(v), m.AdaptiveBacktracking(maxiter=40)],
+    "gd": lambda v: [Free(v), m.AdaptiveBacktracking(maxiter=40)],
+    "adam": lambda v: [Free(v), m.Adam(), m.LR(1e-2), Free(v)],
     "lm": lambda v: [BoundedLevenbergMarquardt(v, m.GaussNewton(), max_attempts=30)],
     "damped-newton": lambda v: [BoundedLevenbergMarquardt(v, m.Newton(), max_attempts=30)],
 }

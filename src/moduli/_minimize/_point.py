@@ -102,6 +102,11 @@ class StartPoint:
         """How many real numbers."""
         return sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in self.leaves)
 
+    def choose_tol(self, given: float | None, double: float, single: float) -> float:
+        """A tolerance, or the default in the precision of x0."""
+        exact = self.leaves[0].dtype in (torch.float64, torch.complex128)
+        return given if given is not None else double if exact else single
+
     def call(self, fun: Callable[[Any], Any], leaves: list[Tensor]) -> Any:
         """The user's function at these leaves."""
         if self.module is None:
@@ -148,41 +153,53 @@ class StartPoint:
             return dict(zip(self.names, parts, strict=True))
         return self._form(list(parts))
 
-    def spread(self, given: Any, what: str) -> list[Tensor | None]:
-        """A bound for every leaf: one number for all, or a nesting like x0; None is open."""
-        if given is None:
-            return [None] * len(self.leaves)
-        if isinstance(given, bool | str):
-            raise TypeError(f"minimize: {what} bounds are numbers in the form of x0, not {given!r}")
-        if isinstance(given, int | float):
-            return [torch.full_like(leaf, given).detach() for leaf in self.leaves]
-        if self.module is not None:
-            if not isinstance(given, Mapping):
-                raise TypeError(f"minimize: {what} of a module is a number or a dictionary by parameter name")
-            return [_fit(given.get(name), leaf, what) for name, leaf in zip(self.names, self.leaves, strict=True)]
-        out: list[Tensor | None] = [None] * len(self.leaves)
+    def match(
+        self,
+        given: Any,
+        what: str,
+        for_all: Callable[[Any], bool],
+        read: Callable[[Any, Tensor, str], Any],
+        forms: str,
+    ) -> list[Any]:
+        """What is given for every leaf; None where nothing is.
+
+        Args:
+            given: A nesting like x0, for a module a dictionary by parameter name. None is nothing.
+            what: What it is called in errors.
+            for_all: Whether something is meant for all leaves that are below its place.
+            read: Takes what is given for a leaf, the leaf, and its name.
+            forms: How it has to be given, as a sentence.
+        """
+        out: list[Any] = [None] * len(self.leaves)
         positions = {name: i for i, name in enumerate(self.names)}
 
         def walk(part: Any, x: Any, name: str) -> None:
-            if name in positions:
-                out[positions[name]] = _fit(part, self.leaves[positions[name]], f"{what} of {name}")
-            elif part is None:
+            if part is None:
                 return
+            if name in positions:
+                out[positions[name]] = read(part, self.leaves[positions[name]], name)
+            elif for_all(part):
+                for key in positions:
+                    if key.startswith(name):
+                        walk(part, None, key)
             elif isinstance(x, Mapping) and isinstance(part, Mapping):
-                unknown = [key for key in part if key not in x]
-                if unknown:
-                    raise ValueError(f"minimize: {what} names {unknown[0]!r}, which {name} does not have")
                 for key, item in part.items():
-                    walk(item, x[key], f"{name}[{key!r}]")
+                    if key not in x:
+                        raise ValueError(
+                            f"minimize: {what} name {key!r}, which {name or 'the module'} does not have; it has "
+                            f"{', '.join(map(str, x))}"
+                        )
+                    walk(item, x[key], f"{name}[{key!r}]" if name else key)
             elif isinstance(x, list | tuple) and isinstance(part, list | tuple) and len(part) == len(x):
                 for i, (item, below) in enumerate(zip(part, x, strict=True)):
                     walk(item, below, f"{name}[{i}]")
             else:
-                raise ValueError(
-                    f"minimize: {what} does not have the form of {name}; give one number, or the form of x0"
-                )
+                raise TypeError(f"minimize: {what} do not have the form of {name or 'the module'}; {forms}")
 
-        walk(given, self.x0, "x0")
+        if self.module is None:
+            walk(given, self.x0, "x0")
+        else:
+            walk(given, dict.fromkeys(self.names), "")
         return out
 
 
@@ -197,18 +214,10 @@ class _FunctionOfModule(nn.Module):
         return self.fun(self.module)
 
 
-def _fit(given: Any, leaf: Tensor, what: str) -> Tensor | None:
-    """A bound in the shape of its leaf."""
-    if given is None:
-        return None
-    if isinstance(given, list | tuple):
-        infinite = -math.inf if what.startswith("lower") else math.inf
-        given = [infinite if item is None else item for item in given]
-    data = given.data if isinstance(given, Labelled) else torch.as_tensor(given)
-    try:
-        return data.detach().to(leaf).expand_as(leaf).clone().detach()
-    except RuntimeError as error:
-        raise ValueError(f"minimize: {what} does not fit the shape of x0: {error}") from None
+def data_of(found: Any) -> Any:
+    """What a function returned, without its labels; None where it is no tensor."""
+    data = found.data if isinstance(found, Labelled) else found
+    return data if isinstance(data, Tensor) else None
 
 
 def to_vector(tensors: Sequence[Tensor]) -> Tensor:

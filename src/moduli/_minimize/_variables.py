@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..optim import Module, Objective
 from ._point import StartPoint
 
 Bound = Tensor | None
@@ -58,21 +56,14 @@ class Variables:
                 for leaf, a, b in zip(self.leaves, self.low, self.high, strict=True):
                     leaf.copy_(_close(leaf, a, b))
 
-    @property
-    def size(self) -> int:
-        """How many real numbers are free."""
-        return sum(leaf.numel() * (2 if leaf.is_complex() else 1) for leaf in self.leaves)
-
     def seen(self, leaves: list[Tensor] | None = None, rows: Tensor | None = None) -> list[Tensor]:
         """The leaves that the function sees, with their graph; of batched starts, those in these rows."""
         leaves = self.leaves if leaves is None else leaves
         if not self.bounded:
             return leaves
-        low, high = self.low, self.high
-        if rows is not None:
-            low, high = [None if b is None else b[rows] for b in low], [None if b is None else b[rows] for b in high]
         at = _open if self.transform else _clamp
-        moved = iter([at(z, a, b) for z, a, b in zip(leaves, low, high, strict=True)])
+        ends = zip(leaves, _take_rows(self.low, rows), _take_rows(self.high, rows), strict=True)
+        moved = iter([at(z, a, b) for z, a, b in ends])
         if self.plain:
             return list(moved)
         out = []
@@ -104,18 +95,24 @@ class Variables:
             out.append(~held)
         return out
 
+    def follow(self, values: list[Tensor], grads: list[Tensor], rows: Tensor | None = None) -> list[Tensor]:
+        """Gradients at the function's arguments, as far as bounds let them be followed; of batched starts, of these rows."""
+        ends = zip(values, grads, _take_rows(self.full_low, rows), _take_rows(self.full_high, rows), strict=True)
+        return [g if low is None and high is None else x - _clamp(x - g, low, high) for x, g, low, high in ends]
+
     def gradient_norm(self, values: list[Tensor], grads: list[Tensor]) -> float:
-        """The largest component of the gradient at the function's arguments, as far as bounds let it be followed."""
-        ends = zip(values, grads, self.full_low, self.full_high, strict=True)
-        return largest(
-            [g if low is None and high is None else x - _clamp(x - g, low, high) for x, g, low, high in ends]
-        )
+        """The largest component of what can be followed."""
+        return largest(self.follow(values, grads))
 
 
 def largest(tensors: Sequence[Tensor]) -> float:
     """The largest absolute value of all numbers; NaN where one is."""
     found = [float(torch.linalg.vector_norm(t.detach(), torch.inf)) for t in tensors if t.numel()]
     return next((size for size in found if size != size), max(found, default=0.0))
+
+
+def _take_rows(bounds: list[Bound], rows: Tensor | None) -> list[Bound]:
+    return bounds if rows is None else [None if bound is None else bound[rows] for bound in bounds]
 
 
 def _clamp(z: Tensor, low: Bound, high: Bound) -> Tensor:
@@ -152,20 +149,3 @@ def _close(x: Tensor, low: Bound, high: Bound) -> Tensor:
     inward = torch.where(below, x - a, b - x) + 1
     one = torch.sqrt(inward.clamp(min=1 + 1e-6) ** 2 - 1)
     return torch.where(below & above, both, torch.where(below | above, one, x))
-
-
-class Free(Module):
-    """Takes out of the update what pushes against a bound."""
-
-    def __init__(self, variables: Variables) -> None:
-        super().__init__()
-        self.variables = variables
-
-    def apply(self, objective: Objective) -> Objective:
-        """Zero where a variable is held by its bound."""
-        free = self.variables.find_free(objective.params, objective.get_grads())
-        objective.updates = [u * f for u, f in zip(objective.peek_updates(), free, strict=True)]
-        return objective
-
-    def __repr__(self) -> Any:
-        return "Free()"

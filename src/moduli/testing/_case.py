@@ -57,7 +57,7 @@ class Case:
     """
 
     name: str
-    make: Callable[[], Sequence[Module]]
+    make: Callable[[], Module | Sequence[Module]]
     steps: int = 500
     target: str = "bowl"
     tolerance: float = 1e-3

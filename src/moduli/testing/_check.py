@@ -79,13 +79,8 @@ def check_link(
         Halve | LR: 3 laws hold, 1 does not apply
           reference: it has no reference
     """
-
-    def make() -> list[Module]:
-        made = factory()
-        return [made] if isinstance(made, Module) else list(made)
-
-    title = name if name is not None else " | ".join(type(link).__name__ for link in make())
-    case = Case(title, make, **options)
+    title = name if name is not None else " | ".join(type(link).__name__ for link in Case("", factory).links())
+    case = Case(title, factory, **options)
     held: list[str] = []
     skipped: dict[str, str] = {}
     broken: list[LawError] = []
