@@ -248,11 +248,7 @@ class Search(ABC):
             if not isinstance(mine, Tensor):
                 known = ", ".join(k for k, v in self.state.items() if isinstance(v, Tensor))
                 raise KeyError(f"{type(self).__name__} has no {name!r} to revise; there are {known}")
-            if given.shape != mine.shape or given.dtype != mine.dtype:
-                raise ValueError(
-                    f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {given.dtype} of "
-                    f"shape {tuple(given.shape)}"
-                )
+            self._check_kind(name, mine, given, given.shape == mine.shape)
         self.state.update((name, given.detach().to(self.device)) for name, given in entries.items())
         self._pending = None
 
@@ -325,30 +321,31 @@ class Search(ABC):
         method = given.pop("method", None)
         if method != name:
             raise ValueError(f"the state is one of {method}, and can't be loaded into {name}")
-        missing = [k for k in self.state if k not in given and k not in self._optional()]
-        unknown = [k for k in given if k not in self.state and k not in self._optional()]
+        missing = [k for k in self.state if k not in given]
+        unknown = [k for k in given if k not in self.state]
         if missing or unknown:
             raise ValueError(
                 f"the state of {name} lacks {missing} and has {unknown} that {name} with these settings has not"
             )
         for k, v in given.items():
-            mine = self.state.get(k, v)
+            mine = self.state[k]
             if isinstance(mine, Tensor) != isinstance(v, Tensor):
                 raise ValueError(
                     f"{k!r} of the state is a {type(v).__name__}, where {name} has a {type(mine).__name__}"
                 )
-            if isinstance(mine, Tensor) and (v.shape[-1:] != mine.shape[-1:] or v.dtype != mine.dtype):
-                raise ValueError(
-                    f"{k!r} of the state is {v.dtype} of shape {tuple(v.shape)}; this {name} has {mine.dtype} of "
-                    f"shape {tuple(mine.shape)}"
-                )
+            if isinstance(mine, Tensor):
+                # A restart may have changed how many members, or generations, there are.
+                self._check_kind(k, mine, v, v.shape[-1:] == mine.shape[-1:])
         self.state = {k: v.detach().clone().to(self.device) if isinstance(v, Tensor) else v for k, v in given.items()}
         self._pending = None
         self._restore_derived()
 
-    def _optional(self) -> tuple[str, ...]:
-        """Entries of the state that need not be there yet."""
-        return ()
+    def _check_kind(self, name: str, mine: Tensor, given: Tensor, fits: bool) -> None:
+        if not fits or given.dtype != mine.dtype:
+            raise ValueError(
+                f"{name!r} of {type(self).__name__} is {mine.dtype} of shape {tuple(mine.shape)}; got {given.dtype} of "
+                f"shape {tuple(given.shape)}"
+            )
 
     def _restore_derived(self) -> None:  # noqa: B027 - most methods have nothing to make
         """Make again what depends on the state."""
@@ -446,8 +443,7 @@ class MatrixSearch(Search):
             )
 
     def _learn(self, fitness: Tensor) -> None:
-        proposal = self._proposal()
-        self._select(proposal, fitness)
+        self._select(self._proposal(), fitness)
 
     def _scratch(self, name: str, *lead: int) -> Tensor:
         """Scratch of the size of the members, or of a stack of them."""
@@ -458,15 +454,10 @@ class MatrixSearch(Search):
         """The bounds for one pass over all members: two numbers, or matrices in lists where coordinates differ."""
         if self._bounds is None:
             shape, ends = (self.population, self.dim), (self.coordinates.lower, self.coordinates.upper)
-            alike = all(bool((end == end[0]).all()) and bool(end[0].isfinite()) for end in ends)
-            low, high = (float(end[0]) if alike else [end.expand(shape).contiguous()] for end in ends)
+            alike = all(bool((end == end.max()).all()) for end in ends)
+            low, high = (float(end.max()) if alike else [end.expand(shape).contiguous()] for end in ends)
             self._bounds = low, high
         return self._bounds
-
-    def _spread_of(self, x: Tensor) -> float:
-        """How far the members are apart, relative to their size."""
-        low, high = x.amin(0), x.amax(0)
-        return float((high - low).max() / torch.maximum(low.abs(), high.abs()).max().clamp(min=1.0))
 
     @property
     def mean(self) -> Tensor:
@@ -474,6 +465,8 @@ class MatrixSearch(Search):
         return self._tensor("x").mean(0)
 
     def _find_convergence(self) -> Reason | None:
-        if self.population > 1 and self.generation > 0 and self._spread_of(self._tensor("x")) <= self.tol:
-            return Reason.SMALL_STEP
-        return None
+        if self.population == 1 or self.generation == 0:
+            return None
+        low, high = self._tensor("x").amin(0), self._tensor("x").amax(0)
+        spread = float((high - low).max() / torch.maximum(low.abs(), high.abs()).max().clamp(min=1.0))
+        return Reason.SMALL_STEP if spread <= self.tol else None

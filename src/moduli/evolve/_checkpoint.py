@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,23 +84,26 @@ class Journal:
                 known[member] = value
         return known
 
-    def begin(self, generation: int, known: dict[int, float]) -> None:
-        """Start the journal of a generation with what is known of it."""
+    @contextmanager
+    def write(self, generation: int, known: dict[int, float]) -> Iterator[Callable[[int, float], None]]:
+        """Start the journal of a generation with what is known of it; the block is given what notes one value more.
+
+        A value is in the hands of the system before that returns.
+        """
         from ..io import write_bytes
 
-        self._before = 0
-        write_bytes(self.path, b"".join(self._record(generation, member, value) for member, value in known.items()))
-        self._file = self.path.open("ab", buffering=0)
+        before = 0
 
-    def add(self, generation: int, member: int, value: float) -> None:
-        """Note one value. It is in the hands of the system before this returns."""
-        self._file.write(self._record(generation, member, value))
+        def record(member: int, value: float) -> bytes:
+            nonlocal before
+            packed = _RECORD.pack(generation, member, value)
+            before = zlib.crc32(packed, before)
+            return packed + _CHECKSUM.pack(before)
 
-    def end(self) -> None:
-        """Close the file."""
-        self._file.close()
+        write_bytes(self.path, b"".join(record(member, value) for member, value in known.items()))
+        with self.path.open("ab", buffering=0) as file:
 
-    def _record(self, generation: int, member: int, value: float) -> bytes:
-        record = _RECORD.pack(generation, member, value)
-        self._before = zlib.crc32(record, self._before)
-        return record + _CHECKSUM.pack(self._before)
+            def note(member: int, value: float) -> None:
+                file.write(record(member, value))
+
+            yield note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -42,27 +43,19 @@ class Chosen:
     def read(self, net: nn.Module, dtype: torch.dtype | None = None) -> Tensor:
         """Their values as one new vector."""
         tensors = [t.detach().reshape(-1) for t in self.tensors(net)]
-        if dtype is None:
-            dtype = tensors[0].dtype
-            for tensor in tensors[1:]:
-                dtype = torch.promote_types(dtype, tensor.dtype)
+        dtype = dtype or functools.reduce(torch.promote_types, (t.dtype for t in tensors))
         return torch.cat([t.to(dtype) for t in tensors])
 
-    def write(self, net: nn.Module, row: Tensor) -> None:
-        """Copy a vector into them."""
-        with torch.no_grad():
-            at = 0
-            for tensor in self.tensors(net):
-                tensor.copy_(row[at : at + tensor.numel()].view(tensor.shape))
-                at += tensor.numel()
-
-    def write_part(self, net: nn.Module, at: int, values: Tensor) -> None:
-        """Copy a part of a vector, which begins at `at`, into them. They have to be contiguous."""
+    def write(self, net: nn.Module, values: Tensor, at: int = 0) -> None:
+        """Copy a vector into them, or a part of one, which begins at `at`; a part needs contiguous ones."""
         start = 0
         for tensor in self.tensors(net):
             low, high = max(at, start), min(at + len(values), start + tensor.numel())
-            if low < high:
-                tensor.detach().view(-1)[low - start : high - start] = values[low - at : high - at]
+            part = values[low - at : max(low, high) - at]
+            if len(part) == tensor.numel():
+                tensor.detach().copy_(part.view(tensor.shape))
+            elif len(part):
+                tensor.detach().view(-1)[low - start : high - start] = part
             start += tensor.numel()
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
@@ -105,7 +98,7 @@ class ModuleFitness:
         if self.parts is None or not all(tensor.is_contiguous() for tensor in self.chosen.tensors(self.net)):
             return self(rows(index, index + 1)[0])
         for at, values in self.parts(index):
-            self.chosen.write_part(self.net, at, values)
+            self.chosen.write(self.net, values, at)
         return self.fitness(self.net)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,16 +57,23 @@ class Coordinates:
             if self.lower[i] > self.upper[i]:
                 raise ValueError(f"there is no integer between the bounds of coordinate {i}")
 
-    @property
-    def finite(self) -> bool:
-        """Whether every coordinate has two finite bounds."""
-        return bool(self.lower.isfinite().all() and self.upper.isfinite().all())
-
     def rounded(self, x: Tensor) -> Tensor:
         """Integer and categorical coordinates of the rows of x as whole numbers."""
         if len(self.whole) == 0:
             return x
         return x.index_copy(-1, self.whole, x.index_select(-1, self.whole).round())
+
+
+def check_choice(name: str, given: Any, known: Sequence[Any]) -> None:
+    """Refuse a setting that is none of those that there are."""
+    if given not in known:
+        raise ValueError(f"{name}={given!r} is unknown; there are {', '.join(map(repr, known[:-1]))} and {known[-1]!r}")
+
+
+def check_sigma(sigma: float) -> None:
+    """Refuse a standard deviation that is not positive."""
+    if not sigma > 0:
+        raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
 
 
 def _indices(given: Iterable[int], dim: int, name: str) -> list[int]:
@@ -104,17 +111,3 @@ def reflect(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     out = torch.where(both, folded, torch.where(finite_lower, from_below, torch.where(finite_upper, from_above, x)))
     # Inside the bounds a point stays what it is, to the last bit.
     return torch.where((x >= lower) & (x <= upper), x, out).clamp(lower, upper)
-
-
-def clamp_inside(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The nearest point inside."""
-    return x.clamp(lower, upper)
-
-
-def midpoint(x: Tensor, parent: Tensor, lower: Tensor, upper: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Halfway between the bound that was crossed and the parent (Zhang and Sanderson 2009, section III), in place."""
-    half = torch.empty_like(x) if scratch is None else scratch
-    torch.add(parent, lower, out=half).mul_(0.5)
-    torch.where(x < lower, half, x, out=x)
-    torch.add(parent, upper, out=half).mul_(0.5)
-    return torch.where(x > upper, half, x, out=x)

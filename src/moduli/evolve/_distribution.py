@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ._base import Search
 from ._buffers import Buffers
-from ._coordinates import reflect
-from ._noise import DirectionMemory, Noise, Share, member_signs
+from ._coordinates import check_choice, check_sigma, reflect
+from ._fitness import clean
+from ._noise import DirectionMemory, Noise, Share
 from ._reason import Reason
 
 
@@ -51,7 +52,9 @@ class Distribution(Search):
         self._noise = self._make_noise()
 
     def _make_noise(self) -> Noise:
-        directions, _ = member_signs(self.population, self.antithetic)
+        # Mirrored members are neighbours: 2d and 2d + 1 are the mean plus and minus direction d. The last of an odd number
+        # has no mirror image.
+        directions = -(-self.population // 2) if self.antithetic else self.population
         return Noise(self._count_drawn(), directions, self.dtype, self.device, self.shapes, self.rank, self.share)
 
     def join(self, share: Share | None) -> None:
@@ -77,30 +80,26 @@ class Distribution(Search):
         """Directions `start` to `stop`; may be shared, so not to be written to."""
         return self._noise.rows(self._int("seed"), self._int("counter"), start, stop)
 
+    def _normal(self) -> Tensor:
+        """The standard normal samples of this generation, N x P."""
+        return self._noise.rows(self._int("seed"), self._int("counter"), 0, self.population)
+
     def _propose(self, start: int, stop: int) -> Tensor:
         mean, scale = self._tensor("mean"), self._scale()
         if self.antithetic and stop - start > 1:
             left = start // 2
             step = self._directions(left, -(-stop // 2))
             pairs = self._allocate_tensor(len(step), 2, self.dim)
-            if isinstance(scale, Tensor):
-                torch.addcmul(mean, step, scale, out=pairs[:, 0])
-                torch.addcmul(mean, step, scale, value=-1, out=pairs[:, 1])
-            else:
-                torch.add(mean, step, alpha=scale, out=pairs[:, 0])
-                torch.sub(mean, step, alpha=scale, out=pairs[:, 1])
+            for side, sign in enumerate((1, -1)):
+                _shift(mean, step, scale, sign, pairs[:, side])
             x = pairs.view(-1, self.dim)
             if stop - start < len(x):
                 x = x[start - 2 * left : stop - 2 * left]
         else:
-            sign, first = (1 - 2 * (start % 2), start // 2) if self.antithetic else (1, start)
+            sign, first = self._find_direction(start)
             step = self._directions(first, first + stop - start)
             # Directions that are not kept are not shared.
-            out = None if self._reuses_directions() else step
-            if isinstance(scale, Tensor):
-                x = torch.addcmul(mean, step, scale, value=sign, out=out)
-            else:
-                x = torch.add(mean, step, alpha=sign * scale, out=out)
+            x = _shift(mean, step, scale, sign, None if self._reuses_directions() else step)
         c = self.coordinates
         return reflect(x, c.lower, c.upper) if c.bounded else x
 
@@ -108,13 +107,13 @@ class Distribution(Search):
         """Whether what `_directions` gives is used again."""
         return self._noise.kept
 
+    def _find_direction(self, index: int) -> tuple[int, int]:
+        """The sign and the number of a member's direction."""
+        return (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+
     def _member(self, index: int) -> Tensor:
-        scale, c = self._scale(), self.coordinates
-        if isinstance(scale, Tensor) or c.bounded or not self._reuses_directions():
-            # A single member is made anew, so there is nothing to copy.
-            return self._propose(index, index + 1)[0]
-        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
-        return torch.add(self._tensor("mean"), self._directions(first, first + 1)[0], alpha=sign * scale)
+        # A single member is made anew, so there is nothing to copy.
+        return self._propose(index, index + 1)[0]
 
     def _separable(self) -> bool:
         """Whether the noise of each coordinate depends on no other."""
@@ -148,13 +147,13 @@ class Distribution(Search):
             yield from super()._parts(index)
             return
         mean, scale = self._tensor("mean"), self._scale()
-        sign, first = (1 - 2 * (index % 2), index // 2) if self.antithetic else (1, index)
+        sign, first = self._find_direction(index)
+        scratch = mean.new_empty(0)
         for columns, step in self._noise.pieces(self._int("seed"), self._int("counter"), first):
-            if isinstance(scale, Tensor):
-                torch.addcmul(mean[columns], step, scale[columns], value=sign, out=step)
-            else:
-                torch.add(mean[columns], step, alpha=sign * scale, out=step)
-            yield columns.start, step
+            if len(scratch) < len(step):
+                scratch = torch.empty_like(step)
+            part = scale[columns] if isinstance(scale, Tensor) else scale
+            yield columns.start, _shift(mean[columns], step, part, sign, scratch[: len(step)])
 
     def _improve(self, index: int) -> None:
         if self._lent or not self._makes_parts() or self.coordinates.bounded:
@@ -182,6 +181,18 @@ class Distribution(Search):
         c = self.coordinates
         mean = self._tensor("mean")
         return reflect(mean, c.lower, c.upper) if c.bounded else mean.clone()
+
+
+def choose_population(dim: int) -> int:
+    """How many members adapt a distribution over so many coordinates: 4 + 3 ln P."""
+    return 4 + int(3 * math.log(max(dim, 1)))
+
+
+def _shift(mean: Tensor, step: Tensor, scale: Tensor | float, sign: int, out: Tensor | None) -> Tensor:
+    """The mean plus or minus steps, scaled."""
+    if isinstance(scale, Tensor):
+        return torch.addcmul(mean, step, scale, value=sign, out=out)
+    return torch.add(mean, step, alpha=sign * scale, out=out)
 
 
 class GradientSearch(Distribution):
@@ -219,10 +230,8 @@ class GradientSearch(Distribution):
         antithetic: bool = True,
         **options: Any,
     ) -> None:
-        if optimizer not in ("adam", "sgd", None):
-            raise ValueError(f"optimizer={optimizer!r} is unknown; there are 'adam', 'sgd' and None")
-        if not sigma > 0:
-            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        check_choice("optimizer", optimizer, ("adam", "sgd", None))
+        check_sigma(sigma)
         self.lr, self.sigma, self.optimizer, self.momentum, self.betas = lr, sigma, optimizer, momentum, betas
         self._estimate: list[Tensor] = []
         super().__init__(x0, population=population, antithetic=antithetic, **options)
@@ -232,7 +241,7 @@ class GradientSearch(Distribution):
         parts, self._estimate = self._estimate, []
         if not parts:
             raise RuntimeError("there is no estimate: make the search with optimizer=None, and tell it a generation")
-        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = _join(parts)
         self.state["step"] = float(torch.linalg.vector_norm(found, torch.inf))
         return found
 
@@ -248,9 +257,9 @@ class GradientSearch(Distribution):
     def _scale(self) -> Tensor | float:
         return self.sigma
 
-    @abstractmethod
     def gradient(self, fitness: Tensor) -> Tensor:
         """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
+        return _join([part.clone() for _, part in self._estimates(clean(fitness))])
 
     def _learn(self, fitness: Tensor) -> None:
         if self.optimizer == "sgd":
@@ -259,9 +268,14 @@ class GradientSearch(Distribution):
         for columns, gradient in self._estimates(fitness):
             self._descend(gradient, columns)
 
+    @abstractmethod
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """`gradient` of fitness that is clean already, in parts to be used one after the other."""
-        yield slice(0, self.dim), self.gradient(fitness)
+
+    def _sums(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Σ weights ε over the directions of this generation, in such parts."""
+        for columns, total, _ in self._noise.sums(self._int("seed"), self._int("counter"), weights):
+            yield columns, total
 
     def _descend(self, gradient: Tensor, columns: slice) -> None:
         """Move some coordinates of the mean."""
@@ -271,11 +285,12 @@ class GradientSearch(Distribution):
         mean = self._tensor("mean")[columns]
         if self.optimizer == "adam":
             first, second = self._tensor("first")[columns], self._tensor("second")[columns]
-            adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas, 1e-8)
+            _descend_by_adam(mean, gradient, first, second, self.generation + 1, self.lr, self.betas)
             return
-        velocity = self._tensor("velocity")[columns] if self.momentum else None
-        moved = descent(mean, gradient, velocity, self.lr, self.momentum)
-        longest = float(torch.linalg.vector_norm(gradient if moved is None else moved, torch.inf))
+        if self.momentum:
+            gradient = self._tensor("velocity")[columns].mul_(self.momentum).add_(gradient)
+        mean.sub_(gradient, alpha=self.lr)
+        longest = float(torch.linalg.vector_norm(gradient, torch.inf))
         self.state["step"] = max(self._float("step"), self.lr * longest)
 
     def _find_convergence(self) -> Reason | None:
@@ -286,29 +301,16 @@ class GradientSearch(Distribution):
         return Reason.SMALL_STEP if self._float("step") <= self.tol * size else None
 
 
-def descent(mean: Tensor, gradient: Tensor, velocity: Tensor | None, lr: float, momentum: float) -> Tensor | None:
-    """V ← momentum v + g, mean ← mean - lr v, in place; returns v (None without momentum)."""
-    if momentum:
-        velocity = gradient.clone() if velocity is None else velocity.mul_(momentum).add_(gradient)
-        mean.sub_(velocity, alpha=lr)
-        return velocity
-    mean.sub_(gradient, alpha=lr)
-    return None
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def adam(
-    mean: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
+def _descend_by_adam(
+    mean: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, betas: tuple[float, float]
 ) -> None:
     """One step of Adam in place (Kingma and Ba 2015, algorithm 1); `step` counts from one."""
     first.lerp_(gradient, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
     # Both corrections for the start at zero in two numbers instead of two passes.
     late = math.sqrt(1 - betas[1] ** step)
-    mean.addcdiv_(first, second.sqrt().add_(eps * late), value=-lr * late / (1 - betas[0] ** step))
+    mean.addcdiv_(first, second.sqrt().add_(1e-8 * late), value=-lr * late / (1 - betas[0] ** step))

@@ -7,7 +7,8 @@ import random
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +18,9 @@ from torch import Tensor
 from ._noise import Share, key
 
 Rows = Callable[[int, int], Tensor]
+RowFitness = Callable[[Tensor], Any]
+KnownValues = Mapping[int, float]
+Listener = Callable[[int, float], None]
 
 
 class EvaluationWarning(UserWarning):
@@ -55,16 +59,11 @@ class Executor(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
     ) -> dict[int, float]:
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
 
-    def map(self, fitness: Callable[[Tensor], Any], x: Tensor, seed: int = 0) -> Tensor:
+    def map(self, fitness: RowFitness, x: Tensor, seed: int = 0) -> Tensor:
         """The fitness of every row of x.
 
         Args:
@@ -76,7 +75,7 @@ class Executor(ABC):
             EvaluationError: If no row could be evaluated.
         """
         seeds = member_seeds(seed, 0, len(x))
-        return evaluate_generation(self, fitness, lambda start, stop: x[start:stop], seeds)
+        return evaluate_generation(self, fitness, lambda start, stop: x[start:stop], seeds, {})
 
     def close(self) -> None:  # noqa: B027 - an executor without workers has nothing to close
         """Let go of the workers."""
@@ -90,14 +89,13 @@ class Executor(ABC):
 
 def evaluate_generation(
     executor: Executor,
-    fitness: Callable[[Tensor], Any],
+    fitness: RowFitness,
     rows: Rows,
     seeds: Sequence[int],
-    known: Mapping[int, float] | None = None,
-    report: Callable[[int, float], None] | None = None,
+    known: KnownValues,
+    report: Listener | None = None,
 ) -> Tensor:
     """The fitness of a whole generation, whichever of it was known."""
-    known = known or {}
     found = {**known, **executor.evaluate(fitness, rows, seeds, known, report or (lambda member, value: None))}
     return torch.tensor([found[i] for i in range(len(seeds))], dtype=torch.float64)
 
@@ -121,16 +119,24 @@ def evaluate_seeded(fitness: Callable[[Any], Any], row: Any, seed: int) -> float
     return float(value)
 
 
-class kept_generators:
+def answer(evaluate: Callable[..., float], *given: Any) -> tuple[float, str | None]:
+    """A fitness, or NaN and the traceback of what was raised: that concerns one member only."""
+    try:
+        return evaluate(*given), None
+    except Exception:  # noqa: BLE001 - whatever a fitness raises
+        return math.nan, traceback.format_exc()
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
     """The global generators, put back on the way out."""
-
-    def __enter__(self) -> None:
-        self.states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.states[0])
-        np.random.set_state(self.states[1])
-        random.setstate(self.states[2])
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 class Faults:
@@ -188,58 +194,37 @@ class InProcess(Executor):
         self.vectorised, self.block = vectorised, block
 
     def evaluate(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
     ) -> dict[int, float]:
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
-        with kept_generators():
-            if self.vectorised:
-                return self._evaluate_together(fitness, rows, seeds, known, report)
-            return self._one_by_one(fitness, rows, seeds, known, report)
-
-    def _one_by_one(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
-    ) -> dict[int, float]:
         found: dict[int, float] = {}
         todo = [i for i in range(len(seeds)) if i not in known]
         faults = Faults(0, len(todo))
-        made_there = getattr(fitness, "member", None)
-        for member in todo:
-            try:
-                if made_there is None:
-                    value = evaluate_seeded(fitness, rows(member, member + 1)[0], seeds[member])
-                else:
-                    value = evaluate_seeded(lambda index: made_there(index, rows), member, seeds[member])
-            except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-                faults.should_retry(member, traceback.format_exc())
-                value = math.nan
-            found[member] = value
-            report(member, value)
+        values = self._evaluate_together if self.vectorised else self._evaluate_singly
+        with kept_generators():
+            for member, value, error in values(fitness, rows, seeds, todo):
+                if error is not None:
+                    faults.should_retry(member, error)
+                found[member] = value
+                report(member, value)
         faults.check()
         return found
 
+    def _evaluate_singly(
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], todo: Sequence[int]
+    ) -> Iterator[tuple[int, float, str | None]]:
+        """(member, value, error) of each."""
+        made_there = getattr(fitness, "member", None) or (lambda member, rows: fitness(rows(member, member + 1)[0]))
+        for member in todo:
+            yield member, *answer(evaluate_seeded, lambda index: made_there(index, rows), member, seeds[member])
+
     def _evaluate_together(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
-    ) -> dict[int, float]:
-        found: dict[int, float] = {}
-        batch = getattr(fitness, "batch", fitness)
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], todo: Sequence[int]
+    ) -> Iterator[tuple[int, float, str | None]]:
+        batch, wanted = getattr(fitness, "batch", fitness), set(todo)
         for start in range(0, len(seeds), self.block):
             stop = min(start + self.block, len(seeds))
-            if all(i in known for i in range(start, stop)):
+            if wanted.isdisjoint(range(start, stop)):
                 continue
             torch.manual_seed(seeds[start])
             with torch.no_grad():
@@ -249,8 +234,4 @@ class InProcess(Executor):
                 raise ValueError(
                     f"a vectorised fitness returns one number per member, shape ({stop - start},); got {what}"
                 )
-            for i, value in zip(range(start, stop), values.tolist(), strict=True):
-                if i not in known:
-                    found[i] = value
-                    report(i, value)
-        return found
+            yield from ((i, value, None) for i, value in enumerate(values.tolist(), start) if i in wanted)

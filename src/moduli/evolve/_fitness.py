@@ -94,15 +94,8 @@ def _finite(fitness: Tensor) -> Tensor:
     return fitness.clamp(float(finite.min()), float(finite.max()))
 
 
-def shape_fitness(fitness: Tensor, shape: str) -> Tensor:
-    """Fitness as it enters a gradient estimate: `"ranks"`, `"standardize"` or `"raw"`. Larger is worse in all of them."""
-    if shape == "ranks":
-        return centre_ranks(fitness)
-    if shape == "standardize":
-        return standardise(fitness)
-    if shape == "raw":
-        return _finite(fitness)
-    raise ValueError(f"shape={shape!r} is unknown; there are 'ranks', 'standardize' and 'raw'")
+SHAPES = {"ranks": centre_ranks, "standardize": standardise, "raw": _finite}
+"""How fitness enters a gradient estimate, by name. Larger is worse in all of them."""
 
 
 def keep_finite(members: Tensor) -> Tensor:

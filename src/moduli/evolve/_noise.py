@@ -37,15 +37,6 @@ def _mix(x: int) -> int:
     return x ^ x >> 16
 
 
-def member_signs(population: int, antithetic: bool) -> tuple[int, int]:
-    """How many directions a population takes, and how many members share one.
-
-    Mirrored members are neighbours: members 2d and 2d + 1 are the mean plus and minus direction d. When the number of
-    members is odd, the last one has no mirror image.
-    """
-    return (-(-population // 2), 2) if antithetic else (population, 1)
-
-
 class Share(NamedTuple):
     """Which of several processes that run the same search this is, and how a vector is summed over them, in place."""
 
@@ -124,8 +115,6 @@ class Noise:
     ) -> tuple[Tensor, Tensor]:
         """Σ_i first_i ε_i, and Σ_i second_i ε_i² (empty without `second`), in the memory of one direction."""
         first, second = first.to(self.dtype), None if second is None else second.to(self.dtype)
-        if not self._has_long_directions():
-            return self._sums_of_blocks(seed, counter, first, second)
         linear = torch.empty(self.dim, dtype=self.dtype, device=self.device)
         square = torch.empty_like(linear) if second is not None else linear[:0]
         for columns, one, two in self.sums(seed, counter, first, second):
@@ -139,27 +128,23 @@ class Noise:
         """Whether `pieces` gives a direction in several, and nothing of it is kept."""
         return self.dim > SEGMENT and not self.kept
 
-    def _has_long_directions(self) -> bool:
-        """Whether a direction is several blocks, and each of these some of its coordinates."""
-        return self.in_pieces and self.rank is None
-
     def sums(
         self, seed: int, counter: int, first: Tensor, second: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """`sum_weighted` in parts that are memory of their own until the next one is asked for: (coordinates, sum, sum)."""
-        if not self._has_long_directions():
+        if not self.in_pieces or self.rank is not None:
             yield slice(0, self.dim), *self._sums_of_blocks(seed, counter, first, second)
             return
-        weights = first.tolist(), [] if second is None else second.tolist()
-        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
+        weights = list(zip(first.tolist(), [0.0] * len(first) if second is None else second.tolist(), strict=True))
+        share = self.share
+        own = range(self.directions) if share is None else range(share.rank, self.directions, share.world)
+        piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
         one, two = torch.empty_like(piece), torch.empty_like(piece if second is not None else piece[:0])
-        for segment, left in enumerate(range(0, self.dim, SEGMENT)):
-            size = min(SEGMENT, self.dim - left)
+        for segment, columns in enumerate(self._cut()):
+            size = columns.stop - columns.start
             eps, one, two = piece[:size], one[:size].zero_(), two[:size].zero_()
-            share = self.share
-            own = range(self.directions) if share is None else range(share.rank, self.directions, share.world)
             for i in own:
-                w1, w2 = weights[0][i], weights[1][i] if weights[1] else 0.0
+                w1, w2 = weights[i]
                 if w1 or w2:
                     self._normal(seed, counter + i * self.segments + segment, eps)
                     one.add_(eps, alpha=w1)
@@ -169,7 +154,12 @@ class Noise:
                 share.reduce(one)
                 if second is not None:
                     share.reduce(two)
-            yield slice(left, left + size), one, two
+            yield columns, one, two
+
+    def _cut(self) -> Iterator[slice]:
+        """The coordinates of a long direction, as many at a time as a block has."""
+        for at in range(0, self.dim, SEGMENT):
+            yield slice(at, min(at + SEGMENT, self.dim))
 
     def _sums_of_blocks(self, seed: int, counter: int, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.kept:
@@ -180,8 +170,7 @@ class Noise:
         square = torch.zeros_like(linear) if second is not None else linear[:0]
         for low in range(0, self.directions, self.block):
             high = min(low + self.block, self.directions)
-            drawn = torch.empty(high - low, self.drawn, dtype=self.dtype, device=self.device)
-            self._draw(seed, counter + low // self.block * self.segments, drawn)
+            drawn = self._draw_block(seed, counter, low // self.block)
             for columns, left, right in self._factors(drawn):
                 if right is None:
                     linear[columns] += first[low:high] @ left
@@ -198,21 +187,13 @@ class Noise:
         return linear, square
 
     def pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """One direction in parts that are memory of their own until the next one is asked for."""
-        if not self.in_pieces:
-            yield slice(0, self.dim), self.rows(seed, counter, index, index + 1)[0].clone()
-        elif self.memory is None:
+        """One direction of several blocks in parts, each to be used before the next one is asked for. Not to be written to."""
+        memory = self.memory
+        if memory is None:
             yield from self._draw_pieces(seed, counter, index)
-        else:
-            yield from self._remember(self.memory, seed, counter, index)
-
-    def _remember(self, memory: DirectionMemory, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
-        """The pieces of a direction, drawn if it is not the one of the last time."""
+            return
         if memory.key == (seed, counter, index) and len(memory.values) == self.dim:
-            piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
-            for at in range(0, self.dim, SEGMENT):
-                columns = slice(at, min(at + SEGMENT, self.dim))
-                yield columns, piece[: columns.stop - at].copy_(memory.values[columns])
+            yield from ((columns, memory.values[columns]) for columns in self._cut())
             return
         memory.key = None
         if memory.values.shape != (self.dim,) or memory.values.dtype is not self.dtype:
@@ -225,10 +206,7 @@ class Noise:
     def _draw_pieces(self, seed: int, counter: int, index: int) -> Iterator[tuple[slice, Tensor]]:
         if self.rank is not None:
             low = index // self.block * self.block
-            drawn = torch.empty(
-                min(low + self.block, self.directions) - low, self.drawn, dtype=self.dtype, device=self.device
-            )
-            self._draw(seed, counter + low // self.block * self.segments, drawn)
+            drawn = self._draw_block(seed, counter, low // self.block)
             piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
             for columns, left, right in self._factors(drawn[index - low : index - low + 1]):
                 if right is None:
@@ -242,30 +220,28 @@ class Noise:
                     yield slice(columns.start, columns.start + len(out)), out
                     columns = slice(columns.start + len(out), columns.stop)
             return
-        piece = torch.empty(min(SEGMENT, self.dim), dtype=self.dtype, device=self.device)
-        for segment, at in enumerate(range(0, self.dim, SEGMENT)):
-            size = min(SEGMENT, self.dim - at)
-            yield slice(at, at + size), self._normal(seed, counter + index * self.segments + segment, piece[:size])
+        piece = torch.empty(SEGMENT, dtype=self.dtype, device=self.device)
+        for segment, columns in enumerate(self._cut()):
+            part = piece[: columns.stop - columns.start]
+            yield columns, self._normal(seed, counter + index * self.segments + segment, part)
 
     def _fill(self, seed: int, counter: int, start: int, stop: int, out: Tensor) -> None:
-        if self.block >= self.directions and stop - start == self.directions and self.rank is None:
-            self._draw(seed, counter, out)
-            return
         for block in range(start // self.block, -(-stop // self.block)):
             low, high = block * self.block, min((block + 1) * self.block, self.directions)
-            inside = start <= low and high <= stop and self.rank is None
-            target = out[low - start : high - start] if inside else out.new_empty(high - low, self.drawn)
-            self._draw(seed, counter + block * self.segments, target)
-            if not inside:
+            if start <= low and high <= stop and self.rank is None:
+                self._draw_block(seed, counter, block, out[low - start : high - start])
+            else:
                 a, b = max(low, start), min(high, stop)
-                out[a - start : b - start] = self._expand(target[a - low : b - low])
+                out[a - start : b - start] = self._expand(self._draw_block(seed, counter, block)[a - low : b - low])
 
-    def _draw(self, seed: int, counter: int, out: Tensor) -> None:
-        if self.segments == 1:
-            self._normal(seed, counter, out)
-            return
-        for segment, part in enumerate(torch.split(out.view(-1), SEGMENT)):
-            self._normal(seed, counter + segment, part)
+    def _draw_block(self, seed: int, counter: int, block: int, out: Tensor | None = None) -> Tensor:
+        """What one block of directions is made of."""
+        if out is None:
+            count = min(self.block, self.directions - block * self.block)
+            out = torch.empty(count, self.drawn, dtype=self.dtype, device=self.device)
+        for segment, part in enumerate(torch.split(out.view(-1), SEGMENT) if self.segments > 1 else (out,)):
+            self._normal(seed, counter + block * self.segments + segment, part)
+        return out
 
     def _normal(self, seed: int, counter: int, out: Tensor) -> Tensor:
         """One block of numbers, whose generator is seeded for it alone."""

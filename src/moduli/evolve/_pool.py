@@ -11,8 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import evaluate_seeded
+from ._executor import RowFitness, answer, evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
@@ -66,9 +65,7 @@ class Pool(Workers):
         start_timeout: float = 300.0,
         max_tasks_per_child: int | None = None,
     ) -> None:
-        super().__init__(workers or os.cpu_count() or 1, timeout, retries)
-        if not start_timeout > 0:
-            raise ValueError(f"start_timeout={start_timeout}: give seconds")
+        super().__init__(workers or os.cpu_count() or 1, timeout, retries, threads, start_timeout)
         methods = multiprocessing.get_all_start_methods()
         start = start or ("forkserver" if "forkserver" in methods else "spawn")
         if start not in methods:
@@ -77,19 +74,15 @@ class Pool(Workers):
             raise ValueError(
                 f"max_tasks_per_child={max_tasks_per_child} with start={start!r}: give at least 1, and no fork"
             )
-        self.start, self.threads, self.start_timeout = start, threads, start_timeout
-        self.max_tasks_per_child = max_tasks_per_child
+        self.start, self.max_tasks_per_child = start, max_tasks_per_child
         self._context: Any = multiprocessing.get_context(start)
         if start == "forkserver":
             # Workers are then forked from a process that has imported torch already.
             self._context.set_forkserver_preload(["torch"])
         self._staff: dict[int, tuple[ProcessPoolExecutor, Any, Any]] = {}
-        self._running: dict[int, Future[Any]] = {}
-        self._fitness: Callable[[Tensor], Any] | None = None
-        self._sent: Any = None
         self._draft: Path | None = None
 
-    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+    def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
         if self._fitness is not fitness:
             _leave_if_imported()
             self.close()
@@ -159,7 +152,7 @@ class Pool(Workers):
     def _submit(self, worker: int, member: int, row: Tensor | None, seed: int) -> None:
         what: Any = (str(self._draft), member) if row is None else row.detach().cpu().clone()
         try:
-            self._running[worker] = self._staff[worker][0].submit(_evaluate, what, seed)
+            self._running[worker] = self._staff[worker][0].submit(answer, _evaluate, what, seed)
         except BrokenProcessPool as error:  # it died since its last answer
             self._running[worker] = Future()
             self._running[worker].set_exception(error)
@@ -263,16 +256,13 @@ def _load() -> None:
         _Worker.fitness = pickle.loads(_Worker.fitness)
 
 
-def _evaluate(what: Any, seed: int) -> tuple[float, str | None]:
-    """The fitness of a row, or of a member of the generation in a file, and why there is none."""
-    try:
-        _load()
-        if isinstance(what, Tensor):
-            return evaluate_seeded(_Worker.fitness, what, seed), None
-        path, member = what
-        if _Worker.draft is None or _Worker.draft[0] != path:
-            _Worker.draft = None  # the last one, before there are two
-            _Worker.draft = path, unpack(*pickle.loads(Path(path).read_bytes()))
-        return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed, _Worker.memory), None
-    except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-        return math.nan, traceback.format_exc()
+def _evaluate(what: Any, seed: int) -> float:
+    """The fitness of a row, or of a member of the generation in a file."""
+    _load()
+    if isinstance(what, Tensor):
+        return evaluate_seeded(_Worker.fitness, what, seed)
+    path, member = what
+    if _Worker.draft is None or _Worker.draft[0] != path:
+        _Worker.draft = None  # the last one, before there are two
+        _Worker.draft = path, unpack(*pickle.loads(Path(path).read_bytes()))
+    return evaluate_draft(_Worker.fitness, _Worker.draft[1], member, seed, _Worker.memory)

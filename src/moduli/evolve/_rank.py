@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._executor import Executor, InProcess, Rows
+from ._executor import Executor, InProcess, KnownValues, Listener, RowFitness, Rows
 from ._noise import Share
 
 
@@ -58,12 +58,7 @@ class Ranks(Executor):
             vector.copy_(there)
 
     def evaluate(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
     ) -> dict[int, float]:
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
         others = {i: known.get(i, 0.0) for i in range(len(seeds)) if i % self.world != self.rank or i in known}

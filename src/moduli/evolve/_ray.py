@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import EvaluationWarning, evaluate_seeded
+from ._executor import EvaluationWarning, RowFitness, answer, evaluate_seeded
 from ._noise import DirectionMemory
 from ._workers import Answer, Workers, evaluate_draft, pack, unpack
 
@@ -60,22 +59,16 @@ class Ray(Workers):
             raise ModuleNotFoundError("Ray is not installed; use `pip install moduli[ray]`", name="ray") from error
         if not self._ray.is_initialized():
             self._ray.init(log_to_driver=False, include_dashboard=False)
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers} must be at least 1")
-        if not start_timeout > 0:
-            raise ValueError(f"start_timeout={start_timeout}: give seconds")
-        self.threads, self.options, self.start_timeout = threads, options, start_timeout
+        self.options = options
         fits, why = self._affordable()
         if fits < 1:
             raise ValueError(f"{why}; ask for less, or add a node")
-        if workers is not None and workers > fits:
+        super().__init__(fits if workers is None else workers, timeout, retries, threads, start_timeout)
+        if self.workers > fits:
             _warn(f"Ray: {why}, which is enough for {fits} workers of the {workers} asked for")
-        super().__init__(min(workers or fits, fits), timeout, retries)
-        self._fitness: Callable[[Tensor], Any] | None = None
-        self._sent: Any = None
+            self.workers = fits
         self._draft: Any = None
         self._actors: dict[int, Any] = {}
-        self._running: dict[int, Any] = {}
 
     def _affordable(self) -> tuple[int, str]:
         """How many actors the cluster has the resources for now, and what they are short of."""
@@ -88,7 +81,7 @@ class Ray(Workers):
         fits, kind, need = min(most)
         return fits, f"an actor needs {need} {kind}, and the Ray cluster has {there.get(kind, 0):g}"
 
-    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+    def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
         self._draft = None if draft is None else self._ray.put(pack(draft))
         unused = (number for number in itertools.count() if number not in self._actors)
         new = [self._launch(next(unused)) for _ in range(self.workers - len(self._actors))]
@@ -183,23 +176,17 @@ class _Actor:
         torch.set_num_threads(threads)
         self.memory = DirectionMemory()
 
-    def learn(self, fitness: Callable[[Tensor], Any]) -> None:
+    def learn(self, fitness: RowFitness) -> None:
         self.fitness = fitness
 
     def evaluate(self, array: np.ndarray[Any, Any], dtype: str, seed: int) -> tuple[float, str | None]:
         # What the object store gives is read-only, and torch would warn of it; a row is copied once, here.
         row = torch.from_numpy(np.array(array)).view(getattr(torch, dtype.removeprefix("torch.")))
-        try:
-            return evaluate_seeded(self.fitness, row, seed), None
-        except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-            return math.nan, traceback.format_exc()
+        return answer(evaluate_seeded, self.fitness, row, seed)
 
     def make(self, draft: tuple[Search, dict[str, Any]], member: int, seed: int) -> tuple[float, str | None]:
         # The arrays stay in the object store, from where all actors of this machine read them.
-        try:
-            return evaluate_draft(self.fitness, unpack(*draft), member, seed, self.memory), None
-        except Exception:  # noqa: BLE001 - whatever a fitness raises concerns one member only
-            return math.nan, traceback.format_exc()
+        return answer(evaluate_draft, self.fitness, unpack(*draft), member, seed, self.memory)
 
 
 def _warn(what: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ._base import Search
 from ._checkpoint import Journal, load_state, save_state
 from ._chosen import Chosen, ModuleFitness
+from ._distribution import choose_population
 from ._executor import EvaluationWarning, Executor, InProcess, evaluate_generation, member_seeds
 from ._reason import Reason
 from .ars import ARS
@@ -164,7 +165,7 @@ def search(
         settings.setdefault("shapes", [entry.shape for entry in chosen.entries])
     searcher = kind(x0, seed=seed, target=target, max_evaluations=budget, own=True, **{**preset, **settings})
     measure = ModuleFitness(net, chosen, fitness, searcher.parts, searcher.draft)
-    run = _Run(net, chosen, measure, searcher, checkpoint, method)
+    run = _Run(measure, searcher, checkpoint, method)
     del x0
     workers = executor or InProcess(vectorised=vectorised)
     searcher.join(workers.share)
@@ -200,27 +201,20 @@ def _check_matrix(method: str, size: int) -> None:
 def _first_population(kind: type[Search], size: int, budget: int) -> int:
     """The method's default, or less where the budget does not suffice for one generation of it."""
     default = signature(kind).parameters["population"].default if "population" in signature(kind).parameters else 64
-    wanted = min(4 + int(3 * math.log(size)) if default is None else default, budget)
+    wanted = min(choose_population(size) if default is None else default, budget)
     return max(kind.least, wanted - wanted % kind.multiple)
 
 
 class _Run:
     """One search under way: what is on disk, and what is known of the current generation."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        chosen: Chosen,
-        fitness: ModuleFitness,
-        searcher: Search,
-        checkpoint: str | Path | None,
-        method: str,
-    ) -> None:
+    def __init__(self, fitness: ModuleFitness, searcher: Search, checkpoint: str | Path | None, method: str) -> None:
         self.fitness, self.searcher = fitness, searcher
         self.history: list[float] = []
         self.writes = True
         self.path = None if checkpoint is None else Path(checkpoint)
         self.journal = None if self.path is None else Journal(self.path)
+        chosen = fitness.chosen
         self.about = {"method": method, "names": chosen.names, "shapes": [list(e.shape) for e in chosen.entries]}
         if self.path is not None and self.path.exists():
             state, extra = load_state(self.path, searcher.device)
@@ -249,27 +243,18 @@ class _Run:
     def _generation(self, executor: Executor) -> None:
         searcher, now = self.searcher, self.searcher.generation
         seeds = member_seeds(int(searcher.state["seed"]), searcher.evaluations, searcher.population)
-        if self.journal is None:
-            values = evaluate_generation(executor, self.fitness, searcher.rows, seeds)
-        else:
-            journal, known = self.journal, self.known
-            self.known = {}
-            if known and len(known) < len(seeds):
-                warnings.warn(
-                    EvaluationWarning(
-                        f"generation {now} goes on with {len(known)} of {len(seeds)} members known; those that were under "
-                        "way when the search ended are evaluated again"
-                    ),
-                    stacklevel=4,
-                )
-            note = (lambda member, value: journal.add(now, member, value)) if self.writes else None
-            if self.writes:
-                journal.begin(now, known)
-            try:
-                values = evaluate_generation(executor, self.fitness, searcher.rows, seeds, known, note)
-            finally:
-                if self.writes:
-                    journal.end()
+        known, self.known = self.known, {}
+        if known and len(known) < len(seeds):
+            warnings.warn(
+                EvaluationWarning(
+                    f"generation {now} goes on with {len(known)} of {len(seeds)} members known; those that were under "
+                    "way when the search ended are evaluated again"
+                ),
+                stacklevel=4,
+            )
+        writes = self.journal is not None and self.writes
+        with self.journal.write(now, known) if writes else nullcontext() as note:  # type: ignore[union-attr]
+            values = evaluate_generation(executor, self.fitness, searcher.rows, seeds, known, note)
         searcher.tell(values)
         self.history.append(searcher.best_fitness)
         self._save()

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._base import Search
-from ._executor import Executor, Faults, Rows, evaluate_seeded
+from ._executor import Executor, Faults, KnownValues, Listener, RowFitness, Rows, evaluate_seeded
 from ._noise import DirectionMemory
 
 
@@ -35,17 +35,24 @@ class Workers(Executor):
     then has the fitness NaN; each time an `EvaluationWarning` names it.
     """
 
-    def __init__(self, workers: int, timeout: float | None, retries: int) -> None:
+    def __init__(self, workers: int, timeout: float | None, retries: int, threads: int, start_timeout: float) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers} must be at least 1")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout}: give seconds, or None")
         if retries < 0:
             raise ValueError(f"retries={retries} can't be negative")
+        if not start_timeout > 0:
+            raise ValueError(f"start_timeout={start_timeout}: give seconds")
         self.workers, self.timeout, self.retries = workers, timeout, retries
+        self.threads, self.start_timeout = threads, start_timeout
+        # What the workers know, as it was given and as it is sent, and what each has been asked.
+        self._fitness: RowFitness | None = None
+        self._sent: Any = None
+        self._running: dict[int, Any] = {}
 
     @abstractmethod
-    def _prepare(self, fitness: Callable[[Tensor], Any], draft: Search | None) -> None:
+    def _prepare(self, fitness: RowFitness, draft: Search | None) -> None:
         """Make sure that every worker runs and knows the fitness, and can reach the draft of the generation."""
 
     @abstractmethod
@@ -65,12 +72,7 @@ class Workers(Executor):
         """End a worker, whatever it does, and start another in its place, where that is possible."""
 
     def evaluate(
-        self,
-        fitness: Callable[[Tensor], Any],
-        rows: Rows,
-        seeds: Sequence[int],
-        known: Mapping[int, float],
-        report: Callable[[int, float], None],
+        self, fitness: RowFitness, rows: Rows, seeds: Sequence[int], known: KnownValues, report: Listener
     ) -> dict[int, float]:
         """The fitness of every member that is not known, by index; `report` hears of each as it comes."""
         todo = deque(i for i in range(len(seeds)) if i not in known)
@@ -100,9 +102,8 @@ class Workers(Executor):
                 soonest = min(deadline for _, deadline in busy.values())
                 wait = None if soonest == math.inf else max(0.0, soonest - monotonic())
                 answers = self._collect(list(busy), wait)
-                for worker in {w for w, (_, deadline) in busy.items() if deadline <= monotonic()} - {
-                    a[0] for a in answers
-                }:
+                late = {worker for worker, (_, deadline) in busy.items() if deadline <= monotonic()}
+                for worker in late - {answer.worker for answer in answers}:
                     answers.append(Answer(worker, math.nan, f"no answer within {self.timeout} seconds", True))
                 for answer in answers:
                     member, _ = busy.pop(answer.worker)

@@ -7,14 +7,13 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._distribution import GradientSearch
-from ._fitness import clean
-from ._noise import Noise
 
 __all__ = ["ARS"]
 
@@ -66,9 +65,9 @@ class ARS(GradientSearch):
             raise ValueError(f"top={top} of {directions} directions; choose between 1 and {directions}")
         super().__init__(x0, population=population, lr=lr, sigma=sigma, optimizer=optimizer, antithetic=True, **options)
 
-    def gradient(self, fitness: Tensor) -> Tensor:
-        """The direction that the fitness of the current generation gives; the state stays as it is."""
-        return gradient(self._noise, self._int("seed"), self._int("counter"), clean(fitness), self.top)
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        # Line 7 as something to descend along: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions.
+        return self._sums(direction_weights(fitness[0::2], fitness[1::2], self.top).to(self.dtype))
 
 
 def direction_weights(plus: Tensor, minus: Tensor, top: int) -> Tensor:
@@ -87,8 +86,3 @@ def direction_weights(plus: Tensor, minus: Tensor, top: int) -> Tensor:
     if deviation > 0:
         weights[chosen] = (plus[chosen] - minus[chosen]) / (len(chosen) * deviation)
     return weights
-
-
-def gradient(noise: Noise, seed: int, counter: int, fitness: Tensor, top: int) -> Tensor:
-    """The update of line 7 as something to descend along: Σ (f₊ - f₋) δ / (b σ_f) over the b best directions."""
-    return noise.sum_weighted(seed, counter, direction_weights(fitness[0::2], fitness[1::2], top))[0]

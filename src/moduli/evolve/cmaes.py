@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._distribution import Distribution
+from ._coordinates import check_choice, check_sigma
+from ._distribution import Distribution, choose_population
 from ._fitness import Numbers, host, tensor
 from ._reason import Reason
 
@@ -78,23 +79,19 @@ class CMAES(Distribution):
         max_restarts: int = 9,
         **options: Any,
     ) -> None:
-        if covariance not in ("full", "separable"):
-            raise ValueError(f"covariance={covariance!r} is unknown; there are 'full' and 'separable'")
-        if factor not in ("auto", "eigen", "cholesky"):
-            raise ValueError(f"factor={factor!r} is unknown; there are 'auto', 'eigen' and 'cholesky'")
-        if restarts not in (None, "ipop", "bipop"):
-            raise ValueError(f"restarts={restarts!r} is unknown; there are 'ipop', 'bipop' and None")
-        if not sigma > 0:
-            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        check_choice("covariance", covariance, ("full", "separable"))
+        check_choice("factor", factor, ("auto", "eigen", "cholesky"))
+        check_choice("restarts", restarts, ("ipop", "bipop", None))
+        check_sigma(sigma)
         if covariance == "full" and options.get("antithetic"):
             raise ValueError("mirrored members tell a full covariance nothing new; use covariance='separable'")
         if covariance == "full" and options.get("rank") is not None:
             raise ValueError("noise of low rank has no full covariance; use covariance='separable'")
-        dim = max(x0.numel(), 1)
+        dim = x0.numel()
         self.covariance, self.restarts, self.max_restarts = covariance, restarts, max_restarts
         self.factor = ("eigen" if dim <= _EIGEN_UP_TO else "cholesky") if factor == "auto" else factor
         self._sigma0 = sigma
-        self._default = 4 + int(3 * math.log(dim)) if population is None else population
+        self._default = choose_population(dim) if population is None else population
         self._constants: dict[int, Constants] = {}
         options.setdefault("antithetic", False)
         super().__init__(x0, population=self._default, **options)
@@ -140,10 +137,6 @@ class CMAES(Distribution):
             return self.sigma
         return self._tensor("C").sqrt().mul_(self.sigma)
 
-    def _normal(self) -> Tensor:
-        """The standard normal samples of this generation, N x P."""
-        return self._noise.rows(self._int("seed"), self._int("counter"), 0, self.population)
-
     def _steps(self) -> Tensor:
         """The same in the shape of the covariance, kept from `ask` to `tell`."""
         if self._pending is None:
@@ -169,10 +162,8 @@ class CMAES(Distribution):
         order = seen.argsort(kind="stable")
         age = self._int("age") + 1
         state["age"] = age
-        if self.covariance == "full":
-            self._learn_full(order, age, k)
-        else:
-            self._learn_separable(order, age, k)
+        learn = self._learn_full if self.covariance == "full" else self._learn_separable
+        learn(order, age, k)
         # A ring: the fitness of generation g is at g modulo its length.
         recent, best = self._tensor("recent"), float(seen[order[0]])
         recent[age % len(recent)] = best
@@ -264,7 +255,7 @@ class CMAES(Distribution):
         normal = torch.randn(self.dim, generator=g, dtype=self.dtype, device=self.device)
         shrink = 1.0
         if self.restarts == "ipop":
-            size = ipop(self.population)
+            size = 2 * self.population
         else:
             large, size, shrink = bipop(
                 self._default, self._int("large"), self._int("spent_large"), self._int("spent_small"), u1, u2
@@ -325,9 +316,9 @@ def constants(dim: int, population: int, *, separable: bool = False) -> Constant
     if separable:
         c_1 = min(1.0, c_1 * (n + 2) / 3)
         c_mu = min(1 - c_1, c_mu * (n + 2) / 3)
-    bounds = [1 + c_1 / c_mu if c_mu > 0 else math.inf]  # (50)
-    bounds.append(1 + 2 * mueff_neg / (mueff + 2))  # (51)
-    bounds.append((1 - c_1 - c_mu) / (n * c_mu) if c_mu > 0 else math.inf)  # (52)
+    bounds = [1 + 2 * mueff_neg / (mueff + 2)]  # (51)
+    if c_mu > 0:
+        bounds += [1 + c_1 / c_mu, (1 - c_1 - c_mu) / (n * c_mu)]  # (50) and (52)
     lost = float(negative.clamp(max=0).abs().sum())
     scale = 0.0 if separable or not lost else min(bounds) / lost
     weights = torch.where(raw >= 0, raw / positive.sum(), raw * scale)  # (53)
@@ -435,11 +426,6 @@ def update_variances(C: Tensor, p_c: Tensor, linear2: Tensor, h_sigma: float, k:
     delta = (1 - h_sigma) * k.c_c * (2 - k.c_c)
     decay = 1 + k.c_1 * delta - k.c_1 - k.c_mu
     return (decay * C).addcmul_(p_c, p_c, value=k.c_1).addcmul_(C, linear2.to(C), value=k.c_mu)
-
-
-def ipop(population: int, factor: float = 2.0) -> int:
-    """The next population: twice the last."""
-    return math.ceil(population * factor)
 
 
 def bipop(

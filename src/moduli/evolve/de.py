@@ -17,7 +17,7 @@ from torch import Tensor
 from ..kernels import fuse
 from ._base import MatrixSearch
 from ._buffers import draws, limit
-from ._coordinates import midpoint
+from ._coordinates import check_choice
 
 __all__ = ["DE"]
 
@@ -74,10 +74,8 @@ class DE(MatrixSearch):
         learning: float = 0.1,
         **options: Any,
     ) -> None:
-        if strategy not in ("rand/1", "best/1", "current-to-pbest/1"):
-            raise ValueError(f"strategy={strategy!r} is unknown; there are 'rand/1', 'best/1' and 'current-to-pbest/1'")
-        if adapt not in (None, "jade", "shade"):
-            raise ValueError(f"adapt={adapt!r} is unknown; there are 'jade', 'shade' and None")
+        check_choice("strategy", strategy, ("rand/1", "best/1", "current-to-pbest/1"))
+        check_choice("adapt", adapt, ("jade", "shade", None))
         if adapt and strategy != "current-to-pbest/1":
             raise ValueError(f"{adapt.upper()} adapts 'current-to-pbest/1', not {strategy!r}; give that strategy")
         if not 0 < p <= 1:
@@ -103,13 +101,16 @@ class DE(MatrixSearch):
         if self.generation == 0:
             return {"x": x.clone()}
         scale, rate, extra = self._settings(g)
+        base, a, b = self._pick(x, scale, g)
+        roles = [base], [a], [b], [x], [self._draw(x, g)]
+        numbers = self._fill("scale", scale), self._fill("limit", limit(rate))
+        crossed(*roles, *self._walls(), *numbers, out=[base])
+        return {"x": c.rounded(base), **extra}
+
+    def _pick(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """What a mutant is made of, base + F (a - b): a base that may be written to, and two members."""
         if self.strategy == "current-to-pbest/1":
-            trial = self._mutate_towards_best(x, scale, g)
-            draw = self._draw(x, g)
-            trial = crossover(trial, x, draw < limit(rate))
-            if c.bounded:
-                midpoint(trial, x, c.lower, c.upper, self._scratch("a"))
-            return {"x": c.rounded(trial), **extra}
+            return self._move_towards_best(x, scale, g)
         picks = distinct(len(x), 3, g, self.device)
         base = self._allocate_tensor(*x.shape)
         if self.strategy == "rand/1":
@@ -117,13 +118,11 @@ class DE(MatrixSearch):
         else:
             base.copy_(x[int(self._tensor("fitness").argmin())])
         a = torch.index_select(x, 0, picks[1], out=self._scratch("a"))
-        b = torch.index_select(x, 0, picks[2], out=self._scratch("b"))
-        roles, numbers = ([base], [a], [b], [x], [self._draw(x, g)]), (self.scale, limit(self.rate))
-        if c.bounded:
-            crossed_inside(*roles, *self._walls(), *numbers, out=[base])
-        else:
-            crossed(*roles, *numbers, out=[base])
-        return {"x": c.rounded(base)}
+        return base, a, torch.index_select(x, 0, picks[2], out=self._scratch("b"))
+
+    def _fill(self, name: str, value: Tensor | float) -> Any:
+        """A setting for one pass over all members: a number, or a matrix in a list where members differ."""
+        return [self._scratch(name).copy_(value)] if isinstance(value, Tensor) else value
 
     def _draw(self, x: Tensor, g: torch.Generator) -> Tensor:
         """What decides which coordinates are the mutant's: one of each member is for certain."""
@@ -148,7 +147,8 @@ class DE(MatrixSearch):
         scale = cauchy(around[1], 0.1, g)
         return scale.to(self.dtype)[:, None], rate.to(self.dtype)[:, None], {"scale": scale, "rate": rate}
 
-    def _mutate_towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> Tensor:
+    def _move_towards_best(self, x: Tensor, scale: Tensor | float, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """X + F (x_p - x), x_a and x_b: JADE, equation (6)."""
         n, fitness, kept = len(x), self._tensor("fitness"), self._int("archived")
         top = fitness.argsort(stable=True)
         if self.adapt == "shade":  # p is drawn for each member from [2/N, 0.2]
@@ -165,13 +165,12 @@ class DE(MatrixSearch):
         for taken in torch.stack([here, first]).sort(0).values:
             second += second >= taken
         pool = torch.cat([x, self._tensor("archive")[:kept]])
-        base = self._allocate_tensor(*x.shape).copy_(x)
-        return mutant(base, scale, (leader, x), (x.index_select(0, first), pool.index_select(0, second)))
+        return leader.sub_(x).mul_(scale).add_(x), x.index_select(0, first), pool.index_select(0, second)
 
     def _select(self, proposal: dict[str, Tensor], fitness: Tensor) -> None:
         x, old = self._tensor("x"), self._tensor("fitness")
         if self.generation == 0:
-            self.state["x"], self.state["fitness"] = x.clone(), fitness.clone()
+            self.state["fitness"] = fitness.clone()
             return
         won = (fitness <= old).nonzero()[:, 0]
         gain = old - fitness
@@ -218,50 +217,20 @@ def distinct(n: int, k: int, generator: torch.Generator, device: torch.device) -
     return torch.stack(taken[1:])
 
 
-def mutant(base: Tensor, scale: Tensor | float, *differences: tuple[Tensor, Tensor]) -> Tensor:
-    """The sum base + F Σ (a - b): Storn and Price, equation (1), and JADE, equation (6). F may be a column.
-
-    Writes over `base` and over the first of each difference.
-    """
-    for a, b in differences:
-        gap = a.sub_(b)
-        if isinstance(scale, Tensor):
-            base.addcmul_(gap, scale)
-        else:
-            base.add_(gap, alpha=scale)
-    return base
-
-
-def crossover(trial: Tensor, parent: Tensor, mask: Tensor) -> Tensor:
-    """The mutant where `mask` (chance CR, and one coordinate for certain) says so, else the member: equation (5)."""
-    return torch.where(mask, trial, parent, out=trial)
-
-
-def _cross(base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, scale: float, limit: float) -> Tensor:
-    return torch.where(draw < limit, base + scale * (a - b), x)
-
-
-def _cross_inside(
-    base: Tensor,
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    draw: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    scale: float,
-    limit: float,
+def _cross(
+    base: Tensor, a: Tensor, b: Tensor, x: Tensor, draw: Tensor, lower: Any, upper: Any, scale: Any, limit: Any
 ) -> Tensor:
+    """The mutant base + F (a - b) where the draw is below the limit, else the member (Storn and Price, (1) and (5)).
+
+    What lies beyond a bound comes to lie halfway between it and the member (Zhang and Sanderson 2009, section III).
+    """
     trial = torch.where(draw < limit, base + scale * (a - b), x)
     trial = torch.where(trial < lower, 0.5 * (x + lower), trial)
     return torch.where(trial > upper, 0.5 * (x + upper), trial)
 
 
 crossed = fuse(_cross)
-"""`mutant` of one difference and `crossover` in one pass; coordinates whose draw is below the limit are the mutant's."""
-
-crossed_inside = fuse(_cross_inside)
-"""The same, and `midpoint` of what lies outside of the bounds, which are matrices too."""
+"""The same in one pass; bounds and settings are numbers or matrices."""
 
 
 def cauchy(location: Tensor, scale: float, generator: torch.Generator) -> Tensor:
@@ -284,8 +253,6 @@ def lehmer(values: Tensor, weights: Tensor | None = None) -> float:
 
 def jade_means(mean_cr: float, mean_f: float, cr: Tensor, f: Tensor, c: float) -> tuple[float, float]:
     """Move the means towards what succeeded in this generation: JADE, equations (10) and (13)."""
-    if len(cr) == 0:
-        return mean_cr, mean_f
     return (1 - c) * mean_cr + c * float(cr.mean()), (1 - c) * mean_f + c * lehmer(f)
 
 

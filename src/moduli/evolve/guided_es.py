@@ -8,14 +8,15 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import clean, shape_fitness
+from ._fitness import SHAPES
 from .open_es import direction_weights
 
 __all__ = ["GuidedES"]
@@ -69,7 +70,7 @@ class GuidedES(GradientSearch):
             raise ValueError(
                 f"alpha={alpha}: the share of variance outside of the subspace lies above 0 and at most at 1"
             )
-        shape_fitness(x0.new_zeros(1).double(), shape)
+        check_choice("shape", shape, tuple(SHAPES))
         self.subspace = min(subspace, max(x0.numel(), 1))
         if self.subspace < 1:
             raise ValueError(f"subspace={subspace}: at least one surrogate is remembered")
@@ -112,11 +113,11 @@ class GuidedES(GradientSearch):
         whole, inner = drawn[..., : self.dim], drawn[..., self.dim :]
         return directions(whole, inner, self._tensor("basis"), self._alpha())
 
-    def gradient(self, fitness: Tensor) -> Tensor:
-        """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        weights = direction_weights(shape_fitness(clean(fitness), self.shape), True)
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        weights = direction_weights(SHAPES[self.shape](fitness), True)
         total = self._combine_noise(self._moments(weights)[0])
-        return gradient(total, len(weights), self.sigma, self.beta)
+        # (3): β / (2 σ² P) Σ ε (f(x + ε) - f(x - ε)) over P pairs, from Σ (ε/σ) (f(x + ε) - f(x - ε)).
+        yield slice(0, self.dim), total * (self.beta / (2 * self.sigma * len(weights)))
 
     def _learn(self, fitness: Tensor) -> None:
         gradient = self.gradient(fitness)
@@ -147,8 +148,3 @@ def directions(whole: Tensor, inner: Tensor, subspace: Tensor, alpha: float) -> 
     """
     n, k = subspace.shape
     return math.sqrt(alpha) * whole + math.sqrt((1 - alpha) * n / k) * (inner @ subspace.mT)
-
-
-def gradient(total: Tensor, pairs: int, sigma: float, beta: float) -> Tensor:
-    """β / (2 σ² P) Σ ε (f(x + ε) - f(x - ε)) over P pairs: equation (3), from Σ (ε/σ) (f(x + ε) - f(x - ε))."""
-    return total * (beta / (2 * sigma * pairs))

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import clean, host, shape_fitness, tensor
-from ._noise import Noise
+from ._fitness import SHAPES, host, tensor
 
 __all__ = ["OpenES"]
 
@@ -44,18 +43,17 @@ class OpenES(GradientSearch):
     """
 
     def __init__(self, x0: Tensor, *, shape: str = "ranks", **options: Any) -> None:
-        shape_fitness(x0.new_zeros(1).double(), shape)
+        check_choice("shape", shape, tuple(SHAPES))
         self.shape = shape
         super().__init__(x0, **options)
 
-    def gradient(self, fitness: Tensor) -> Tensor:
-        """The gradient estimate that the fitness of the current generation gives; the state stays as it is."""
-        f = shape_fitness(clean(fitness), self.shape)
-        return gradient(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
-
     def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        f = shape_fitness(fitness, self.shape)
-        return gradients(self._noise, self._int("seed"), self._int("counter"), f, self.sigma, self.antithetic)
+        """An estimate of ∇ E[f(mean + σε)] = E[f ε] / σ from the (shaped) fitness of each member: equation (1)."""
+        weights = direction_weights(SHAPES[self.shape](fitness), self.antithetic).to(self.dtype, copy=True)
+        # A mean that was estimated from the same members takes one of them, as in a variance.
+        count = len(fitness) if self.antithetic else max(len(fitness) - 1, 1)
+        # Divided before the sum: there are fewer members than coordinates.
+        return self._sums(weights.div_(count * self.sigma))
 
 
 def direction_weights(fitness: Tensor, antithetic: bool) -> Tensor:
@@ -69,21 +67,3 @@ def direction_weights(fitness: Tensor, antithetic: bool) -> Tensor:
     if paired < len(f):
         weights[-1] = f[-1] - f.mean()
     return tensor(weights, fitness)
-
-
-def gradient(noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: float, antithetic: bool) -> Tensor:
-    """An estimate of ∇ E[f(mean + σε)] = E[f ε] / σ from the (shaped) fitness of each member: equation (1)."""
-    parts = [part.clone() for _, part in gradients(noise, seed, counter, fitness, sigma, antithetic)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def gradients(
-    noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: float, antithetic: bool
-) -> Iterator[tuple[slice, Tensor]]:
-    """The same in parts, each to be used before the next."""
-    weights = direction_weights(fitness, antithetic).to(noise.dtype, copy=True)
-    # A mean that was estimated from the same members takes one of them, as in a variance.
-    count = len(fitness) if antithetic else max(len(fitness) - 1, 1)
-    # Divided before the sum: there are fewer members than coordinates.
-    for columns, total, _ in noise.sums(seed, counter, weights.div_(count * sigma)):
-        yield columns, total

@@ -7,14 +7,15 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._coordinates import check_choice
 from ._distribution import GradientSearch
-from ._fitness import clean, shape_fitness
-from ._noise import Noise
+from ._fitness import SHAPES, clean
 
 __all__ = ["PGPE"]
 
@@ -55,7 +56,7 @@ class PGPE(GradientSearch):
         shape: str = "ranks",
         **options: Any,
     ) -> None:
-        shape_fitness(x0.new_zeros(1).double(), shape)
+        check_choice("shape", shape, tuple(SHAPES))
         self.sigma_lr, self.max_change, self.shape = sigma_lr, max_change, shape
         super().__init__(x0, sigma=sigma, **options)
 
@@ -67,14 +68,23 @@ class PGPE(GradientSearch):
         return self._tensor("sigma")
 
     def gradients(self, fitness: Tensor) -> tuple[Tensor, Tensor]:
-        """The estimates for the mean and the deviations; the state stays as it is."""
-        f = shape_fitness(clean(fitness), self.shape)
-        seed, counter = self._int("seed"), self._int("counter")
-        return gradients(self._noise, seed, counter, f, self._tensor("sigma"), self.antithetic)
+        """The estimates for the mean and the deviations, ∂E[f]/∂mean and ∂E[f]/∂σ; the state stays as it is.
 
-    def gradient(self, fitness: Tensor) -> Tensor:
-        """The gradient estimate for the mean; the state stays as it is."""
-        return self.gradients(fitness)[0]
+        With symmetric sampling, ∂mean = Σ ½ (f₊ - f₋) ε / (σ M) and ∂σ = Σ (½ (f₊ + f₋) - b) (ε² - 1) / (σ M) over M
+        pairs, with the mean of the (shaped) fitness as the baseline b: T r_T and S r_S of the paper, in units of σ.
+        """
+        f = SHAPES[self.shape](clean(fitness))
+        first, second = self._pair_weights(f - f.mean())
+        if self.antithetic:
+            half = f.new_full((len(first),), 0.5)
+            half[len(f) // 2 :] = 1.0  # the last of an odd number has no mirror image
+            first, second = first * half, second * half
+        linear, square = self._moments(first, second)
+        of_all = self._tensor("sigma") * len(first)
+        return linear / of_all, (square - float(second.sum())) / of_all
+
+    def _estimates(self, fitness: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        yield slice(0, self.dim), self.gradients(fitness)[0]
 
     def _learn(self, fitness: Tensor) -> None:
         gradient, of_sigma = self.gradients(fitness)
@@ -83,25 +93,3 @@ class PGPE(GradientSearch):
         change = of_sigma.mul_(sigma).mul_(-self.sigma_lr).clamp_(-self.max_change, self.max_change)
         self.state["sigma"] = sigma * change.add_(1)
         self._descend(gradient, slice(0, self.dim))
-
-
-def gradients(
-    noise: Noise, seed: int, counter: int, fitness: Tensor, sigma: Tensor, antithetic: bool
-) -> tuple[Tensor, Tensor]:
-    """Estimates of ∂E[f]/∂mean and ∂E[f]/∂σ from members mean ± σ∘ε, for the (shaped) fitness of each.
-
-    With symmetric sampling, ∂mean = Σ ½ (f₊ - f₋) ε / (σ M) and ∂σ = Σ (½ (f₊ + f₋) - b) (ε² - 1) / (σ M) over M pairs,
-    with the mean fitness as the baseline b: T r_T and S r_S of the paper, in units of σ.
-    """
-    centred = fitness - fitness.mean()
-    if antithetic:
-        paired = len(fitness) // 2 * 2
-        plus, minus = centred[0:paired:2], centred[1:paired:2]
-        first, second = (plus - minus) / 2, (plus + minus) / 2
-        if paired < len(fitness):
-            first, second = torch.cat([first, centred[paired:]]), torch.cat([second, centred[paired:]])
-    else:
-        first = second = centred
-    linear, square = noise.sum_weighted(seed, counter, first, second)
-    count = len(first)
-    return linear / (sigma * count), (square - float(second.sum())) / (sigma * count)

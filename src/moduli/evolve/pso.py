@@ -17,6 +17,7 @@ from torch import Tensor
 from ..kernels import fuse
 from ._base import MatrixSearch
 from ._buffers import uniforms
+from ._coordinates import check_choice
 
 __all__ = ["PSO", "informed_velocity", "neighbourhood_best", "remember_best", "swarm_velocity"]
 
@@ -68,8 +69,7 @@ class PSO(MatrixSearch):
         social: float = 1.496179765663133,
         **options: Any,
     ) -> None:
-        if topology not in ("global", "ring", "informed"):
-            raise ValueError(f"topology={topology!r} is unknown; there are 'global', 'ring' and 'informed'")
+        check_choice("topology", topology, ("global", "ring", "informed"))
         if radius < 1:
             raise ValueError(f"radius={radius}: a ring has at least one neighbour on either side")
         for old, new in (("cognition", "cognitive"), ("sociality", "social")):
@@ -101,17 +101,13 @@ class PSO(MatrixSearch):
             informed_velocity(x, v, own, draws, self.radius, self.inertia, total / self.inertia, moved)
             torch.add(x, moved, out=position)
             if c.bounded:
-                torch.maximum(position, c.lower, out=position)
-                torch.minimum(position, c.upper, out=position)
+                torch.clamp(position, c.lower, c.upper, out=position)
                 torch.sub(position, x, out=moved)
             asked.copy_(position)
         else:
             roles = [[role] for role in (x, v, own, self._social(own), *self._uniform(2))]
             pulls, out = (self.inertia, self.cognitive, self.social), ([position], [asked], [moved])
-            if c.bounded:
-                move_inside(*roles, *self._walls(), *pulls, out=out)
-            else:
-                move(*roles, *pulls, out=out)
+            move(*roles, *self._walls(), *pulls, out=out)
         return {"x": c.rounded(asked), "position": position, "v": moved}
 
     def _social(self, own: Tensor) -> Tensor:
@@ -150,14 +146,6 @@ def swarm_velocity(
 
 
 def _move_swarm(
-    x: Tensor, v: Tensor, own: Tensor, social: Tensor, r1: Tensor, r2: Tensor, w: float, c1: float, c2: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    faster = swarm_velocity(x, v, own, social, r1, r2, w, c1, c2)
-    there = x + faster
-    return there, there * 1.0, faster
-
-
-def _move_swarm_inside(
     x: Tensor,
     v: Tensor,
     own: Tensor,
@@ -170,17 +158,18 @@ def _move_swarm_inside(
     c1: float,
     c2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    there = x + swarm_velocity(x, v, own, social, r1, r2, w, c1, c2)
-    there = torch.where(there < lower, lower, there)
-    there = torch.where(there > upper, upper, there)
-    return there, there * 1.0, there - x
+    faster = swarm_velocity(x, v, own, social, r1, r2, w, c1, c2)
+    there = x + faster
+    inside = torch.where(there < lower, lower, there)
+    inside = torch.where(inside > upper, upper, inside)
+    return inside, inside * 1.0, faster + (inside - there)
 
 
 move = fuse(_move_swarm)
-"""x + v, the same again, and `swarm_velocity`, in one pass, where `social` is a matrix too."""
+"""x + `swarm_velocity` between bounds (numbers or matrices), the same again, and what was really moved, in one pass.
 
-move_inside = fuse(_move_swarm_inside)
-"""The same between bounds, which are numbers or matrices; the velocity is what was really moved."""
+`social` is a matrix too.
+"""
 
 
 def informed_velocity(

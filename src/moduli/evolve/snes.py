@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._distribution import Distribution
+from ._distribution import Distribution, choose_population
 from ._fitness import nes_utilities
 from ._reason import Reason
 
@@ -63,7 +63,7 @@ class SNES(Distribution):
             raise ValueError("sigma has to be positive in every coordinate")
         self.lr_mean = lr_mean
         self.lr_sigma = learning_rate(max(x0.numel(), 1)) if lr_sigma is None else lr_sigma
-        size = 4 + int(3 * math.log(max(x0.numel(), 1))) if population is None else population
+        size = choose_population(x0.numel()) if population is None else population
         super().__init__(x0, population=size, antithetic=antithetic, **options)
 
     def _start(self, x0: Tensor) -> None:

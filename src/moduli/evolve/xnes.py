@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._distribution import Distribution
+from ._coordinates import check_sigma
+from ._distribution import Distribution, choose_population
 from ._fitness import nes_utilities
 from ._reason import Reason
 
@@ -57,13 +58,12 @@ class XNES(Distribution):
         lr_shape: float | None = None,
         **options: Any,
     ) -> None:
-        if not sigma > 0:
-            raise ValueError(f"sigma={sigma}: members need a positive standard deviation")
+        check_sigma(sigma)
         rate = learning_rate(max(x0.numel(), 1))
         self._sigma0, self.lr_mean = sigma, lr_mean
         self.lr_sigma = rate if lr_sigma is None else lr_sigma
         self.lr_shape = rate if lr_shape is None else lr_shape
-        size = 4 + int(3 * math.log(max(x0.numel(), 1))) if population is None else population
+        size = choose_population(x0.numel()) if population is None else population
         super().__init__(x0, population=size, antithetic=False, **options)
 
     def _start(self, x0: Tensor) -> None:
@@ -80,18 +80,11 @@ class XNES(Distribution):
         return super()._directions(start, stop) @ self._tensor("B").mT
 
     def _learn(self, fitness: Tensor) -> None:
-        z = self._noise.rows(self._int("seed"), self._int("counter"), 0, self.population)
+        z = self._normal()
         u = nes_utilities(fitness).to(z)
-        self.state["mean"], self.state["sigma"], self.state["B"] = update(
-            self._tensor("mean"),
-            self._float("sigma"),
-            self._tensor("B"),
-            z,
-            u,
-            self.lr_mean,
-            self.lr_sigma,
-            self.lr_shape,
-        )
+        mean, sigma, B = self._tensor("mean"), self._float("sigma"), self._tensor("B")
+        new = update(mean, sigma, B, z, u, self.lr_mean, self.lr_sigma, self.lr_shape)
+        self.state["mean"], self.state["sigma"], self.state["B"] = new
 
     def _find_convergence(self) -> Reason | None:
         size = max(1.0, float(self._tensor("mean").abs().max()))
